@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -89,6 +90,7 @@ SCRIPTS = {
 }  # fmt: skip
 """Names of scripts and what they do."""
 _VERBS = ("capture", "profile", "tune")
+_KILLS_THE_COMMAND = "SIGKILL to its parent"
 _LIMIT = "20s"
 _LONGEST_S = 150.0
 _LEFT_AFTER_S = 3.0
@@ -132,8 +134,10 @@ def run_script(verb: str, name: str, folder: Path) -> Told:
     began_s = time.monotonic()
     status, errors = _ended([*words, "--", sys.executable, "train.py"], folder, own)
     time_s = time.monotonic() - began_s
+    if name == _KILLS_THE_COMMAND and status == -signal.SIGKILL:
+        status, _ = _ended(["hardware", "show", "t4"], folder, own)  # the next command removes what is left
     faults = [*_said_wrongly(status, errors), *_left(folder)]
-    if verb == "tune" and status == 0 and not trials_of(folder):
+    if verb == "tune" and status == 0 and name != _KILLS_THE_COMMAND and not trials_of(folder):
         faults.append("no trial is kept")
     last = errors.strip().splitlines()[-1:] or [""]
     return Told(verb=verb, script=name, status=status, words=last[0], time_s=time_s, faults=tuple(faults))
@@ -198,7 +202,17 @@ def _left(folder: Path) -> Iterator[str]:
         process.kill()
     yield from (f"/dev/shm/{path.name}" for path in sorted((folder / "shared").iterdir()))
     # Files of the script itself, and PyTorch's cache, are the user's.
-    yield from (f"temporary {path.name}" for path in sorted(own.glob("forerun*")))
+    yield from (f"temporary {path.name}" for path in sorted(own.glob("forerun-of-*")))
+    yield from (f"lock {path.name}" for path in sorted(own.glob("*.lock")) if _is_held(path))
+
+
+def _is_held(lock: Path) -> bool:
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _is_of(process: psutil.Process, mark: bytes, own: Path) -> bool:

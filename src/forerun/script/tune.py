@@ -162,7 +162,10 @@ def tune(
         settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed, say=say
     )
     budget_s = limits.seconds(settings.price_usd_per_hour)
-    script = _look_at_script(words, asked, store, device, budget_s=budget_s, say=say, echo=echo)
+    limit_s = settings.timeout_s
+    script = _look_at_script(
+        words, asked, store, device, budget_s=budget_s, limit_s=limit_s, say=say, echo=echo
+    )
     if is_own_space:
         asked = fitting_space(asked, script.profile)
     if any(item.name == "speed" for item in objectives) and counts_steps(asked, script.profile, script.base):
@@ -302,6 +305,7 @@ def _look_at_script(
     device: str,
     *,
     budget_s: float | None,
+    limit_s: float,
     say: Callable[[str], None],
     echo: IO[str] | None,
 ) -> _Script:
@@ -310,7 +314,7 @@ def _look_at_script(
     is_known = known is not None and "profile" in known  # studies of earlier versions kept no profile
     if not is_known:
         say("profiling the script as it is")
-        known = _profiled(words, space, device, budget_s, echo)
+        known = _profiled(words, space, device, budget_s, limit_s, echo)
         store.study.set_user_attr("script", known)
     found, options = Profile.of(known["profile"]), tuple(known["options"])
     check_arguments(space, options)
@@ -329,7 +333,12 @@ def _look_at_script(
 
 
 def _profiled(
-    words: tuple[str, ...], space: Space, device: str, budget_s: float | None, echo: IO[str] | None
+    words: tuple[str, ...],
+    space: Space,
+    device: str,
+    budget_s: float | None,
+    limit_s: float,
+    echo: IO[str] | None,
 ) -> dict[str, Any]:
     """The profile of the script as it is and the arguments that it knows, as plain values."""
     with temporary_folder() as folder:
@@ -338,7 +347,7 @@ def _profiled(
                 words,
                 num_steps=_PROFILE_STEPS,
                 stop_after_s=None if budget_s is None else _PROFILE_SHARE * budget_s,
-                timeout_s=budget_s,
+                timeout_s=limit_s if budget_s is None else min(budget_s, limit_s),
                 folder=Path(folder),
                 device_index=device,
                 echo=echo,
@@ -351,8 +360,9 @@ def _profiled(
     if found.outcome == "interrupted":
         raise KeyboardInterrupt
     if found.outcome not in ("done", "stopped"):
+        ended = "reached the time limit" if found.outcome == "timeout" else found.outcome
         raise ScriptError(
-            f"expected the script to run as it is, but it {found.outcome} after {found.num_steps} steps"
+            f"expected the script to run as it is, but it {ended} after {found.num_steps} steps"
             f" (exit status {found.status}); it said: {found.said or 'nothing'}"
         )
     return {"profile": found.as_dict(), "options": options}

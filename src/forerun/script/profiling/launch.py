@@ -17,6 +17,7 @@ from typing import IO, Any
 import psutil
 
 from forerun.base.errors import ScriptError
+from forerun.base.isolation import in_worker
 from forerun.base.kept import temporary_folder
 from forerun.base.process_control import ProcessOption, set_process_option
 from forerun.evidence import record_telemetry
@@ -42,6 +43,7 @@ __all__ = [
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
 _TAIL_LINES = 3
+_LONGEST_TAIL = 300
 _LONGEST_LINE = 65_536
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
@@ -111,7 +113,8 @@ class Launch:
     @property
     def said(self) -> str:
         """The last lines of the output as one line."""
-        return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
+        tail = (line.text.strip()[:_LONGEST_TAIL] for line in self.lines[-_TAIL_LINES:])
+        return " | ".join(filter(None, tail))
 
 
 def launch(
@@ -271,7 +274,7 @@ class _Run:
             if len(self.lines) > 2 * _KEPT_LINES:
                 del self.lines[:_KEPT_LINES]
             if self._echo is not None:
-                self._echo.write(text)
+                self._echo.write(f"{line.text}\n")
                 self._echo.flush()
             if self._on_line is not None and self._on_line(line):
                 self._is_enough.set()
@@ -423,4 +426,7 @@ def end_tree(pid: int, settings_file: Path, *, first: signal.Signals = signal.SI
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(list(rest.values()), timeout=_GRACE_S)
+    _children_before.pop(settings_file, None)
+    if not _children_before and not in_worker():
+        set_process_option(ProcessOption.CHILD_SUBREAPER, 0)
     return len(rest)
