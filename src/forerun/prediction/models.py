@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
 __all__ = [
     "TracedModels",
     "cost_model_of",
+    "flat_names",
     "is_fixed",
     "kept_model_names",
     "layout_table_of",
@@ -193,6 +194,18 @@ def model_names() -> dict[str, Any]:
         partial.write_text(json.dumps(found), encoding="utf-8")
         partial.replace(path)
     return found
+
+
+def flat_names(names: Any) -> Iterator[str]:
+    """The names in a listing by source."""
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, dict):
+        for part in names.values() if "name" not in names else [names["name"]]:
+            yield from flat_names(part)
+    elif isinstance(names, list | tuple):
+        for part in names:
+            yield from flat_names(part)
 
 
 def _names() -> dict[str, Any]:

@@ -18,7 +18,6 @@ from forerun import __version__
 from forerun.base.answers import Answer
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
-from forerun.surface.cli.settings import flat_names
 from forerun.surface.cli.verbs import verb
 
 __all__ = ["doctor", "models", "version_lines"]
@@ -52,7 +51,7 @@ def models(
     word: Annotated[str, typer.Argument(metavar="[WORD]", help="Part of the name, such as resnet.")] = "",
 ) -> _Names:
     """List the models that predict knows by name; --json gives all."""
-    from forerun.prediction.models import kept_model_names, model_names
+    from forerun.prediction.models import flat_names, kept_model_names, model_names
 
     known = list(dict.fromkeys(flat_names(kept_model_names() or model_names())))
     found = tuple(name for name in known if word.lower() in name.lower())

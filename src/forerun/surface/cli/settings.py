@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -39,7 +39,6 @@ __all__ = [
     "ShowOutputOption",
     "TimeoutOption",
     "UnsafeFilesOption",
-    "flat_names",
     "grouped_options",
     "known_devices",
     "known_models",
@@ -412,25 +411,13 @@ NoCacheOption = Annotated[
 
 def known_models(incomplete: str) -> list[str]:
     """Names of models for the completion of a shell."""
-    from forerun.prediction.models import kept_model_names
+    from forerun.prediction.models import flat_names, kept_model_names
     from forerun.question.model import architectures
     from forerun.tracing.shipped import shipped_models
 
     names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]
     bare = [name.rpartition(":")[2] for name in shipped_models() if "=" not in name]
     return [name for name in dict.fromkeys([*bare, *names]) if name.startswith(incomplete)]
-
-
-def flat_names(names: Any) -> Iterator[str]:
-    """The names in a listing by source."""
-    if isinstance(names, str):
-        yield names
-    elif isinstance(names, dict):
-        for part in names.values() if "name" not in names else [names["name"]]:
-            yield from flat_names(part)
-    elif isinstance(names, list | tuple):
-        for part in names:
-            yield from flat_names(part)
 
 
 def known_devices(incomplete: str) -> list[str]:

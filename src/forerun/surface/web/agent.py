@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from forerun import __version__
 from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.models import kept_model_names, model_names
+from forerun.prediction.models import flat_names, kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
 from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
 from forerun.question.settings import declared
@@ -26,7 +26,6 @@ from forerun.search.options import PlanOptions
 from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
-from forerun.surface.cli.settings import flat_names
 from forerun.surface.web.reach import Reach, joined
 
 __all__ = ["Quantity", "make_server"]
