@@ -9,6 +9,7 @@ from forerun.surface.cli.output import show_any_sign
 from forerun.surface.cli.settings import DebugOption
 from studies.commands.accuracy import accuracy
 from studies.commands.backtest import backtest
+from studies.commands.board import board
 from studies.commands.faults import faults
 from studies.commands.fine_tuning import fine_tuning
 from studies.commands.fits import fit_intervals, fit_scaling, fit_weights, published_steps
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("accuracy", short_help="Make the page of accuracy.")(accuracy)
+app.command("board", short_help="Make the page of the steps that people have sent.")(board)
 app.command("parity", short_help="Compare networks in PyTorch with the same in Keras.")(parity)
 app.command("stack", short_help="Compare steps of Keras and TensorFlow with predictions.")(stack)
 app.command("suite", short_help="Predict, measure and compare on a device for some minutes.")(suite)

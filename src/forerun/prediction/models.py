@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.constants import LayoutTable
     from forerun.prediction.units import DividedModel
 
+
 _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32
@@ -197,6 +198,18 @@ def model_names() -> dict[str, Any]:
         partial.write_text(json.dumps(found), encoding="utf-8")
         partial.replace(path)
     return found
+
+
+def flat_names(names: Any) -> Iterator[str]:
+    """The names in a listing by source."""
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, dict):
+        for part in names.values() if "name" not in names else [names["name"]]:
+            yield from flat_names(part)
+    elif isinstance(names, list | tuple):
+        for part in names:
+            yield from flat_names(part)
 
 
 def _names() -> dict[str, Any]:

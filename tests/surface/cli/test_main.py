@@ -124,3 +124,11 @@ def test_a_terminal_without_the_signs_shows_substitutes():
     done = run("hardware", "show", "t4", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_an_option_of_another_verb_is_named_with_that_verb():
+    done = run("predict", "torchvision:resnet18", "--on", "l4", "--co2", "380")
+    assert done.returncode == 2
+    assert "no such option: --co2" in done.stderr
+    assert "--co2 is an option of forerun plan; see 'forerun predict --help'" in done.stderr
+    assert "is an option of" not in run("predict", "torchvision:resnet18", "--bogus").stderr

@@ -39,8 +39,23 @@ def test_rows_are_a_table_with_a_column_for_each_end_of_an_interval(answers):
 
 
 def test_answers_are_drawn(answers):
-    for answer in (answers[name] for name in ("estimate", "comparison", "sweep", "scale", "plan")):
+    for answer in (answers[name] for name in ("estimate", "comparison", "sweep", "scale", "plan", "advice")):
         assert answer.plot().axes
+
+
+def test_schedules_and_forecasts_are_drawn_and_no_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text(
+        "name,points,batch_size,steps,num_devices\na,1:100 2:190,32,2000,2\nb,1:50 2:95,64,400,1\n"
+    )
+    schedule = forerun.schedule(jobs, cluster="1x2xt4", policies=["srtf"])
+    curve = [0.95 - 0.6 * n**-0.7 for n in range(1, 16)]
+    forecast = forerun.forecast(curve, metric="accuracy", schedule="cosine:epochs=30")
+    for answer in (schedule, forecast):
+        assert answer.plot().axes
+        assert answer.to_frame().shape[0] >= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.csv"]
 
 
 def test_a_part_without_a_page_is_its_fields(answers):

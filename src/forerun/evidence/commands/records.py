@@ -1,4 +1,4 @@
-"""``forerun records list | show KEY | check | import FILE | export FILE``."""
+"""``forerun records list | show KEY | check | import FILE | export FILE | share FILE``."""
 
 from __future__ import annotations
 
@@ -210,13 +210,38 @@ def export_file(
         return {"store": opened.name, "file": str(file), "num_written": num_written}
 
 
+@verb(
+    page=lambda found: f"{found['num_rows']} rows in {found['file']}: read it, then attach it to an issue",
+    as_dict=dict,
+)
+def share_records(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json file to write.")],
+    store: RecordsOption = None,
+    device: DeviceOption = None,
+) -> dict[str, Any]:
+    """Write measured against predicted steps without paths and names; nothing is sent."""
+    from forerun.evidence.records.record_store import RecordStore
+    from forerun.evidence.records.sharing import shared_rows, write_shared
+
+    with RecordStore.open(store, create=False) as opened:
+        rows = shared_rows(opened.measurements(device=device))
+    if not rows:
+        raise UsageError(
+            "expected stable measured steps of public models on catalogued devices, got none; make some with: "
+            "forerun measure model torchvision:resnet18 --batch-sizes 8,32"
+        )
+    write_shared(rows, file)
+    return {"file": str(file), "num_rows": len(rows)}
+
+
 records = Verbs(
-    "List, show, check, import and export the measurements in the record store.",
+    "List, show, check, import, export and share the measurements in the record store.",
     {
         "list": list_records,
         "show": show_record,
         "check": check_records,
         "import": import_file,
         "export": export_file,
+        "share": share_records,
     },
 )

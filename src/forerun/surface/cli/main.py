@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -173,7 +173,20 @@ def _parser_message(error: Exception) -> str:
     message = found.format_message().strip().rstrip(".")
     message = message[:1].lower() + message[1:]
     command = found.ctx.command_path if found.ctx is not None else "forerun"
-    return f"{message}; see '{command} --help'"
+    return f"{message}; {_verbs_with(found)}see '{command} --help'"
+
+
+def _verbs_with(error: Any) -> str:
+    """The verbs that have an option which this one lacks, such as --co2 of plan; empty if none has it."""
+    option, context = getattr(error, "option_name", None), error.ctx
+    if option is None or context is None:
+        return ""
+    group = context.find_root()
+    verbs = (
+        (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
+    )
+    having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
+    return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
 
 
 def _one_line(text: str) -> str:

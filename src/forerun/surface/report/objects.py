@@ -45,7 +45,7 @@ _ROWS = {
     "LayoutPlan": "best",
     "AdvicePlan": "changes",
     "Diagnosis": "causes",
-    "Schedule": "jobs",
+    "Schedule": "outcomes",
 }
 """Fields that hold the rows of an answer; others are one row."""
 
@@ -250,12 +250,12 @@ def plot_of(answer: Any) -> Any:
         return _sweep_chart(answer)
     if name not in _BARS:
         raise UsageError(f"{name} has no chart; see its to_frame()")
-    words, bars_of = _BARS[name]
+    axis, bars_of = _BARS[name]
     bars = bars_of(answer)[::-1]
     figure = new_figure(width_in=7, height_in=0.9 + 0.35 * len(bars))
     axes = figure.add_subplot()
     axes.barh([bar_name for bar_name, _ in bars], [value for _, value in bars])
-    axes.set_xlabel(words)
+    axes.set_xlabel(axis)
     return figure
 
 
