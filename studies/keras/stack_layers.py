@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.adapters.classics.model_file import Floats
+from forerun.evidence.fitting.evaluation import Floats
 
 __all__ = ["Convolution", "ConvolutionTimes", "convolution_features", "fit_convolution_times"]
 

@@ -26,9 +26,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from forerun.adapters.classics.model_file import Floats
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
+from forerun.evidence.fitting.evaluation import Floats
 from forerun.graph.graph import OpClass
 from forerun.prediction.step import device_offsets, points_of, prepare
 from forerun.question.devices import find_device

@@ -16,20 +16,6 @@ from typing import Any, NoReturn
 
 from forerun.base.answers import plain
 
-__all__ = [
-    "DAMAGE",
-    "LARGEST_FILE_BYTES",
-    "check_array",
-    "check_name",
-    "in_a_line",
-    "parsed_json",
-    "read_json",
-    "read_member",
-    "read_tensors",
-    "refuse_row",
-    "tensors_file",
-]
-
 LARGEST_FILE_BYTES = 128 * 1024**2
 """Most bytes that the arrays of a graph may take: some 300,000 operations; 70B models have 20,000."""
 _LARGEST_TENSORS_BYTES = 32 * 1024**2

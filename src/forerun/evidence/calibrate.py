@@ -45,16 +45,6 @@ from forerun.question.run import Run
 from forerun.question.settings import Declared, declared
 from forerun.question.setup import Precision, choice
 
-__all__ = [
-    "Calibration",
-    "LayoutMeasurement",
-    "LeftOutModel",
-    "calibrate",
-    "fit_device",
-    "has_layouts",
-    "read_layout_steps",
-]
-
 _FIT_SHARE = 0.25
 """Share of the minutes that goes to tracing and fitting."""
 

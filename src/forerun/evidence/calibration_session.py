@@ -27,17 +27,6 @@ from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.devices.local import lock_device
 
-__all__ = [
-    "CALIBRATION_MODELS",
-    "KERAS_CALIBRATION_MODELS",
-    "LOOP_MODEL",
-    "calibration_layers",
-    "calibration_models",
-    "loop_cost_s",
-    "loop_job",
-    "measure_for_calibration",
-]
-
 CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
     ("torchvision:resnet18", 64, 4),
     ("torchvision:mobilenet_v3_small", 96, 8),

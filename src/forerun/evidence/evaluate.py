@@ -39,8 +39,6 @@ from forerun.question.model import own_stack
 from forerun.question.setup import Layout, Precision, choice, parse_release
 from forerun.tracing.trace import trace
 
-__all__ = ["Evaluation", "evaluate", "evaluate_records", "read_steps"]
-
 Floats = npt.NDArray[np.float64]
 
 _MIN_FITTED_ROWS = 10

@@ -34,22 +34,6 @@ from forerun.question.devices.device import Device
 if TYPE_CHECKING:
     from forerun.evidence.fitting.device_calibration import CalibrationResult
 
-__all__ = [
-    "REGRESSORS",
-    "Epochs",
-    "FitResult",
-    "check_configurations",
-    "cost_model_result",
-    "fit",
-    "fit_provenance",
-    "fit_regressor",
-    "model_kinds",
-    "read_epochs",
-    "shared_settings",
-    "split_name",
-    "step_provenance",
-]
-
 Floats = npt.NDArray[np.float64]
 
 REGRESSORS = "forerun.regressors"

@@ -45,16 +45,6 @@ from forerun.question.setup import Phase, Precision, TrainingSetup, choice, pars
 from forerun.question.sharing import Sharing
 from forerun.tracing.trace import trace
 
-__all__ = [
-    "MeasurementRun",
-    "measure",
-    "measure_grid",
-    "measure_jobs",
-    "measure_layers",
-    "measure_link",
-    "measure_model",
-]
-
 
 def measure(
     run: Run,

@@ -39,8 +39,6 @@ from forerun.script import CurveLog
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CurveRow", "GradientNorms", "StepRow", "TrainedCurve", "measure_curve", "train_for_curve"]
-
 _METRICS = ("loss", "accuracy", "val_loss", "val_accuracy")
 
 

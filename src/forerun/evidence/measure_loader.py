@@ -21,17 +21,6 @@ from forerun.prediction.run_step import loader_rate_samples_per_s, workers_neede
 from forerun.question.devices.here import container_limits
 from forerun.question.input_pipeline import InputPipeline
 
-__all__ = [
-    "AUGMENTATIONS",
-    "LoaderRate",
-    "LoaderRun",
-    "LoadingTimes",
-    "image_files",
-    "loader_rates",
-    "loading_times",
-    "measure_loader",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRate:

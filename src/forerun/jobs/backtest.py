@@ -28,15 +28,6 @@ from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
-__all__ = [
-    "Backtest",
-    "HeldOutForecast",
-    "MeanOfRuns",
-    "backtest",
-    "leave_origins_out",
-    "summary_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutForecast:

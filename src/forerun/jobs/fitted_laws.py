@@ -26,17 +26,6 @@ from forerun.jobs.forecasting.scaling_law import (
 )
 from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "CURVE_LAWS",
-    "CurveFit",
-    "DeviceRate",
-    "PricedFrontier",
-    "ScalingForecast",
-    "TrainingPrice",
-    "fit_curve",
-    "forecast_scaling",
-]
-
 CURVE_LAWS = ("optimus",)
 """Laws whose coefficients can be fitted to one run."""
 

@@ -30,18 +30,6 @@ from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import LOGGED, LearningRateSchedule, logged_schedule, schedule_of
 from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "RunForecast",
-    "TradeOff",
-    "TradeOffPoint",
-    "forecast",
-    "is_logged",
-    "predicted_clock",
-    "rate_column",
-    "schedule_from",
-    "trade_off",
-]
-
 _UNKNOWN = "unknown"
 
 

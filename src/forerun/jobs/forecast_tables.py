@@ -22,16 +22,6 @@ from forerun.jobs.forecasting.convergence import (
 )
 from forerun.jobs.forecasting.curve import Floats
 
-__all__ = [
-    "BatchForecast",
-    "BatchPoint",
-    "CurvePoint",
-    "NetworkForecast",
-    "NetworkValue",
-    "forecast_batches",
-    "forecast_networks",
-]
-
 _DOUBLINGS = 3
 _BATCH = "batch_size"
 

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from forerun.jobs.schedule import FinishTime, JobPlan, PolicyOutcome, Schedule
     from forerun.jobs.schedule_live import JobAdvice, LiveSchedule
 
-__all__ = [
-    "backtest_page",
-    "batches_page",
-    "command_lines",
-    "curve_fit_page",
-    "forecast_page",
-    "live_page",
-    "networks_page",
-    "scaling_page",
-    "schedule_page",
-    "trade_off_page",
-]
-
 _Row = TypeVar("_Row")
 
 _NEVER = "not by the end"

@@ -28,17 +28,6 @@ from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.prediction.estimate import Interval
 from forerun.search.engine import TargetEpochs
 
-__all__ = [
-    "EpochsToTarget",
-    "LearningRun",
-    "TargetQuestion",
-    "epochs_of_finished_runs",
-    "epochs_of_law",
-    "epochs_of_ranks",
-    "epochs_to_target",
-    "read_curves",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

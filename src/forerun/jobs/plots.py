@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from forerun.jobs.forecasting.forecast import CurveForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
 
-__all__ = [
-    "backtest_plot",
-    "curve_fit_plot",
-    "device_rows",
-    "forecast_plot",
-    "gantt_chart",
-    "networks_plot",
-    "scaling_plot",
-    "trade_off_plot",
-]
-
 _POINTS_OF_A_FRONTIER = 40
 _BASELINES = ("optimus", "pow3", "best so far", "scaled siblings")
 

@@ -27,24 +27,6 @@ from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_gr
 from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
 from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "FinishTime",
-    "JobPlan",
-    "NodeDevices",
-    "PolicyOutcome",
-    "Schedule",
-    "device_numbers",
-    "draws_of",
-    "entries_of",
-    "finish_times",
-    "has_intervals",
-    "schedule",
-    "schedule_notes",
-    "schedule_trace",
-    "simulation_progress",
-    "torchrun_lines",
-]
-
 NUM_DRAWS = 20
 """Schedules simulated with other speeds and works for the intervals of the ends."""
 

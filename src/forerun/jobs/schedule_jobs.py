@@ -33,15 +33,6 @@ from forerun.search.predict import predict
 from forerun.search.scale import scale
 from forerun.search.sweep import sweep
 
-__all__ = [
-    "KnownJob",
-    "Links",
-    "Say",
-    "known_jobs",
-    "predicted_sizes",
-    "predicted_speeds",
-]
-
 MEASURED_SPREAD = 0.05
 """Standard deviation of the logarithm of a speed between measured points; repeats of the public tables are closer."""
 

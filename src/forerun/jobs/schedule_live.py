@@ -34,8 +34,6 @@ from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.prediction.estimate import Interval
 from forerun.question.devices.catalogue import find_device
 
-__all__ = ["JobAdvice", "LiveSchedule", "apply_commands", "schedule_live"]
-
 LIMIT_SPREAD = 0.5
 """Standard deviation of the logarithm of a job's time where only its limit is known: owners ask for much more."""
 

@@ -256,18 +256,6 @@ def _names() -> dict[str, Any]:
     }
 
 
-def flat_names(names: Any) -> Iterator[str]:
-    """The names in a listing by source."""
-    if isinstance(names, str):
-        yield names
-    elif isinstance(names, dict):
-        for part in names.values() if "name" not in names else [names["name"]]:
-            yield from flat_names(part)
-    elif isinstance(names, list | tuple):
-        for part in names:
-            yield from flat_names(part)
-
-
 def cost_model_of(run: Run) -> CostModel:
     """The calibration that the run names, or that of this machine for ``here``, or else the shipped weights.
 

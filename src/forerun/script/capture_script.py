@@ -31,17 +31,6 @@ from forerun.script.patching import is_of_script
 from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "ScriptServer",
-    "capture",
-    "capture_command",
-    "captured_by",
-    "captured_model",
-    "join_graphs",
-]
-
-
 DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_S = 0.02

@@ -15,17 +15,6 @@ from typing import Any
 
 from forerun.base.errors import ScriptError, UsageError
 
-__all__ = [
-    "CommandArgument",
-    "PythonCommand",
-    "check_command",
-    "command_arguments",
-    "is_python",
-    "parse_command",
-    "with_arguments",
-    "with_batch_size",
-]
-
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@-]*")
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from forerun.script.tune import TuneResult
     from forerun.script.tuning.scenario_answer import ScenarioRuns
 
-__all__ = ["apply", "capture", "compare", "profile", "tune"]
-
 
 def _plot(path: Path, found: Profile) -> None:
     from forerun.script.pages import parts_plot

@@ -22,19 +22,6 @@ from forerun.script.tuning.configuration import ScriptConfiguration, read_config
 from forerun.script.tuning.space import Metric
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
-__all__ = [
-    "ComparedRun",
-    "Comparison",
-    "NonInferiority",
-    "PairedRatio",
-    "apply",
-    "compare",
-    "in_turns",
-    "non_inferiority",
-    "paired_difference",
-    "paired_ratio",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:

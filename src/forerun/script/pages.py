@@ -26,15 +26,6 @@ if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
     from forerun.script.tuning.configuration import ScriptConfiguration
     from forerun.script.tuning.scenario_answer import ScenarioRun, ScenarioRuns
 
-__all__ = [
-    "comparison_page",
-    "parts_plot",
-    "profile_page",
-    "scenario_page",
-    "tune_page",
-    "write_scenario_plots",
-]
-
 _PART_NAMES = {
     "input_wait_s": "waiting for input",
     "copy_s": "copies to the device",

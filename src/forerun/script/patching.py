@@ -21,23 +21,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = [
-    "after_import",
-    "around_backward",
-    "around_batches",
-    "around_making_loaders",
-    "around_making_optimizers",
-    "around_updates",
-    "between",
-    "error_words",
-    "follow_arguments",
-    "is_of_script",
-    "place_in_script",
-    "place_of",
-    "surround",
-    "trainer_patches",
-]
-
 Patch = Callable[[ModuleType], None]
 
 

@@ -30,8 +30,6 @@ from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
 from forerun.search.search import SETTINGS, Search
 
-__all__ = ["ScriptModel", "planned_steps", "predictable_device", "steps_or_reason"]
-
 _PRECISIONS: Mapping[str, Precision] = {
     "off": Precision.FP32,
     "bf16": Precision.AMP_BF16,

@@ -20,8 +20,6 @@ from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings, trace_file
 from forerun.script.profiling.profile import Profile, summarise_run
 
-__all__ = ["profile"]
-
 
 def profile(
     command: Sequence[str],

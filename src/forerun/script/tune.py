@@ -44,8 +44,6 @@ from forerun.script.tuning.study import TrialStore, has_value, result_of, values
 from forerun.script.tuning.trial import TrialOrder, say_nothing
 from forerun.script.tuning.tuner import Task, Tuner, search_together
 
-__all__ = ["TuneResult", "tune"]
-
 _PROFILE_STEPS = 40
 _PROFILE_SHARE = 0.1
 """Most of a budget that goes to the profile, after its first step."""

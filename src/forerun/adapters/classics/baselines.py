@@ -13,7 +13,6 @@ import numpy as np
 from forerun.adapters.classics.boosting import BoostedTrees
 from forerun.adapters.classics.model_file import (
     SHORTEST_STEP_S,
-    Floats,
     RegressorState,
     StorableRegressor,
     check_fit_input,
@@ -29,21 +28,7 @@ from forerun.adapters.classics.step_features import (
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
-from forerun.evidence.fitting.evaluation import Baseline, Regressor, Rows
-
-__all__ = [
-    "STORABLE_KINDS",
-    "GreyBox",
-    "LinearOnFlops",
-    "NonNegativeSums",
-    "Paleo",
-    "PytorchRule",
-    "Roofline",
-    "ScaledRoofline",
-    "baseline_names",
-    "make_baseline",
-    "step_baselines",
-]
+from forerun.evidence.fitting.evaluation import Baseline, Floats, Regressor, Rows
 
 
 def _rooflines_s(features: WholeModelFeatures) -> Floats:

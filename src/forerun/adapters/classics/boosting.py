@@ -9,19 +9,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.model_file import (
-    SHORTEST_STEP_S,
-    Floats,
-    RegressorState,
-    check_fit_input,
-    not_fitted,
-)
+from forerun.adapters.classics.model_file import SHORTEST_STEP_S, RegressorState, check_fit_input, not_fitted
 from forerun.adapters.classics.step_features import FLAG_NAMES, WholeModelFeatures
 from forerun.base.errors import CostModelError
 from forerun.base.extras import needing
+from forerun.evidence.fitting.evaluation import Floats
 from forerun.graph.graph import OpClass
-
-__all__ = ["BoostedTrees", "arrays_of_histogram_trees"]
 
 Ints = npt.NDArray[np.int64]
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from forerun.adapters.classics.compare_methods import MethodsComparison
     from forerun.adapters.classics.scale_servers import ServerCurve, SpeedFit
 
-__all__ = ["methods", "points", "servers"]
-
 
 class _Sizes(TypedDict, total=False):
     """Sizes of a job with parameter servers."""

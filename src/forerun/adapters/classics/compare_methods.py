@@ -40,17 +40,6 @@ if TYPE_CHECKING:
 
     from forerun.adapters.classics.model_file import TrainedModel
 
-__all__ = [
-    "METHODS",
-    "MethodRow",
-    "MethodsComparison",
-    "compare_methods",
-    "is_practicum_table",
-    "methods_page",
-    "methods_plot",
-    "read_practicum_runs",
-]
-
 _NETWORKS = {
     "mnist_cnn": "keras:mnist-cnn",
     "cifar10_cnn": "keras:cifar10-cnn",

@@ -47,20 +47,6 @@ from forerun.question.model import ModelRequest
 if TYPE_CHECKING:
     from forerun.question.model import ModelRequest
 
-__all__ = [
-    "Composition",
-    "CompositionJobs",
-    "CompositionRun",
-    "HostCosts",
-    "composition_jobs",
-    "host_costs",
-    "marginal_time_s",
-    "measure_composition",
-    "measured_compositions",
-    "overlapped_step_time_s",
-    "serial_step_time_s",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:

@@ -28,9 +28,6 @@ from forerun.evidence.records.reading import RecordFormat
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device, NumberFormat
 
-__all__ = ["CNN_COLUMNS", "CNN_GRID", "LAYERS", "read_cnn_csv", "write_cnn_csv"]
-
-
 CNN_COLUMNS = (
     "depth",
     "base_filters",

@@ -16,22 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.model_file import Floats
 from forerun.base.errors import InvalidSetupError
+from forerun.evidence.fitting.evaluation import Floats
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-__all__ = [
-    "DenseNetwork",
-    "DenseSettings",
-    "Scaling",
-    "fit_networks",
-    "network_arrays",
-    "networks_of",
-    "summary_text",
-]
 
 _WIDTHS = (26, 24, 10)
 _RULE = sum(_WIDTHS) + 1

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.model_file import Floats
 from forerun.adapters.classics.step_features import peak_flops_per_s
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import needing
+from forerun.evidence.fitting.evaluation import Floats
 from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.reading import read_all
@@ -25,20 +25,6 @@ from forerun.question.setup import Precision
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "LAYER_NUMBERS",
-    "LAYER_WORDS",
-    "LayerCase",
-    "LayerFeatures",
-    "LayerTable",
-    "layer_case",
-    "layer_features",
-    "measured_layer_table",
-    "public_layer_table",
-    "read_layers",
-]
-
 
 LAYER_SIZES = (
     "batch_size", "in_size", "in_features", "out_features", "kernel", "stride", "groups", "sequence_length",

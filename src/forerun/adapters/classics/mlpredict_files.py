@@ -26,8 +26,6 @@ from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
 from forerun.tracing.models.built_model import BuiltModel, InputOptions, classification_loss, image_batch
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
-__all__ = ["build_mlpredict"]
-
 Layer = Mapping[str, Any]
 
 _DENSE = "fully_connected"

@@ -42,16 +42,6 @@ from forerun.adapters.classics.speed_models import (
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.data_parallel import expected_normal_maximum
 
-__all__ = [
-    "ALL_REDUCE_MODELS",
-    "SERVER_MODELS",
-    "AveragedModel",
-    "choose_speed_model",
-    "pollux_model",
-    "ring_model",
-]
-
-
 Floats = npt.NDArray[np.float64]
 
 _NOISE = 0.08

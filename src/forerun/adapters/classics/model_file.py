@@ -20,20 +20,6 @@ from forerun.base.received import DAMAGE, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.weights import check_facts
 from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
 
-__all__ = [
-    "MODEL_FILE_VERSION",
-    "SHORTEST_STEP_S",
-    "Floats",
-    "RegressorState",
-    "StorableRegressor",
-    "TrainedModel",
-    "check_fit_input",
-    "load_model_file",
-    "not_fitted",
-    "save_model_file",
-]
-
-
 SHORTEST_STEP_S = 1e-6
 """Smallest prediction: one microsecond, about the launch of a single kernel."""
 

@@ -22,11 +22,10 @@ from forerun.adapters.classics.dense_network import (
     summary_text,
 )
 from forerun.adapters.classics.layer_table import LAYER_NUMBERS, LAYER_WORDS, LayerFeatures
-from forerun.adapters.classics.model_file import Floats, RegressorState, check_fit_input, not_fitted
+from forerun.adapters.classics.model_file import RegressorState, check_fit_input, not_fitted
 from forerun.adapters.classics.step_features import WholeModelFeatures
 from forerun.base.errors import CostModelError, InvalidSetupError
-
-__all__ = ["AnnSettings", "LayerNetSettings", "LayerNetwork", "NeuralNetwork"]
+from forerun.evidence.fitting.evaluation import Floats
 
 _Settings = TypeVar("_Settings", bound=DenseSettings)
 

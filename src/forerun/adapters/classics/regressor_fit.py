@@ -12,7 +12,7 @@ import numpy as np
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox, LinearOnFlops
 from forerun.adapters.classics.boosting import BoostedTrees
 from forerun.adapters.classics.layer_table import LAYER_WORDS, LayerTable, read_layers
-from forerun.adapters.classics.model_file import Floats, StorableRegressor, TrainedModel
+from forerun.adapters.classics.model_file import StorableRegressor, TrainedModel
 from forerun.adapters.classics.network_regressors import (
     AnnSettings,
     LayerNetSettings,
@@ -34,6 +34,7 @@ from forerun.evidence.fit import (
 )
 from forerun.evidence.fitting.evaluation import (
     ErrorMetrics,
+    Floats,
     configuration_of,
     configuration_splits,
     cross_validated_predictions,
@@ -47,15 +48,6 @@ from forerun.graph.graph import Graph
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
 from forerun.question.run import Run
-
-__all__ = [
-    "WHOLE_NETWORKS",
-    "FitChoices",
-    "fit_kind",
-    "fit_layer_regressor",
-    "fit_step_regressor",
-    "step_table",
-]
 
 WHOLE_NETWORKS = ", whole networks left out"
 """Ending of the names of errors on networks of which no row was fitted to."""

@@ -19,8 +19,6 @@ from forerun.surface.report.tables import Columns, table_of
 if TYPE_CHECKING:
     from forerun.adapters.classics.scale_servers import ServerCurve, ServerPoint, SpeedFit
 
-__all__ = ["fit_page", "fit_plot", "servers_page", "servers_plot"]
-
 _SERVER_COLUMNS: Columns[ServerPoint] = {
     "servers": lambda point: str(point.num_servers),
     "workers": lambda point: str(point.num_workers),

@@ -34,8 +34,6 @@ from forerun.question.run import Run
 from forerun.question.settings import checked, whole
 from forerun.search.scale import sizes_of
 
-__all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
-
 COEFFICIENTS = ("optimus",)
 
 

@@ -24,20 +24,6 @@ from forerun.adapters.classics.speed_models import FittedSpeed, SpeedPoint, meas
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
 
-__all__ = [
-    "OPTIMUS_ASYNCHRONOUS",
-    "OPTIMUS_SYNCHRONOUS",
-    "OptimusModel",
-    "ParameterServerSetup",
-    "SynchronousServerSpeed",
-    "asynchronous_terms",
-    "candidate_points",
-    "parameter_server_step_s",
-    "propose_points",
-    "server_columns",
-    "synchronous_terms",
-]
-
 OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
 """t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
 seconds. The table does not print M; read so, 20 containers are fastest with 8 workers for an M of about 40, which is

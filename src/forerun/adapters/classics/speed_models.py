@@ -17,19 +17,6 @@ from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.numerics import refuse_times
 from forerun.base.tables import read_rows
 
-__all__ = [
-    "FittedSpeed",
-    "LogQuadraticModel",
-    "SmoothedModel",
-    "SpeedModel",
-    "SpeedPoint",
-    "StepInterval",
-    "measured_times",
-    "read_points",
-    "refuse_too_few",
-    "variances_along",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

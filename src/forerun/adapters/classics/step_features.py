@@ -17,16 +17,6 @@ from forerun.prediction.step import predict_intervals, prepare
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "FLAG_NAMES",
-    "Case",
-    "WholeModelFeatures",
-    "peak_flops_per_s",
-    "pytorch_rule_time_s",
-    "roofline_time_s",
-    "whole_model_features",
-]
-
 # The classes PyTorch's FLOP registry has formulas for; all others are charged by their traffic.
 _COUNTED_CLASSES = (
     OpClass.CONV,

@@ -12,11 +12,12 @@ import numpy as np
 
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
 from forerun.adapters.classics.layer_table import layer_case, layer_features
-from forerun.adapters.classics.model_file import Floats, TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
 from forerun.adapters.classics.network_regressors import LayerNetwork
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.errors import CostModelError, InvalidSetupError, UsageError, near_matches
 from forerun.cost.time.weights import CostModel, is_cost_model
+from forerun.evidence.fitting.evaluation import Floats
 from forerun.evidence.records.measured_run import input_options_of, setup_of, software_of, whole_of
 from forerun.evidence.records.model_names import network_sizes
 from forerun.question.devices import find_device
@@ -27,8 +28,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.trace import trace
-
-__all__ = ["layer_times_s", "load_trained_model", "predict_step_time", "predict_time", "save_trained_model"]
 
 Config = Mapping[str, Any]
 

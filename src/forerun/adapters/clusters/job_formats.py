@@ -12,8 +12,6 @@ from forerun.prediction.estimate import Estimate, Interval
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.predict import predict
 
-__all__ = ["SKYPILOT_ACCELERATORS", "job_estimate", "slurm_time", "time_estimator"]
-
 TIME_MARGIN = 1.15
 """Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
 

@@ -23,8 +23,6 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-__all__ = ["KUBERNETES", "kubernetes_cluster"]
-
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of a job whose start Kueue decides."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from forerun.evidence.measurement.session import MeasurementSink, SessionReport
     from forerun.script.tuning.tuner import TrialRunner
 
-__all__ = ["RAY", "ray_cluster"]
-
 RAY_DASHBOARD = "http://127.0.0.1:8265"
 """Where ``ray start`` puts its dashboard."""
 

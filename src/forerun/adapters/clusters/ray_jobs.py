@@ -38,8 +38,6 @@ from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import TrialRunner
 
-__all__ = ["ray_runner", "run_jobs_on_ray"]
-
 _DESCRIBE_TIMEOUT_S = 120.0  # a new worker process imports Python packages, maybe from a network folder
 _CONNECT_TIMEOUT_S = 10.0
 _HEAD_CHECK_S = 1.0

@@ -22,8 +22,6 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-__all__ = ["SLURM", "expand_host_list", "slurm_cluster"]
-
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
 _WAITING, _RUNNING = "PENDING", "RUNNING"

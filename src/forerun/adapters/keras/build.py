@@ -34,8 +34,6 @@ from forerun.tracing.models.user_code import factory_of
 if TYPE_CHECKING:
     from forerun.adapters.keras.source import KerasRequest
 
-__all__ = ["KerasModel", "build_keras"]
-
 _UNKNOWN_CLASS = (
     "Could not locate class",
     "Unknown layer",

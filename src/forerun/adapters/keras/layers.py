@@ -33,9 +33,6 @@ from forerun.evidence.records.measured_run import flag_of, setup_of, text_of, wh
 from forerun.evidence.records.measurement import Scalar
 from forerun.question.setup import TrainingSetup
 
-__all__ = ["build_keras_layer", "run_keras_layer"]
-
-
 Parameters = Mapping[str, Scalar]
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu")
 

@@ -15,17 +15,6 @@ from typing import Any
 from forerun.base.errors import InvalidSetupError, UnknownModelError, near_matches
 from forerun.question.setup import Layout, Precision, TrainingSetup
 
-__all__ = [
-    "FORMATS",
-    "KERAS_FAMILIES",
-    "POLICIES",
-    "build_keras_family",
-    "channels_axis",
-    "check_keras_name",
-    "keras_image_shape",
-    "set_policy_and_format",
-]
-
 Shape = tuple[int, ...]
 
 POLICIES = {

@@ -31,8 +31,6 @@ from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResul
 from forerun.evidence.records.measured_run import setup_of, text_of, whole_of
 from forerun.question.devices.local import gpu_index
 
-__all__ = ["SERVER_STRATEGY", "check_servers", "measure_parameter_server", "run_keras_servers"]
-
 SERVER_STRATEGY = "parameter-server"
 
 _LEARNING_RATE = 1e-4

@@ -21,8 +21,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace_keras_models
 
-__all__ = ["KERAS"]
-
 KERAS_RUN = "forerun.adapters.keras.runner:run_keras_job"
 """Argument ``run`` of ``session.run_jobs``."""
 

@@ -19,20 +19,6 @@ from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
 from forerun.question.setup import Precision, TrainingSetup
 
-__all__ = [
-    "KERAS_OPTIMIZERS",
-    "KerasPeakMemory",
-    "check_keras_precision",
-    "keras_optimizer",
-    "open_tensorflow",
-    "result_of",
-    "run_keras_job",
-    "set_keras_defaults",
-    "tensorflow_synchroniser",
-    "use_tensorflow",
-]
-
-
 KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
     "sgd": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
     "sgd-plain": ("SGD", {"learning_rate": 0.01}),

@@ -27,8 +27,6 @@ from forerun.tracing.source import Question, Source
 if TYPE_CHECKING:
     from forerun.question.model import ModelRequest
 
-__all__ = ["SOURCE", "KerasRequest", "keras_request", "trace_keras_requests"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KerasRequest:

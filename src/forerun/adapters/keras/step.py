@@ -32,8 +32,6 @@ from forerun.tracing.optimizers import fuse_optimizer
 from forerun.tracing.recorder import RecordedRow, StepRecorder
 from forerun.tracing.step import RawTrace, record_step
 
-__all__ = ["trace_built_keras"]
-
 _BATCH_SIZES = (2, 4)
 _STATISTICS = ("moving_mean", "moving_variance")
 

@@ -23,8 +23,6 @@ from forerun.evidence.measurement.runners.timing import Repetitions
 from forerun.evidence.records.measured_run import input_options_of, setup_of, whole_of
 from forerun.question.setup import Phase, TrainingSetup
 
-__all__ = ["build_measured_model", "example_batch", "keras_loss", "run_keras_step"]
-
 _LEARNING_RATE = 1e-4
 """Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise."""
 

@@ -31,8 +31,6 @@ from forerun.evidence.measurement.runners.training_runner import EpochFigures, e
 from forerun.evidence.records.measured_run import flag_of, number_of, setup_of, text_of, whole_of
 from forerun.question.setup import Layout
 
-__all__ = ["run_keras_training"]
-
 _SHARE_OF_STEPS = 0.1
 _EVALUATION_BATCH = 256
 

@@ -23,25 +23,6 @@ import torch
 
 from forerun.base.errors import ModelBuildError, TraceError
 
-__all__ = [
-    "BRANCH",
-    "OPERATORS",
-    "OnnxGraph",
-    "OnnxInput",
-    "OnnxNode",
-    "Operator",
-    "Runtime",
-    "check_operators",
-    "check_order",
-    "host_inputs",
-    "numbers",
-    "onnx_op",
-    "read_graph_proto",
-    "torch_dtype",
-    "weight_names",
-]
-
-
 BRANCH = "If"
 """The one operator with bodies; the interpreter runs it itself."""
 

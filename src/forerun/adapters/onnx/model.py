@@ -41,9 +41,6 @@ from forerun.base.errors import (
 from forerun.tracing.models.built_model import INFERRED_LOSS_NOTE, BuiltModel, InputOptions, inferred_loss
 from forerun.tracing.models.meta_build import building_device, is_building_on_meta
 
-__all__ = ["build_onnx", "load_onnx_module"]
-
-
 Values = dict[str, torch.Tensor]
 
 

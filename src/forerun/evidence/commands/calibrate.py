@@ -15,8 +15,6 @@ from forerun.surface.cli.verbs import verb
 if TYPE_CHECKING:
     from forerun.evidence.calibrate import Calibration
 
-__all__ = ["calibrate"]
-
 
 @verb(
     "Measure this machine and fit the cost model to it.",

@@ -13,8 +13,6 @@ from forerun.surface.cli.verbs import Verbs, verb
 if TYPE_CHECKING:
     from forerun.evidence.evaluate import Evaluation
 
-__all__ = ["evaluate"]
-
 _TIMM = " For timm's CSV only."
 
 

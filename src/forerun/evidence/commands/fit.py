@@ -15,8 +15,6 @@ from forerun.surface.cli.verbs import verb
 if TYPE_CHECKING:
     from forerun.evidence.fit import FitResult
 
-__all__ = ["fit"]
-
 _MODELS = (*plugin_names("forerun.regressors"), "op")
 
 

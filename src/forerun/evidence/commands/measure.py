@@ -44,16 +44,6 @@ if TYPE_CHECKING:
     from forerun.evidence.measure_loader import LoaderRun
     from forerun.evidence.records.measurement import Measurement
 
-__all__ = [
-    "measure",
-    "parse_flags",
-    "parse_sizes",
-    "parse_whole_numbers",
-    "parse_words",
-    "progress_bar",
-    "time_left",
-]
-
 Writer = Callable[["Iterable[Measurement]", Path], int]
 
 CsvOption = Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write a table as well.")]

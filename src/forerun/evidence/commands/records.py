@@ -17,8 +17,6 @@ from forerun.surface.cli.verbs import Verbs, verb
 if TYPE_CHECKING:
     from forerun.evidence.records.measurement import Measurement
 
-__all__ = ["records"]
-
 _PAGES = "forerun.evidence.pages.measurement_page"
 
 DeviceOption = Annotated[

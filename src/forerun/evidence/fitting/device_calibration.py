@@ -32,15 +32,6 @@ from forerun.evidence.fitting.op_time_fit import FitSettings, as_weights, encode
 from forerun.prediction.estimate import Provenance
 from forerun.question.devices.device import Device
 
-__all__ = [
-    "REFINE_SETTINGS",
-    "CalibrationResult",
-    "calibrate",
-    "corrected_predictions",
-    "fitted_weights",
-    "log_predictions",
-]
-
 Floats = npt.NDArray[np.float64]
 
 LEAST_TO_REFINE = 40

@@ -15,40 +15,11 @@ import numpy.typing as npt
 
 from forerun.base.errors import RecordError
 from forerun.base.plugins import plugin, plugin_names
-from forerun.evidence.records.model_names import canonical_network, model_family
+from forerun.evidence.records.model_names import canonical_network
 from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
-
-__all__ = [
-    "BASELINES",
-    "Baseline",
-    "ErrorMetrics",
-    "FitsAll",
-    "Floats",
-    "IntervalLaw",
-    "Regressor",
-    "Rows",
-    "Split",
-    "baselines_of",
-    "canonical_network",
-    "configuration_of",
-    "configuration_splits",
-    "conformal_quantile",
-    "coverage",
-    "cross_validated_predictions",
-    "errors",
-    "family_folds",
-    "first_of_each_network",
-    "fit_law",
-    "group_folds",
-    "group_weights",
-    "grouped_errors",
-    "hold_out_groups",
-    "leave_one_group_out",
-    "model_family",
-]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

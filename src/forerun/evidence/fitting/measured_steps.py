@@ -26,19 +26,6 @@ from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.trace import trace, trace_built
 
-__all__ = [
-    "DeviceSample",
-    "Graphs",
-    "Measured",
-    "SkippedModel",
-    "device_samples",
-    "is_measured_network",
-    "layer_graph",
-    "measured_steps",
-    "only_modules",
-    "run_graph",
-]
-
 Graphs = dict[tuple[ModelRequest, TrainingSetup], Graph | ForerunError]
 """Graphs of models in their setups, or why there is none; the batch size is 1 where it does not matter."""
 

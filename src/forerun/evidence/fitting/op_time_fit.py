@@ -51,20 +51,6 @@ from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.weights import CostModel, NetworkWeights
 from forerun.graph.graph import OpClass, StepPart
 
-__all__ = [
-    "NO_SYSTEM",
-    "EncodedSamples",
-    "FitSettings",
-    "OpNetwork",
-    "OperatorSample",
-    "StepSample",
-    "as_weights",
-    "encode_samples",
-    "fit_op_network",
-    "predict_log_times",
-    "refine_op_network",
-]
-
 NO_SYSTEM = ""
 
 

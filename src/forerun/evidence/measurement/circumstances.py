@@ -15,8 +15,6 @@ from forerun.question.devices.catalogue import gpu_device
 from forerun.question.devices.here import Host, HostGpu, describe_host, visible_gpus
 from forerun.question.devices.local import gpu_index
 
-__all__ = ["at_job_start", "describe_circumstances", "num_threads_of", "software_version"]
-
 _DISTRIBUTIONS = {"pytorch": ("torch",), "keras": ("keras", "tensorflow", "tensorflow-cpu")}
 
 

@@ -27,22 +27,6 @@ from forerun.base.extras import needing
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "DATASETS",
-    "NUM_CLASSES",
-    "NUM_TEST_IMAGES",
-    "NUM_TRAINING_IMAGES",
-    "ImageSet",
-    "check_dataset",
-    "class_count",
-    "dataset_folder",
-    "dataset_size",
-    "image_batches",
-    "load_images",
-    "own_image_size",
-    "synthetic_images",
-]
-
 DATASETS = ("cifar10", "mnist", "pcam", "synthetic", "digits")
 NUM_TRAINING_IMAGES = 50_000
 NUM_TEST_IMAGES = 10_000

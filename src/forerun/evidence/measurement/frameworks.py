@@ -15,8 +15,6 @@ from forerun.question.setup import Precision, TrainingSetup
 if TYPE_CHECKING:  # loads NumPy, which the process that starts the children does without
     from forerun.graph.graph import Graph
 
-__all__ = ["FRAMEWORKS", "PYTORCH", "Framework", "framework_of", "preloaded_by"]
-
 FRAMEWORKS = "forerun.frameworks"
 """Entry points of frameworks by name."""
 

@@ -14,8 +14,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.settings import setting
 
-__all__ = ["MeasurementJob", "Protocol", "RunResult", "job_key"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementJob:

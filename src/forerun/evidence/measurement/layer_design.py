@@ -27,18 +27,6 @@ from forerun.evidence.measurement.settings import Grid, LayerDesign
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.setup import Precision
 
-__all__ = [
-    "IMAGE_LAYERS",
-    "LAYERS_WITHOUT_WEIGHTS",
-    "Axis",
-    "axes_of",
-    "design_layers",
-    "grid_jobs",
-    "layer_job",
-    "spread_order",
-    "unit_points",
-]
-
 IMAGE_LAYERS = (
     *("conv2d", "grouped_conv2d", "depthwise_conv2d"),
     *("batch_norm", "group_norm", "max_pool", "avg_pool"),

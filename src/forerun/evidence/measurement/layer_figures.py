@@ -15,8 +15,6 @@ from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.evidence.records.measured_run import flag_of, text_of, whole_of
 from forerun.evidence.records.measurement import Scalar
 
-__all__ = ["LAYER_KINDS", "LayerFigures", "layer_figures", "output_size"]
-
 Parameters = Mapping[str, Scalar]
 
 _NORM_FLOPS = 8  # per element: mean, variance, difference, product with the scale, sum with the shift

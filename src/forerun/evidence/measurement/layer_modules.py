@@ -17,8 +17,6 @@ from forerun.question.model import ModelRequest
 from forerun.tracing.models.meta_build import explain_failure
 from forerun.tracing.models.sources import build_model
 
-__all__ = ["ACTIVATIONS", "ModelLayers", "build_layer", "copies_of", "model_layers"]
-
 Parameters = Mapping[str, Scalar]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

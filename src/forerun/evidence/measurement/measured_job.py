@@ -30,19 +30,6 @@ from forerun.evidence.measurement.runners.timing import summarise
 from forerun.evidence.measurement.telemetry import record_telemetry
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 
-__all__ = [
-    "DEFAULT_RUN",
-    "NULL_JOB",
-    "ChildReport",
-    "as_measurement",
-    "job_of",
-    "key_of",
-    "measure_job",
-    "report_progress",
-    "run_in_child",
-    "timed_training",
-]
-
 DEFAULT_RUN = "forerun.evidence.measurement.runners.table:run_job"
 """Function that runs a job, ``(job, device_index, protocol) -> RunResult``, as ``module:function``."""
 

@@ -19,23 +19,6 @@ from forerun.evidence.measurement.measured_job import DEFAULT_RUN, NULL_JOB, key
 from forerun.evidence.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, Measurement, Outcome
 from forerun.question.devices.local import lock_device
 
-__all__ = [
-    "ANCHOR_JOB",
-    "AnchorMeasured",
-    "Event",
-    "JobFinished",
-    "JobLost",
-    "JobProgressed",
-    "JobStarted",
-    "MeasurementSink",
-    "SessionFinished",
-    "SessionReport",
-    "SessionStarted",
-    "Tally",
-    "remaining_time_s",
-    "run_jobs",
-]
-
 ANCHOR_JOB = MeasurementJob(
     kind=JobKind.STEP,
     subject="cnn:depth=2,base_filters=32",

@@ -16,23 +16,6 @@ from forerun.evidence.measurement.layer_figures import LAYER_KINDS
 from forerun.question.settings import setting
 from forerun.question.setup import Layout, Precision
 
-__all__ = [
-    "RANGES",
-    "SYSTEM_A_SIZES",
-    "CompositionQuestion",
-    "CurveQuestion",
-    "CurveSetup",
-    "Grid",
-    "GridQuestion",
-    "LayerDesign",
-    "LayerQuestion",
-    "LinkQuestion",
-    "ModelQuestion",
-    "Place",
-    "StepOptions",
-    "StepSettings",
-]
-
 _OPTIMIZER = {"help": "Optimizer, as in predict.", "group": "run", "metavar": "NAME"}
 _PRECISION = {"help": "Precision, as in predict.", "group": "run", "metavar": "NAME"}
 _PRECISIONS = {

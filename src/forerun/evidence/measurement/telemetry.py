@@ -15,19 +15,6 @@ from typing import Any
 
 from forerun.question.devices.local import device_identity, gpu_index
 
-__all__ = [
-    "Recorder",
-    "cpu_counters",
-    "cpu_sensors",
-    "device_load",
-    "gpu_energy",
-    "gpu_sensors",
-    "load_warning",
-    "open_energy_counter",
-    "record_telemetry",
-    "summarise_samples",
-]
-
 Reading = Mapping[str, float]
 
 

@@ -16,8 +16,6 @@ from forerun.surface.report.tables import table
 if TYPE_CHECKING:
     from forerun.adapters.classics.composition import Composition, CompositionRun
 
-__all__ = ["composition_page", "plot_compositions"]
-
 _TITLES = ("network", "batch", "layers", "step", "95 %", "sum of layers", "composed")
 
 

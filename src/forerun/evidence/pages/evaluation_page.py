@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from forerun.evidence.fit import FitResult
     from forerun.evidence.fitting.evaluation import ErrorMetrics
 
-__all__ = ["calibration_page", "error_table", "evaluation_page", "fit_page"]
-
 _COLUMNS = (
     ("rows", "n"),
     ("MAPE", "mape"),

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
     from forerun.evidence.records.step_record import StepRecord
 
-__all__ = [
-    "accuracy_against_time",
-    "accuracy_curves",
-    "accuracy_over_time",
-    "batch_size_against_throughput",
-    "best_so_far",
-    "curves",
-    "layer_time_histogram",
-    "layer_times_against_work",
-    "residuals_against_time",
-    "throughputs",
-]
-
 _MOST_LEGEND_LINES = 24
 _NUM_BINS = 40
 _NULL = "null"  # a call without work, the overhead of each

@@ -18,8 +18,6 @@ from forerun.surface.report.wording import range_words
 if TYPE_CHECKING:
     from forerun.evidence.measure import MeasurementRun
 
-__all__ = ["counts_table", "loader_lines", "measurement_page", "record_page", "records_table"]
-
 _MOST_ROWS = 60
 _PLAIN = (None, "fp32", "nchw", "none")  # values that are left out
 _LAYER_SIZES = ("in_size", "sequence_length", "in_features", "out_features", "kernel", "stride", "mode")

@@ -19,21 +19,6 @@ import sqlalchemy as sql
 from forerun.base.errors import MissingExtraError, RecordError, UsageError
 from forerun.evidence.records.measurement import Measurement, measurement_document, read_document
 
-__all__ = [
-    "INDEXED",
-    "LAYOUT_VERSION",
-    "as_json",
-    "checksum_of",
-    "ensure_tables",
-    "explained",
-    "is_away",
-    "is_read_only",
-    "measurements",
-    "open_engine",
-    "row_of",
-    "url_of",
-]
-
 LAYOUT_VERSION = 2
 """Version of the tables; the documents in them have their own version. Version 1 had no checksums."""
 

@@ -28,24 +28,6 @@ from forerun.question.setup import (
 )
 from forerun.question.sharing import Sharing, Strategy
 
-__all__ = [
-    "choice_of",
-    "default_optimizer_implementation",
-    "flag_of",
-    "framework_release",
-    "input_options_of",
-    "is_pytorch_2",
-    "measured_device",
-    "measured_request",
-    "measured_run",
-    "measured_setup",
-    "number_of",
-    "setup_of",
-    "software_of",
-    "text_of",
-    "whole_of",
-]
-
 Parameters = Mapping[str, str | int | float | bool | None]
 _Choice = TypeVar("_Choice", bound=StrEnum)
 

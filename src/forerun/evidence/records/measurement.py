@@ -18,21 +18,6 @@ from forerun.evidence.records.measured_run import measured_device, measured_run
 from forerun.question.devices.device import Device
 from forerun.question.run import Run
 
-__all__ = [
-    "ANCHOR_FAMILY",
-    "MEASUREMENT_VERSION",
-    "Circumstances",
-    "Document",
-    "JobKind",
-    "Measurement",
-    "Outcome",
-    "Record",
-    "Scalar",
-    "Summary",
-    "measurement_document",
-    "read_document",
-]
-
 MEASUREMENT_VERSION = 2
 """Version of the fields below; a document of another version is refused."""
 

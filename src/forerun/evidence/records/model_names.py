@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["canonical_network", "model_family", "network_sizes", "subject_family"]
-
 # Origin of the weights; the rest of the name is the architecture. ``ens_adv_`` is two such prefixes at once.
 _PORTING_TAGS = re.compile(r"^(?:(?:tf|gluon|jx|ssl|swsl|legacy|tv|dm|ig|adv|ens)_)+")
 

@@ -30,19 +30,6 @@ from forerun.evidence.records.step_record import StepRecord, as_measurement, ste
 from forerun.evidence.records.tables import is_short_table, read_records, read_short_steps
 from forerun.question.devices.device import Device
 
-__all__ = [
-    "FILE_COLUMNS",
-    "FORMATS",
-    "RecordFormat",
-    "export_measurements",
-    "format_of",
-    "import_measurements",
-    "read_all",
-    "read_measured_steps",
-    "read_steps",
-    "record_format",
-]
-
 FORMATS = "forerun.record_formats"
 """Entry points of formats of files that another program fixed."""
 

@@ -45,8 +45,6 @@ from forerun.evidence.records.measurement import (
     read_document,
 )
 
-__all__ = ["RECORDS_VARIABLE", "RecordStore", "Spool", "default_store_path", "is_store"]
-
 RECORDS_VARIABLE = "FORERUN_RECORDS"
 """Environment variable that names the store by a path or a URL."""
 

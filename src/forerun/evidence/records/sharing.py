@@ -19,8 +19,6 @@ from forerun.question.devices import load_catalog
 from forerun.question.run import Run
 from forerun.search.predict import predict
 
-__all__ = ["SHARED_FORMAT", "SharedRow", "read_shared", "shared_rows", "write_shared"]
-
 SHARED_FORMAT = 1
 """Version of the file; docs/board.md describes it."""
 

@@ -18,16 +18,6 @@ from forerun.question.devices.device import Device
 from forerun.question.run import Run
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "StepRecord",
-    "as_measurement",
-    "as_step_record",
-    "repetition_s",
-    "step_records",
-    "step_time_of",
-]
-
 SCHEMA_VERSION = 1
 """Version of the fields below; a stored table of another version is refused."""
 

@@ -24,16 +24,6 @@ from forerun.question.setup import Layout, Phase, Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "SHORT_COLUMNS",
-    "above_zero",
-    "is_short_table",
-    "read_records",
-    "read_short_steps",
-    "read_timm_csv",
-    "yes_or_no",
-]
-
 _REQUIRED_COLUMNS = tuple(
     field.name for field in dataclasses.fields(StepRecord) if field.default is dataclasses.MISSING
 )

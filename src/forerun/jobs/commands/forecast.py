@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
 
-__all__ = ["forecast"]
-
 _PAGES, _PLOTS = "forerun.jobs.pages", "forerun.jobs.plots"
 _WIDTH = 110
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from forerun.jobs.schedule import Schedule
     from forerun.jobs.schedule_live import LiveSchedule
 
-__all__ = ["schedule"]
-
 _WIDTH = 120
 _LIVE_WIDTH = 140
 

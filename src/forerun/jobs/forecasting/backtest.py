@@ -41,23 +41,6 @@ from forerun.jobs.forecasting.forecaster import (
 )
 from forerun.jobs.forecasting.laws import DROP_SHARES, USUAL_DROP_SHARES, annealing_paths
 
-__all__ = [
-    "MOST_SIBLINGS",
-    "CutResult",
-    "MeanErrors",
-    "MixedGroup",
-    "ResultGroup",
-    "StoredRun",
-    "cut_results",
-    "horizon_values",
-    "mean_errors",
-    "mean_of_origins",
-    "points_seen",
-    "prefix_at",
-    "summarise",
-    "tiers_of",
-]
-
 MOST_SIBLINGS = 12
 
 _FEWEST_POINTS = 4

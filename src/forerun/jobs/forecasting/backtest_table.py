@@ -22,27 +22,6 @@ from forerun.base.received import DAMAGE, check_array, in_a_line, read_json, ref
 from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Stored, Tier
 
-__all__ = [
-    "CUTS",
-    "FEWEST_RUNS",
-    "HORIZONS",
-    "LEVELS",
-    "RANKS",
-    "BacktestTable",
-    "CutSummary",
-    "TargetTimes",
-    "between_rows",
-    "futures_of",
-    "load_table",
-    "reached_at",
-    "save_table",
-    "shipped_table",
-    "shipped_table_path",
-    "stored_quantiles",
-    "target_times",
-    "weighted_quantiles",
-]
-
 CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
 """Shares of a run at which forecasters are tested and stored figures are kept."""
 

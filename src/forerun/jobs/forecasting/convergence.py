@@ -62,18 +62,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import relative_coefficients
 from forerun.jobs.forecasting.curve import Floats
 
-__all__ = [
-    "BatchScaling",
-    "Candidate",
-    "NetworkPrediction",
-    "NetworkRuns",
-    "NoiseScale",
-    "fit_batch_scaling",
-    "fit_epochs",
-    "gradient_noise_scale",
-    "predict_network",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScaling:

@@ -29,29 +29,6 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError
 
-__all__ = [
-    "FINAL_SHARE",
-    "OUTLIER_SPREADS",
-    "CleanCurve",
-    "Curve",
-    "ErrorScale",
-    "Floats",
-    "MetricKind",
-    "Target",
-    "clean",
-    "error_scale",
-    "evaluation_noise",
-    "final_error",
-    "is_falling_metric",
-    "is_rising_metric",
-    "is_share_metric",
-    "metric_kind",
-    "parse_target",
-    "relative_noise",
-    "running_median",
-    "without_outliers",
-]
-
 Floats = npt.NDArray[np.float64]
 
 FINAL_SHARE = 0.05

@@ -36,8 +36,6 @@ from forerun.jobs.forecasting.log_files import (
     read_trainer_state,
 )
 
-__all__ = ["curve_of_columns", "find_curve_files", "read_columns", "read_curve"]
-
 _STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg0")
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")

@@ -43,8 +43,6 @@ from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Tier, mixture, 
 from forerun.jobs.forecasting.laws import USUAL_DROP_SHARES
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
-__all__ = ["FEWEST_POINTS", "Band", "CurveForecast", "forecast_curve"]
-
 FEWEST_POINTS = 4
 _MOST_POINTS = 4000
 _RATE_CHANGE = 0.02

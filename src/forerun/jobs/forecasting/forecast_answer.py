@@ -14,19 +14,6 @@ from forerun.jobs.forecasting.curve import Curve, Floats, final_error
 from forerun.jobs.forecasting.forecast import CurveForecast
 from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "HOPELESS",
-    "Advice",
-    "Clock",
-    "RunForecast",
-    "RunOutcome",
-    "TimeToTarget",
-    "outcome_of",
-    "ranked",
-    "stop_advice",
-    "time_to_target",
-]
-
 HOPELESS = 0.05
 """Probability of reaching the target below which a run is advised to stop."""
 

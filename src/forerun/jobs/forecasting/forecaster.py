@@ -43,34 +43,6 @@ from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
 from forerun.jobs.forecasting.curve import Floats, relative_noise
 
-__all__ = [
-    "FORECASTERS",
-    "GROUP",
-    "PRIORS",
-    "Forecaster",
-    "Mixture",
-    "Prefix",
-    "Stored",
-    "Tier",
-    "best_so_far_path",
-    "can_answer",
-    "combined",
-    "forecaster",
-    "forecaster_names",
-    "last_value_path",
-    "member_weights",
-    "misfit_of",
-    "mixture",
-    "path_of",
-    "scale_of",
-    "scaled_sibling_path",
-    "sibling_path",
-    "sibling_trust",
-    "spread_of",
-    "tier_of",
-    "trusted",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:

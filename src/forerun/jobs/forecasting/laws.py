@@ -64,29 +64,6 @@ import numpy as np
 from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Prefix, forecaster
 
-__all__ = [
-    "DROP_SHARES",
-    "POWERS",
-    "POWER_PENALTIES",
-    "USUAL_DROP_SHARES",
-    "OptimusFit",
-    "annealing_path",
-    "annealing_paths",
-    "averaged_fit",
-    "exp3_path",
-    "felt_rates",
-    "fit_optimus",
-    "late_weights",
-    "mmf4_path",
-    "nonnegative_fit",
-    "optimus_path",
-    "pow3_path",
-    "pow4_path",
-    "power_law_path",
-    "shifted_powers",
-    "weibull4_path",
-]
-
 
 def nonnegative_fit(columns: Floats, wanted: Floats) -> tuple[Floats, Floats]:
     """Non-negative least squares of many small problems at once: min |A x - b|^2, x >= 0.

@@ -34,15 +34,6 @@ import numpy as np
 from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.curve import Floats
 
-__all__ = [
-    "TRAINER_STATE",
-    "LogColumns",
-    "is_text_log",
-    "read_events",
-    "read_text_log",
-    "read_trainer_state",
-]
-
 TRAINER_STATE = "trainer_state.json"
 
 _NOT_METRICS = re.compile(r"runtime|per_second|flos|tokens_seen|grad_norm|memory")

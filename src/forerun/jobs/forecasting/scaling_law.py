@@ -29,8 +29,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.curve import Floats
 from forerun.prediction.estimate import Interval
 
-__all__ = ["FEWEST_RUNS", "FLOP_PER_TOKEN", "FinishedRun", "Frontier", "ScalingLaw", "fit_scaling_law"]
-
 FLOP_PER_TOKEN = 6.0
 """FLOP of a training step per parameter and token."""
 

@@ -30,15 +30,6 @@ import numpy.typing as npt
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.jobs.forecasting.curve import Floats
 
-__all__ = [
-    "LOGGED",
-    "SCHEDULE_WORDS",
-    "LearningRateSchedule",
-    "logged_schedule",
-    "parse_schedule",
-    "schedule_of",
-]
-
 SCHEDULE_WORDS = (
     *("constant", "step", "cosine", "linear", "poly", "exponential", "onecycle", "trapezoid"),
     "reduce-on-plateau",

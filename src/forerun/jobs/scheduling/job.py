@@ -13,21 +13,6 @@ from forerun.jobs.scheduling.speed import Efficiency, ServerSpeed, SpeedModel
 from forerun.question.devices.catalogue import matching_devices
 from forerun.question.devices.cluster import MOST_DEVICES, split_spec
 
-__all__ = [
-    "Allocation",
-    "DataParallelTraining",
-    "NodeGroup",
-    "ScheduledJob",
-    "ServerTraining",
-    "SharedCluster",
-    "TaskDemand",
-    "Training",
-    "WorkForecast",
-    "check_jobs",
-    "parse_cluster",
-    "training_demand",
-]
-
 MOST_DEVICES_PER_NODE = 1024
 """The largest nodes known have 72 devices."""
 

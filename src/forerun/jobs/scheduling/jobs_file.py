@@ -23,8 +23,6 @@ from forerun.base.units import parse_duration_s
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared, setting_fields
 
-__all__ = ["JobEntry", "check_entries", "read_jobs"]
-
 
 def _seconds(value: Any) -> Any:
     """A duration as a number or as text; what is neither is left to the field's own check."""

@@ -20,27 +20,6 @@ from typing import Any
 from forerun.base.errors import FailureError, RecordError, UsageError
 from forerun.base.plugins import plugin, plugin_names
 
-__all__ = [
-    "FIELDS_MARK",
-    "Action",
-    "ActionKind",
-    "ClusterSystem",
-    "LiveCluster",
-    "LiveJob",
-    "LiveNode",
-    "action_of",
-    "commands_for",
-    "fields_of_text",
-    "inside",
-    "largest_first",
-    "parse_document",
-    "prefixed_fields",
-    "printed_document",
-    "read_live_cluster",
-    "system_of",
-    "wanted_list",
-]
-
 GROUP = "forerun.clusters"
 """Entry points of the systems."""
 

@@ -18,19 +18,6 @@ from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluste
 from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
 from forerun.jobs.scheduling.preemption import serve_urgent
 
-__all__ = [
-    "USUAL_WORST_FAIRNESS",
-    "YOUNG_FACTOR",
-    "YOUNG_PROGRESS",
-    "Utility",
-    "exchange_kinds",
-    "foresight_within",
-    "grow",
-    "minus_slowness",
-    "speedup_reason",
-    "start_all",
-]
-
 Utility = Callable[[JobView, Allocation], float]
 """Worth of an allocation to a job; only differences count."""
 

@@ -13,17 +13,6 @@ from forerun.base.answers import Answer
 from forerun.jobs.scheduling.job import Allocation
 from forerun.jobs.scheduling.placement import Placement
 
-__all__ = [
-    "Decision",
-    "Event",
-    "EventKind",
-    "JobOutcome",
-    "ScheduleMetrics",
-    "SimulatedSchedule",
-    "Stretch",
-    "schedule_metrics",
-]
-
 
 class EventKind(StrEnum):
     """Kinds of events of a job."""

@@ -16,17 +16,6 @@ from forerun.jobs.scheduling.job import (
 )
 from forerun.jobs.scheduling.policy import JobView
 
-__all__ = [
-    "NodeShare",
-    "Placement",
-    "Placer",
-    "consolidate",
-    "first_fit",
-    "free_nodes",
-    "pack",
-    "placed_remaining_s",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:

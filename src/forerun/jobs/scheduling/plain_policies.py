@@ -10,8 +10,6 @@ from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluste
 from forerun.jobs.scheduling.marginal_gain import start_all
 from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
-__all__ = ["LAS_THRESHOLDS_DEVICE_S", "admit_in_order"]
-
 LAS_THRESHOLDS_DEVICE_S = (3200.0,)
 """Device-seconds after which a job sinks to the next queue.
 

@@ -20,20 +20,6 @@ from forerun.jobs.scheduling.job import (
 )
 from forerun.jobs.scheduling.speed import RateCurve
 
-__all__ = [
-    "GROUP",
-    "POLICIES",
-    "FreeResources",
-    "JobView",
-    "NamedPolicy",
-    "Policy",
-    "find_policy",
-    "hold",
-    "policy",
-    "policy_names",
-    "register",
-]
-
 
 @dataclass(slots=True, kw_only=True)
 class JobView:

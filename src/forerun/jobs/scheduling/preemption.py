@@ -20,15 +20,6 @@ from typing import NamedTuple
 from forerun.jobs.scheduling.job import Allocation, SharedCluster
 from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
 
-__all__ = [
-    "Fairness",
-    "decide",
-    "fair_share",
-    "finish_time_fairness",
-    "serve_urgent",
-    "urgent_in_s",
-]
-
 _ROOM = 1 / 9
 """Share of the room under a bound at which a waiting job is served first: rounds and restarts are long beside a job of
 half a minute, and forecasts of its work are off. At the usual bound of 10 a job may wait for its own length. A share of

@@ -22,18 +22,6 @@ from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import RateCurve, offered_sizes, rate_curve
 
-__all__ = [
-    "FEWEST_POINTS",
-    "NO_ERROR",
-    "NUM_PHASES",
-    "CurveForecast",
-    "ForecastError",
-    "JobErrors",
-    "RunningJob",
-    "Standing",
-    "fit_of_epochs",
-]
-
 _SERVER_TABLE = 64
 
 

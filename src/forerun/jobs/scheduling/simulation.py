@@ -31,8 +31,6 @@ from forerun.jobs.scheduling.policy import JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
 
-__all__ = ["Progress", "SimulationOptions", "simulate"]
-
 _MOST_ROUNDS = 5_000_000
 _ROUNDS_BETWEEN_WORDS = 200
 

@@ -20,22 +20,6 @@ from forerun.base.errors import InvalidSetupError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-__all__ = [
-    "BatchEfficiency",
-    "DataParallelSpeed",
-    "Efficiency",
-    "MeasuredSpeed",
-    "RateCurve",
-    "ServerSpeed",
-    "SpeedModel",
-    "StepPoint",
-    "fit_data_parallel",
-    "offered_sizes",
-    "rate_curve",
-    "speeds_on_grid",
-    "upper_hull",
-]
-
 
 class SpeedModel(Protocol):
     """Data-parallel training on devices of one kind."""

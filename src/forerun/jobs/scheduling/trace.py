@@ -23,15 +23,6 @@ from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "RigidJob",
-    "RigidOutcome",
-    "RigidPolicy",
-    "read_trace",
-    "rigid_policy",
-    "simulate_rigid",
-]
-
 _NAMES = {
     "job": ("job", "job_id", "jobid", "job_name", "name"),
     "submitted": (

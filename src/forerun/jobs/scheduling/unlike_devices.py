@@ -19,11 +19,6 @@ from forerun.jobs.scheduling.plain_policies import admit_in_order
 from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
 
-__all__ = [
-    "configurations",
-    "max_min_shares",
-]
-
 _TIME_LIMIT_S = 20.0
 _POWER, _WAITING_COST = -0.5, 1.1
 

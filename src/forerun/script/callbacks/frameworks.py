@@ -12,8 +12,6 @@ from forerun.base.errors import MissingExtraError, UsageError
 from forerun.script.callbacks.loop import CurveCallback, LoopTimer
 from forerun.script.profiling.step_hooks import num_samples_of
 
-__all__ = ["keras_callback", "lightning_callback", "lightning_timer", "trainer_callback"]
-
 
 def keras_callback(path: str | Path, **options: Any) -> Any:
     """A ``keras.callbacks.Callback`` around a ``CurveCallback``, which is its attribute ``curve``.

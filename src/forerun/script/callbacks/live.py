@@ -22,15 +22,13 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
-from forerun.script.capturing.job import named_length
+from forerun.script.capturing.job import EPOCH_NAMES, named_length
 from forerun.script.patching import after_import, trainer_patches
-from forerun.script.profiling.profile import EPOCH_NAMES, STEP_NAMES
+from forerun.script.profiling.profile import STEP_NAMES
 from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
 if TYPE_CHECKING:
     from forerun.prediction.estimate import Estimate
-
-__all__ = ["LiveForecast", "watch"]
 
 _MOST_STEPS = 400
 _FEWEST_STEPS = 10

@@ -38,8 +38,6 @@ from forerun.jobs import (
 )
 from forerun.question.setup import Layout, Precision, choice
 
-__all__ = ["CurveCallback", "CurveLog", "LoopTimer", "StepTimes"]
-
 
 class CurveCallback:
     """Writes the curve of a run and stops it when its target is reached, or out of reach.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import optuna
 
 
-__all__ = ["ForecastPruner", "TrialPruner", "optuna_pruner_base"]
-
 _FEWEST_POINTS = 4
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from forerun.base.errors import UsageError
 from forerun.prediction.estimate import Estimate
 
-__all__ = ["RunLogger"]
-
 
 class RunLogger:
     """Logs the measured time of a step beside the predicted one as a run goes on.

@@ -26,8 +26,6 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("the callback StepTimer", "keras") from error
 
-__all__ = ["StepTimer"]
-
 _PRECISIONS = {
     "mixed_float16": Precision.AMP,
     "mixed_bfloat16": Precision.AMP_BF16,

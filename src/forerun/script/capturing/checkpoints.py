@@ -24,8 +24,6 @@ from forerun.script.capturing.pretend import Pretence, is_pretended
 from forerun.script.patching import after_import, surround
 from forerun.script.profiling.messages import CaptureSettings
 
-__all__ = ["Checkpoints", "rebuild_pretended"]
-
 _SAFETENSORS_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",

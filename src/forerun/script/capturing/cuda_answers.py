@@ -13,15 +13,6 @@ from torch import _C
 
 from forerun.script.capturing.pretend import is_pretended, shows_cuda, shows_meta
 
-__all__ = [
-    "GPU_MEMORY_BYTES",
-    "cover_attributes",
-    "cuda_type",
-    "cuda_type_name",
-    "pretend_cuda",
-    "pretend_cuda_types",
-]
-
 GPU_MEMORY_BYTES = 80 * 1024**3
 _CAPABILITY = (8, 0)
 _META, _CUDA, _CPU = torch.device("meta"), torch.device("cuda", 0), torch.device("cpu")

@@ -28,8 +28,6 @@ from typing import Any, NoReturn
 from forerun.script.capturing.view import enter_view, why_no_view
 from forerun.script.profiling.messages import FileAccess
 
-__all__ = ["GUARDED_FILE", "guard_files", "isolate"]
-
 GUARDED_FILE = "guarded"
 """File of a run that says why its files were guarded; absent with a view."""
 

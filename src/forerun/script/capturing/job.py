@@ -20,21 +20,6 @@ from typing import Any
 
 from forerun.script.patching import follow_arguments, is_of_script
 
-__all__ = [
-    "EPOCH_NAMES",
-    "STEP_NAMES",
-    "Job",
-    "Loop",
-    "NamedLength",
-    "Progress",
-    "argument_options",
-    "job_of",
-    "loops_around",
-    "named_length",
-    "remember_arguments",
-    "value_in",
-]
-
 _ENDLESS = 1e9
 """Batches of a loader, or rounds of a loop, that stand for no limit."""
 

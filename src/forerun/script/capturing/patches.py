@@ -27,8 +27,6 @@ from forerun.script.patching import (
 )
 from forerun.script.profiling.messages import CaptureSettings
 
-__all__ = ["Loaders", "RefusedError", "cover_keras", "cover_torch"]
-
 
 class RefusedError(RuntimeError):
     """The script does something that cannot be captured."""

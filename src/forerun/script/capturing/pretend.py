@@ -21,16 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.script.patching import place_in_script
 
-__all__ = [
-    "KnownValues",
-    "Pretence",
-    "ValueNeededError",
-    "is_pretended",
-    "shows_cuda",
-    "shows_meta",
-    "skip_initial_values",
-]
-
 _META = torch.device("meta")
 _aten = torch.ops.aten
 

@@ -26,8 +26,6 @@ from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
 
-__all__ = ["GRAPH_FILE", "RESULT_FILE", "stream_of_steps", "write_result"]
-
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
 

@@ -15,8 +15,6 @@ from forerun.tracing.meta_results import SHORTCUTS
 from forerun.tracing.op_rules.streaming import TRITON_KERNELS
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
 
-__all__ = ["ScriptRecorder"]
-
 
 def _on_processor(tensor: torch.Tensor) -> bool:
     """True for a tensor of the processor that holds more than a number."""

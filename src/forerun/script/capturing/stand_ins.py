@@ -23,8 +23,6 @@ from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import after_import
 from forerun.script.profiling.messages import CaptureSettings
 
-__all__ = ["FlexibleAttention", "Parallelism"]
-
 _COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
     "reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
@@ -47,7 +45,7 @@ class _Done:
         return future
 
 
-class Replicated(nn.Module):
+class _Replicated(nn.Module):
     """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -165,13 +163,13 @@ class Parallelism:
     def _cover_wrappers(self) -> None:
         parallel = self
 
-        class DistributedDataParallel(Replicated):
+        class DistributedDataParallel(_Replicated):
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module)
                 parallel.strategy = parallel.strategy or "ddp"
                 parallel.bucket_mb = kwargs.get("bucket_cap_mb")
 
-        class FullyShardedDataParallel(Replicated):
+        class FullyShardedDataParallel(_Replicated):
             def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
                 super().__init__(module)
                 parallel.shard(module, kwargs.get("mixed_precision"))

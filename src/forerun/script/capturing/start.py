@@ -23,8 +23,6 @@ from forerun.script.capturing.isolation import isolate
 from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
 from forerun.script.profiling.messages import CaptureSettings, read_settings
 
-__all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
-
 CAPTURED_STATUS = 78
 """Exit status of a script whose steps were captured."""
 

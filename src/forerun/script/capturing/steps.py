@@ -18,8 +18,6 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.tracing.recorder import RecordedRow
 
-__all__ = ["RecordedStep", "Steps", "first_tensor", "unwrapped"]
-
 _IDLE_OPTIMIZER_STEPS = 6
 _MOST_STEPS = 6
 _DIFFERENT = 0.02

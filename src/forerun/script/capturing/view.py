@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["enter_view", "why_no_view"]
-
 _NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # flags of unshare(2)
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18  # flags of mount(2)
 _DETACH = 2  # flag of umount2(2)

@@ -16,8 +16,6 @@ from forerun.script.diagnosis.kernels import COMMUNICATION, PRODUCTS
 from forerun.script.diagnosis.observation import Observation
 from forerun.script.profiling.profile import Profile
 
-__all__ = ["Cause", "busy_device", "causes_of", "fed_step_time_s"]
-
 _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
 _NOTABLE = 0.15

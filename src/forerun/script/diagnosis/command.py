@@ -15,8 +15,6 @@ from forerun.surface.cli.verbs import verb
 if TYPE_CHECKING:
     from forerun.script.diagnosis.diagnose import Diagnosis
 
-__all__ = ["diagnose"]
-
 
 @verb(
     "Tell whether a run is slow, and why.",

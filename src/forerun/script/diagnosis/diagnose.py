@@ -22,8 +22,6 @@ from forerun.script.diagnosis.trace import Trace, read_trace
 from forerun.script.profile import profile
 from forerun.search.predict import predict
 
-__all__ = ["ClassTime", "Diagnosis", "diagnose"]
-
 _WARMUP_STEPS, _WINDOW_STEPS = 3, 5
 _RATE = re.compile(r"([\d._,]+(?:e\d+)?)\s*(samples|images|img|tokens|tok|steps|it)/s(?:ec)?", re.IGNORECASE)
 _LARGE_SHARE = 0.1

@@ -5,19 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = [
-    "COMMUNICATION",
-    "CONVOLUTION",
-    "COPIES",
-    "ELEMENTWISE",
-    "LINEAR",
-    "OPTIMIZER",
-    "PRODUCTS",
-    "class_of_kernel",
-    "class_of_operator",
-    "outside_matrix_units",
-]
-
 COMMUNICATION = "gradient synchronisation"
 CONVOLUTION, LINEAR, ATTENTION = "convolution", "linear", "attention and batched products"
 COPIES, OPTIMIZER, ELEMENTWISE = "copies and casts", "optimizer", "element-wise and reductions"

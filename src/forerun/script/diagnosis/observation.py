@@ -27,8 +27,6 @@ from forerun.script.diagnosis.spans import Bools, Floats, Spans
 from forerun.script.diagnosis.trace import Events, Trace
 from forerun.script.profiling.profile import Profile
 
-__all__ = ["Observation", "RankTimes", "observe", "of_profile", "with_profile"]
-
 _LOADER = re.compile(r"DataLoader.*__next__|forerun::wait")
 _COMPILING = re.compile(r"dynamo_timed|compile_id=|backend_compile|CachingAutotuner|Inductor.*compil", re.I)
 _SYNCHRONISING = re.compile(r"Synchronize|^(cuda|hip)Memcpy(?!Async)|StreamWaitValue")

@@ -12,8 +12,6 @@ from forerun.base.units import format_duration_s
 from forerun.script.diagnosis.diagnose import Diagnosis
 from forerun.surface.report.wording import format_percent, range_words
 
-__all__ = ["diagnosis_page"]
-
 _VERDICTS = {
     "slow": "slow",
     "not slow": "not slow: within the interval",

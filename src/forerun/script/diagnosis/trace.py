@@ -18,8 +18,6 @@ import numpy as np
 from forerun.base.errors import UsageError
 from forerun.script.diagnosis.spans import Bools, Floats, Ints, Spans
 
-__all__ = ["Events", "Trace", "read_trace"]
-
 _CHUNK = 8 * 2**20
 _MOST_CHARS = 4 * 2**30
 """Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""

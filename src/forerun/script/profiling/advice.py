@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-from forerun.script.diagnosis.causes import Cause, busy_device, causes_of, fed_step_time_s
+from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
 from forerun.script.diagnosis.observation import of_profile
 from forerun.script.profiling.profile import Advice, Profile
-
-__all__ = ["advise", "fed_step_time_s"]
 
 _NOTABLE = 0.15
 _LARGE_HOST = 0.3

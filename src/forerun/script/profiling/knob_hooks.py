@@ -13,8 +13,6 @@ from typing import Any
 from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
 from forerun.script.profiling.messages import Recording
 
-__all__ = ["LOADER_KNOBS", "KnobPatches", "ModelHooks"]
-
 _BY_POSITION = (
     "batch_size",
     "shuffle",

@@ -29,17 +29,6 @@ from forerun.script.profiling.messages import (
 )
 from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process, was_stopped
 
-__all__ = [
-    "Launch",
-    "OutputLine",
-    "TreeSample",
-    "TreeWatch",
-    "end_tree",
-    "launch",
-    "start_with_hooks",
-    "started_by",
-]
-
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
 _TAIL_LINES = 3

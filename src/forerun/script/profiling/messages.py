@@ -9,19 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-__all__ = [
-    "CAPTURE_HOOKS",
-    "STARTUP_VARIABLE",
-    "STOPPED_STATUS",
-    "CaptureSettings",
-    "FileAccess",
-    "HookSettings",
-    "Recording",
-    "read_settings",
-    "trace_file",
-    "write_settings",
-]
-
 STARTUP_VARIABLE = "FORERUN_STARTUP"
 """Environment variable with the path of the settings; children inherit it, so it also marks a run's processes."""
 

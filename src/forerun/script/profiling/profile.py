@@ -15,17 +15,6 @@ from forerun.script.command_words import command_arguments
 from forerun.script.profiling.launch import Launch
 from forerun.script.profiling.recorded import Floats, ProcessRecord
 
-__all__ = [
-    "EPOCH_NAMES",
-    "STEP_NAMES",
-    "Advice",
-    "Profile",
-    "StepParts",
-    "parts_of_step",
-    "steady_steps",
-    "summarise_run",
-]
-
 # Fewer than a capture looks for, which sees beside a name whether a loop agrees with it.
 STEP_NAMES = (
     "max_steps",

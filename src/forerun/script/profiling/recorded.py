@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from forerun.base.errors import FailureError
 
-__all__ = ["ProcessRecord", "read_processes", "training_process", "was_stopped", "write_json", "write_text"]
-
 Floats = npt.NDArray[np.float64]
 
 _COLUMNS = 8

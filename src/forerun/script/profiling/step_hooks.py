@@ -19,8 +19,6 @@ from forerun.script.patching import (
     surround,
 )
 
-__all__ = ["LoaderSpan", "StepClock", "StepHooks", "StepListener", "num_samples_of", "tensor_shapes"]
-
 _MOST_DEPTH = 4
 
 

@@ -36,8 +36,6 @@ from forerun.script.profiling.step_hooks import (
     tensor_shapes,
 )
 
-__all__ = ["Watch", "Window", "covered", "install", "minus", "name_unreadable_images", "timeline_sums"]
-
 _LOOK_EVERY_S = 0.5
 
 

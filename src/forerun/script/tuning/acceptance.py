@@ -17,19 +17,6 @@ from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 if TYPE_CHECKING:
     from forerun.script.tuning.tuner import Tuner
 
-__all__ = [
-    "LEAST_PAIRS",
-    "MOST_PAIRS",
-    "Verdict",
-    "accept_best",
-    "is_script",
-    "num_reserved_runs",
-    "repeat_winner",
-    "screen",
-    "screened",
-    "show_winner",
-]
-
 _MOST_TRIED = 3
 _AS_IT_IS = ScriptConfiguration(arguments={}, hooks={})
 

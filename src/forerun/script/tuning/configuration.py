@@ -14,18 +14,6 @@ from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.space import KNOBS, Space, check_value, read_yaml
 
-__all__ = [
-    "ScriptConfiguration",
-    "base_values",
-    "check_arguments",
-    "configure",
-    "counts_steps",
-    "fitting_space",
-    "read_configuration",
-    "scaled_learning_rate",
-    "write_configuration",
-]
-
 _ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "lamb")
 
 

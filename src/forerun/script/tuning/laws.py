@@ -15,19 +15,6 @@ from forerun.script.diagnosis.causes import fed_step_time_s
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.space import KNOBS, Space
 
-__all__ = [
-    "PREDICTED_KNOBS",
-    "DevicePoint",
-    "DeviceSteps",
-    "MemoryPoint",
-    "device_point",
-    "device_points",
-    "expected_rate",
-    "first_guesses",
-    "predicted_memory_bytes",
-    "script_point",
-]
-
 _LEAST_FIXED_SHARE = 0.25
 """Share of a step's kernels that does not shrink with the batch: launches and short loops."""
 _MOST_COMBINATIONS = 4096

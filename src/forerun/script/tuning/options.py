@@ -16,20 +16,6 @@ if TYPE_CHECKING:  # the help of the command line needs the settings alone
     from forerun.script.tuning.space import Metric
     from forerun.script.tuning.trial import TrialResult
 
-__all__ = [
-    "OBJECTIVES",
-    "Budget",
-    "Objective",
-    "ScenarioSettings",
-    "TuneOptions",
-    "TuneSettings",
-    "by_steps",
-    "parse_budget",
-    "parse_objectives",
-    "time_left_s",
-    "value_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneSettings:

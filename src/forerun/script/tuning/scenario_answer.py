@@ -13,8 +13,6 @@ from forerun.script.profiling.launch import Launch, TreeSample
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.configuration import ScriptConfiguration
 
-__all__ = ["RunFigures", "ScenarioRun", "ScenarioRuns", "ScenarioStudy", "Usage", "run_figures", "usage_rows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioStudy:

@@ -22,23 +22,6 @@ from typing import Any
 
 from forerun.base.errors import UsageError, near_matches
 
-__all__ = [
-    "KNOBS",
-    "Knob",
-    "Metric",
-    "Parameter",
-    "Space",
-    "check_value",
-    "configuration_key",
-    "default_space",
-    "find_knob",
-    "num_configurations",
-    "read_space",
-    "read_yaml",
-    "space_of",
-    "untried_neighbour",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:

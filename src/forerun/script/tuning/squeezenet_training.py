@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from forerun.base.errors import UsageError
 
-__all__ = ["CLASSES", "IMAGE_SIZE", "MODEL", "generate_images", "load_model", "main", "part_folder"]
-
 IMAGE_SIZE = 160
 """Default height and width of the task's images [pixels]."""
 

@@ -26,8 +26,6 @@ from forerun.base.errors import FailureError, RecordError, UsageError
 from forerun.script.tuning.options import Objective
 from forerun.script.tuning.space import Parameter, Space
 
-__all__ = ["StudyJournal", "TrialStore", "has_value", "result_of", "suggest", "values_of"]
-
 _WORKER = "worker"
 _CONSTRAINT = "memory_or_target"
 

@@ -17,19 +17,6 @@ from forerun.script.profiling.profile import summarise_run
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.space import Metric
 
-__all__ = [
-    "USUAL_METRICS",
-    "MetricReader",
-    "Reading",
-    "TrialOrder",
-    "TrialResult",
-    "find_metric",
-    "missing_metric",
-    "read_metric",
-    "run_trial",
-    "say_nothing",
-]
-
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|Cannot allocate memory|"
     r"DefaultCPUAllocator|bad_alloc|killed by signal: Killed",

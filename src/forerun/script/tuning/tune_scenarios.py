@@ -33,8 +33,6 @@ from forerun.script.tuning.space import Space, space_of
 from forerun.script.tuning.squeezenet_training import IMAGE_SIZE, MODEL, generate_images, part_folder
 from forerun.script.tuning.trial import say_nothing
 
-__all__ = ["SCENARIOS", "Scenario", "chosen_scenarios", "training_command", "tune_scenarios"]
-
 _METRIC = "test_acc"
 _LOCK_PATIENCE_S = 24 * 3600.0
 

@@ -41,8 +41,6 @@ from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 if TYPE_CHECKING:
     from forerun.script.callbacks.pruner import TrialPruner
 
-__all__ = ["Task", "TrialRunner", "Tuner", "search_together"]
-
 TrialRunner = Callable[..., TrialResult]
 
 _MOST_REJECTED_IN_A_ROW = 200

@@ -15,8 +15,6 @@ import torch
 from forerun.base.errors import InvalidSetupError
 from forerun.tracing.models.meta_build import first_line
 
-__all__ = ["WithBatch", "as_module"]
-
 _OPTIMIZERS = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",

@@ -51,17 +51,6 @@ from forerun.question.setup import Phase
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "PROBE_SIZES",
-    "STRATEGIES",
-    "check_strategy",
-    "fit_ring",
-    "run_data_parallel",
-    "run_in_group",
-    "run_link_probe",
-    "write_measured_link",
-]
-
 STRATEGIES = ("ddp",)
 """Strategies that can be measured."""
 

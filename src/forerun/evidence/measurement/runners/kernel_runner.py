@@ -26,8 +26,6 @@ from forerun.question.setup import Layout, Precision
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KERNELS", "run_kernel"]
-
 _Prepared = tuple[Callable[[], Any], dict[str, float]]
 """A function to call, and the work of one call: ``flops`` [FLOP], ``bytes`` [bytes] or ``calls``."""
 

@@ -39,8 +39,6 @@ from forerun.question.setup import Layout, Precision, TrainingSetup
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MODES", "run_layer"]
-
 MODES = ("forward", "train_step")
 
 _LEARNING_RATE = 1e-4

@@ -30,19 +30,6 @@ if TYPE_CHECKING:
 
     from forerun.tracing.models.built_model import BuiltModel
 
-__all__ = [
-    "autocast_region",
-    "check_measured_optimizer",
-    "compiled",
-    "make_real_optimizer",
-    "make_step",
-    "num_parameters",
-    "run_step",
-    "step_energy",
-    "tensor_bytes",
-    "time_first_and_rest",
-]
-
 Batch = Mapping[str, Any]
 
 

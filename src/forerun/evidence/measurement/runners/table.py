@@ -15,8 +15,6 @@ from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import open_device, synchroniser
 from forerun.evidence.records.measurement import JobKind
 
-__all__ = ["RUNNERS", "OutOfMemory", "Runner", "is_out_of_memory", "run_job", "run_null", "runner"]
-
 Runner = Callable[[MeasurementJob, str, Protocol], RunResult]
 
 RUNNERS: dict[JobKind, Runner] = {}

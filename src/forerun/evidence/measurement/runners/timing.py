@@ -12,19 +12,6 @@ from statistics import median
 from forerun.evidence.measurement.jobs import Protocol, RunResult
 from forerun.evidence.records.measurement import Scalar, Summary
 
-__all__ = [
-    "Repetitions",
-    "Timed",
-    "has_settled",
-    "median_interval_ranks",
-    "median_interval_s",
-    "noise_s",
-    "relative_shift",
-    "summarise",
-    "time_repetitions",
-    "windows_agree",
-]
-
 _LEAST_REPETITIONS = 3
 
 

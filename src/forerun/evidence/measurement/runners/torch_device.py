@@ -15,16 +15,6 @@ from forerun.question.setup import Precision
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "PeakMemory",
-    "ResidentPeak",
-    "check_measured_precision",
-    "limit_device_memory",
-    "open_device",
-    "set_numeric_flags",
-    "synchroniser",
-]
-
 _PROCESS = Path("/proc/self")
 
 

@@ -51,8 +51,6 @@ from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EpochFigures", "Sums", "epoch_results", "num_hits", "run_training"]
-
 _EVALUATION_BATCH = 256
 _SHARE_OF_STEPS = 0.1  # share of the job, for the reported progress
 
