@@ -65,7 +65,7 @@ def test_bad_values_of_every_command_are_refused_in_one_line(tmp_path):
         ("capture", "a child without its variables", "written to graph.forerun"),
         ("capture", "SIGKILL to its parent", "cannot be captured"),
         ("profile", "a child that ignores SIGTERM", ""),
-        ("profile", "os._exit in a step", "os._exit"),
+        ("profile", "os._exit in a step", "exit status 3"),
     ],
 )
 def test_a_hostile_script_leaves_nothing_and_is_told_in_a_line(tmp_path, verb, script, words):

@@ -117,7 +117,7 @@ def test_the_answer_of_a_compiled_run_needs_less_and_says_so():
     eager, compiled = (answer.peak_memory_bytes.value for answer in answers)
     assert compiled < eager
     assert answers[1].max_batch_size.value > answers[0].max_batch_size.value
-    assert any("memory is that of a compiled step" in note for note in answers[1].notes)
+    assert any("memory is for a compiled step" in note for note in answers[1].notes)
     assert answers[0].tokens_per_s.value == pytest.approx(512 * answers[0].throughput_samples_per_s.value)
 
 

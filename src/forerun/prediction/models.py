@@ -200,18 +200,6 @@ def model_names() -> dict[str, Any]:
     return found
 
 
-def flat_names(names: Any) -> Iterator[str]:
-    """The names in a listing by source."""
-    if isinstance(names, str):
-        yield names
-    elif isinstance(names, dict):
-        for part in names.values() if "name" not in names else [names["name"]]:
-            yield from flat_names(part)
-    elif isinstance(names, list | tuple):
-        for part in names:
-            yield from flat_names(part)
-
-
 def _names() -> dict[str, Any]:
     catalogued = list(architectures())
     if find_spec("torch") is None:  # what the package answers without it

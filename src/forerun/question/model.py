@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -164,3 +164,15 @@ def capture_path(model: Any) -> Path | None:
     if not isinstance(model, str) or not model.startswith(CAPTURE_PREFIX):
         return None
     return Path(model.removeprefix(CAPTURE_PREFIX)).expanduser()
+
+
+def flat_names(names: Any) -> Iterator[str]:
+    """The names in a listing by source."""
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, dict):
+        for part in names.values() if "name" not in names else [names["name"]]:
+            yield from flat_names(part)
+    elif isinstance(names, list | tuple):
+        for part in names:
+            yield from flat_names(part)

@@ -59,7 +59,7 @@ def test_a_file_of_the_other_framework_is_refused(folder):
 
 
 def test_a_calibration_that_is_passed_over_is_told(folder):
-    said = "calibration of keras, which says little of pytorch"
+    said = "calibration of keras, which does not hold for pytorch"
     assert not any(said in note for note in forerun.predict("mnist-cnn", device="here").notes)
     save_weights(calibrated("keras"), calibration_path(HERE, "keras"))
     found = forerun.predict("mnist-cnn", device="here")

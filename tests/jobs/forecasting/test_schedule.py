@@ -179,7 +179,7 @@ def test_logged_rates_of_no_known_shape_stay_where_they_are():
     rates = np.where(np.arange(40) < 30, 1.0, 0.1)
     found = logged_schedule(np.arange(1.0, 41), rates, 100.0)
     np.testing.assert_allclose(found.rate(np.asarray([20.0, 60.0, 99.0])), [1.0, 0.1, 0.1])
-    assert "taken to stay" in found.notes[0]
+    assert "the last one is kept" in found.notes[0]
 
 
 @pytest.mark.parametrize("rates", [[0.0, 0.0], [np.nan, 0.1]])

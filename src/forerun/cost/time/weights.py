@@ -448,6 +448,7 @@ def _load(path: Path, _changed_ns: int, _size: int) -> CostModel:
         _check_version(header, path)
         known = from_plain(_Header, header, least=-np.inf)
         check_facts(known.provenance)
+        from_plain(Mapping[str, int], known.provenance.get("rows", {}), "provenance rows")
         _check_lists(known)
         return CostModel(
             networks=_networks(tensors, known),
@@ -515,7 +516,6 @@ class _Facts:
     models: tuple[str, ...] = ()
     measured_devices: Mapping[str, tuple[str, ...]] | None = None
     intervals: Mapping[str, _IntervalLaw] | None = None
-    rows: Mapping[str, int] | None = None
     started_from: Mapping[str, Any] | None = None
     shared: _Shared | None = None
     ranges: Mapping[str, tuple[float, float]] | None = None

@@ -18,7 +18,7 @@ from forerun import __version__
 from forerun.base.answers import Answer
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
-from forerun.prediction.models import flat_names
+from forerun.question.model import flat_names
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

@@ -378,8 +378,8 @@ NoCacheOption = Annotated[
 
 def known_models(incomplete: str) -> list[str]:
     """Names of models for the completion of a shell."""
-    from forerun.prediction.models import flat_names, kept_model_names
-    from forerun.question.model import architectures
+    from forerun.prediction.models import kept_model_names
+    from forerun.question.model import architectures, flat_names
     from forerun.tracing.shipped import shipped_models
 
     names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]

@@ -56,9 +56,9 @@ _CHARTS = {
 """Functions from an answer to its figure; others are drawn as bars of their rows."""
 
 _CHART_FILES = {
-    "Schedule": "forerun.jobs.pages.gantt:gantt_chart",
-    "RunForecast": "forerun.jobs.pages.forecast_plots:forecast_plot",
-    "Profile": "forerun.script.pages.profile_page:parts_plot",
+    "Schedule": "forerun.jobs.plots:gantt_chart",
+    "RunForecast": "forerun.jobs.plots:forecast_plot",
+    "Profile": "forerun.script.pages:parts_plot",
 }
 """Functions that draw an answer to a file."""
 

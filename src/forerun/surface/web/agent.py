@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from forerun import __version__
 from forerun.base.errors import ForerunError, UsageError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.models import flat_names, kept_model_names, model_names
+from forerun.prediction.models import kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
+from forerun.question.model import flat_names
 from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
 from forerun.question.settings import declared
 from forerun.search.advise import advise, ways_to_fit
