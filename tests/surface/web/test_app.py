@@ -116,6 +116,9 @@ def test_the_lists_have_the_catalogue_the_families_and_the_datasets(client):
     assert "cnn" in {family["name"] for family in models["families"]}
     assert "torchvision:resnet50" in models["torchvision"]
     assert "cifar10" in {dataset["name"] for dataset in client.get("/datasets").json()["datasets"]}
+    rates = {one["code"]: one for one in client.get("/currencies").json()["currencies"]}
+    assert (rates["USD"]["usd"], rates["EUR"]["sign"]) == (1.0, "€")
+    assert 0.5 < rates["EUR"]["usd"] < 2.0
 
 
 @pytest.mark.parametrize(
@@ -294,6 +297,7 @@ def test_the_document_describes_every_question(client):
         "/hardware",
         "/models",
         "/datasets",
+        "/currencies",
     }
     for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])

@@ -15,6 +15,7 @@ import pytest
 from served import serving
 from typer.testing import CliRunner
 
+from forerun.question.devices.prices import find_currency
 from forerun.surface.cli.main import app
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -268,6 +269,25 @@ def test_a_link_reproduces_the_view(opened, complaints):
     assert again.locator("#devices-out").inner_text() == "2"
     assert again.locator("#scale-words").inner_text() == page.locator("#scale-words").inner_text()
     assert again.locator("#choice").inner_text() == page.locator("#choice").inner_text()
+    assert complaints == []
+
+
+def test_amounts_are_shown_in_the_chosen_currency(opened, complaints):
+    page = opened()
+    dollars = cards(page)["cost of the job"]
+    assert dollars.startswith("$")
+    page.evaluate("delete document.body.dataset.exact")
+    page.locator("#advanced summary").click()
+    page.locator("#currency").select_option("EUR")
+    wait_for_hash(page, "currency=EUR")
+    page.wait_for_selector("body[data-exact]")
+    euros = cards(page)["cost of the job"]
+    rate = find_currency("eur").usd
+    assert euros.startswith("€")
+    assert float(euros[1:]) * rate == pytest.approx(float(dollars[1:]), rel=0.02)
+    assert "1 EUR =" in page.locator("#notes").inner_text()
+    assert "€" in page.locator("#device").inner_text()
+    screenshot(page, "euros")
     assert complaints == []
 
 

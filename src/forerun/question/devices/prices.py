@@ -377,7 +377,7 @@ class Currency:
 
 
 @cache
-def _rates() -> dict[str, Currency]:
+def currencies() -> dict[str, Currency]:
     """The currencies of the catalogue by code, through the euro, for which the rates are published."""
     file = tomllib.loads(Path(__file__).with_name("currencies.toml").read_text(encoding="utf-8"))
     per_euro, source = file["per_euro"], f"{file['source']} of {file['date']}"
@@ -400,12 +400,12 @@ def find_currency(word: str) -> Currency:
     if own is not None and float(own[2]) > 0:
         return Currency(code=own[1].upper(), usd=float(own[2]), source="the rate that was given")
     code = _SIGNS.get(word.strip(), word.strip().upper())
-    if code not in _rates():
+    if code not in currencies():
         raise InvalidSetupError(
-            f"unknown currency '{word}'{near_matches(code, _rates())}; expected one of "
-            f"{', '.join(_rates()).lower()}, or a rate of your own, such as eur=1.08 (dollars)"
+            f"unknown currency '{word}'{near_matches(code, currencies())}; expected one of "
+            f"{', '.join(currencies()).lower()}, or a rate of your own, such as eur=1.08 (dollars)"
         )
-    return _rates()[code]
+    return currencies()[code]
 
 
 def amount_in_usd(text: str) -> str:
@@ -417,6 +417,6 @@ def amount_in_usd(text: str) -> str:
     found = _AMOUNT.fullmatch(text.strip())
     word = (found[1] or found[3] or "").upper() if found else ""
     code = _SIGNS.get(word, word)
-    if found is None or code in ("", "USD") or code not in _rates():
+    if found is None or code in ("", "USD") or code not in currencies():
         return text
-    return f"{float(found[2].replace('_', '')) * _rates()[code].usd:.10g}"
+    return f"{float(found[2].replace('_', '')) * currencies()[code].usd:.10g}"

@@ -13,7 +13,7 @@ from forerun.base.kept import KeptBytes
 from forerun.prediction.division import compute_setup
 from forerun.prediction.models import kept_model_names, model_names, trace_model
 from forerun.question.devices import load_catalog
-from forerun.question.devices.prices import Rental, cheapest_rental, load_prices
+from forerun.question.devices.prices import Rental, cheapest_rental, currencies, load_prices
 from forerun.question.job import DATASETS
 from forerun.question.model import ModelRequest
 from forerun.question.options import RunOptions
@@ -132,7 +132,7 @@ class Answers:
         self._kept.keep(_key(kind, arguments), answer, len(answer))
         return answer
 
-    def listed(self, name: Literal["hardware", "models", "datasets"]) -> bytes:
+    def listed(self, name: Literal["hardware", "models", "datasets", "currencies"]) -> bytes:
         """A list as JSON, which is made once."""
         if name not in self._lists:
             self._lists[name] = json.dumps(
@@ -178,6 +178,14 @@ class Answers:
             for name, dataset in DATASETS.items()
         ]
         return {"datasets": found}
+
+    def currencies(self) -> dict[str, Any]:
+        """Currencies in which amounts may be shown, with their rates [USD]."""
+        found = [
+            {"code": one.code, "sign": one.sign, "usd": one.usd, "words": one.words}
+            for one in currencies().values()
+        ]
+        return {"currencies": found}
 
 
 def _predicted(arguments: Mapping[str, Any]) -> dict[str, Any]:

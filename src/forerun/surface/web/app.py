@@ -226,6 +226,10 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     async def datasets() -> Response:
         return Response(answers.listed("datasets"), media_type="application/json")
 
+    @app.get("/currencies", summary="Currencies with their rates")
+    async def currencies() -> Response:
+        return Response(answers.listed("currencies"), media_type="application/json")
+
 
 def _client(request: Request) -> str:
     return request.client.host if request.client else "unknown"

@@ -21,6 +21,7 @@ let lastScale = { key: "", curve: null };
 let aheadTimer = 0;
 let moved = "";
 let devices = [];
+let currencies = [{ code: "USD", sign: "$", usd: 1, words: "" }];
 let shownEstimate = null;
 let pinned = null;
 const index = { names: [] };
@@ -35,9 +36,12 @@ async function ask(path, body) {
 
 const nearest = (values, wanted) => values.reduce((best, value, i) => (Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? i : best), 0);
 
+const chosenCurrency = () => currencies.find((one) => one.code === state.currency) ?? currencies[0];
+
 function showControls() {
+  say.showIn(chosenCurrency());
   showDeviceChoices();
-  for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "fused", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence"]) at(name).value = state[name];
+  for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "fused", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence", "currency"]) at(name).value = state[name];
   document.body.dataset.kind = isTokens(state) ? "tokens" : "samples";
   for (const name of ["price", "most", "lora"]) at(name).value = state[name] ?? "";
   at("adapters").value = adapters(state);
@@ -73,7 +77,7 @@ function readControls(event) {
   at("image-out").value = state.image ?? "the model's own";
   at("adapters").value = adapters(state);
   at("lora").value = state.lora ?? "";
-  if (["vendor", "memory", "most"].includes(name)) showControls();
+  if (["vendor", "memory", "most", "currency"].includes(name)) showControls();
   renew();
 }
 
@@ -82,7 +86,7 @@ const passes = (device) => (!state.vendor || device.vendor === state.vendor) && 
 // The lists of devices, by the filters; the chosen device stays in them.
 function showDeviceChoices() {
   const listed = devices.filter((device) => device.name === state.device || passes(device));
-  at("device").replaceChildren(...listed.map((device) => made("option", { value: device.name, textContent: `${device.title}${device.price ? `, $${device.price.usd_per_hour.toFixed(2)}/h` : ""}` })));
+  at("device").replaceChildren(...listed.map((device) => made("option", { value: device.name, textContent: `${device.title}${device.price ? `, ${say.price(device.price.usd_per_hour)}/h` : ""}` })));
   const filtered = state.vendor || state.memory || state.most;
   const offered = filtered ? devices.filter(passes).map((device) => device.name).slice(0, 24) : [...new Set([...POPULAR, ...state.compare])];
   at("compare").replaceChildren(...offered.map((value) => made("label", {}, made("input", { type: "checkbox", name: "compare", value }), value)));
@@ -247,8 +251,8 @@ function showEstimate(estimate) {
   showStep(estimate);
   showBeside();
   const price = devices.find((one) => one.name === state.device)?.price;
-  const paid = state.price ? [`price: ${state.price} $/h, yours`] : price ? [`price: $${price.usd_per_hour.toFixed(2)}/h of one device, ${price.provider} ${price.instance}, read on ${price.date} (${price.source})`] : ["price: none is known of this device"];
-  const rests = [`${estimate.device_title}: ${estimate.provenance}`, `${say.count(estimate.num_parameters)} parameters`, ...paid, ...estimate.notes];
+  const paid = state.price ? [`price: ${say.price(state.price)}/h, yours`] : price ? [`price: ${say.price(price.usd_per_hour)}/h of one device, ${price.provider} ${price.instance}, read on ${price.date} (${price.source})`] : ["price: none is known of this device"];
+  const rests = [`${estimate.device_title}: ${estimate.provenance}`, `${say.count(estimate.num_parameters)} parameters`, ...paid, ...(state.currency === "USD" ? [] : [chosenCurrency().words]), ...estimate.notes];
   at("notes").replaceChildren(...rests.map((text) => made("li", { textContent: text })));
 }
 
@@ -483,7 +487,9 @@ async function copy(text, what) {
 }
 
 async function begin() {
-  const [hardware, data] = await Promise.all([ask("/hardware"), ask("/datasets")]);
+  const [hardware, data, rates] = await Promise.all([ask("/hardware"), ask("/datasets"), ask("/currencies")]);
+  currencies = rates.currencies.sort((a, b) => (b.code === "USD") - (a.code === "USD"));
+  at("currency").replaceChildren(...currencies.map((one) => made("option", { value: one.code, textContent: one.code, title: one.words })));
   devices = hardware.devices.filter((device) => device.kind === "gpu");
   at("vendor").append(...[...new Set(devices.map((device) => device.vendor))].sort().map((value) => made("option", { value, textContent: value })));
   at("dataset").replaceChildren(...data.datasets.map((one) => made("option", { value: one.name, textContent: one.name })));

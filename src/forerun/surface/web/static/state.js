@@ -12,7 +12,7 @@ export const DEVICE_COUNTS = Array.from({ length: 16 }, (_, i) => i + 1);
 
 export const DEFAULTS = {
   model: "torchvision:resnet50", device: "a100-sxm4-40gb", devices: 1, precision: "amp", batch: 64, image: null, dataset: "imagenet",
-  epochs: 1, tokens: "1B", sequence: 2048, optimizer: "sgd", layout: "nchw", compile: "no", recompute: "none", lora: null, quantize: "none", fused: "none", strategy: "ddp", accumulation: 1, price: null, vendor: "", memory: 0, most: null, within: "", kind: "on-demand", minimize: "time", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
+  epochs: 1, tokens: "1B", sequence: 2048, optimizer: "sgd", layout: "nchw", compile: "no", recompute: "none", lora: null, quantize: "none", fused: "none", strategy: "ddp", accumulation: 1, price: null, vendor: "", memory: 0, most: null, within: "", kind: "on-demand", minimize: "time", currency: "USD", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
 };
 
 export function fromLink(hash) {
@@ -63,6 +63,7 @@ export function toCommand(state) {
   if (state.within.trim()) words.push("--within", state.within);
   if (state.minimize !== "time") words.push("--minimize", state.minimize);
   if (state.kind !== "on-demand") words.push("--price-kind", state.kind);
+  if (state.currency !== "USD") words.push("--currency", state.currency.toLowerCase());
   return words.map(quoted).join(" ");
 }
 

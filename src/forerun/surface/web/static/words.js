@@ -20,7 +20,17 @@ export const duration = (s) => {
 export const bytes = (n) => scaled(n, [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [1024, "KiB"], [1, "B"]]);
 export const count = (n) => scaled(n, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]]);
 export const rate = (n) => `${count(n)} samples/s`;
-export const money = (usd) => (usd >= 1000 ? `$${Math.round(usd).toLocaleString("en")}` : usd >= 1 ? `$${usd.toFixed(2)}` : `$${Number(usd.toPrecision(3)).toString().replace(/(\.\d)$/, "$10")}`);
+
+// Amounts come in US dollars and are shown in the chosen currency.
+let currency = { sign: "$", usd: 1 };
+export const showIn = (one) => { currency = one; };
+export const sign = () => currency.sign;
+export const money = (usd) => {
+  const amount = usd / currency.usd;
+  const digits = amount >= 1000 ? Math.round(amount).toLocaleString("en") : amount >= 1 ? amount.toFixed(2) : Number(amount.toPrecision(3)).toString().replace(/(\.\d)$/, "$10");
+  return `${currency.sign}${digits}`;
+};
+export const price = (usd) => `${currency.sign}${(usd / currency.usd).toFixed(2)}`;
 export const energy = (j) => (j >= 3.6e6 ? `${three(j / 3.6e6)} kWh` : scaled(j, [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]]));
 export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
