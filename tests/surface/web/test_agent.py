@@ -14,6 +14,9 @@ LANGUAGE_MODEL = "llama-3.1-8b"
 LORA = {"lora": 16, "sequence_length": 2048}
 
 
+ACCURACIES = [0.31, 0.42, 0.50, 0.55, 0.58, 0.61, 0.63]
+
+
 async def conversation():
     command = mcp.StdioServerParameters(
         command=sys.executable,
@@ -34,7 +37,16 @@ async def conversation():
                 "predict", {"model": LANGUAGE_MODEL, "device": "h100-sxm", "settings": LORA}
             ),
         ]
-    return {tool.name: tool for tool in tools.tools}, answers
+        points = {"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000}
+        cluster = {"cluster": "2x4xt4"}
+        of_jobs = [
+            await client.call_tool("forecast", {"run": ACCURACIES, "target": "accuracy>=0.7", "epochs": 30}),
+            await client.call_tool("forecast", {"run": "/etc/passwd"}),
+            await client.call_tool("schedule", {**cluster, "jobs": [points]}),
+            await client.call_tool("schedule", {**cluster, "jobs": [{**points, "table": "/etc/passwd"}]}),
+            await client.call_tool("schedule", {**cluster, "jobs": [{**points, "model": "train.py:net"}]}),
+        ]
+    return {tool.name: tool for tool in tools.tools}, answers, of_jobs
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +55,10 @@ def said():
 
 
 def test_the_tools_have_typed_results(said):
-    tools, _ = said
+    tools, *_ = said
     assert set(tools) == {
-        "predict", "plan", "scale", "layouts", "advise", "diagnose", "compare", "hardware", "models"
+        "predict", "plan", "scale", "layouts", "advise", "diagnose", "forecast", "schedule", "compare", "hardware",
+        "models",
     }  # fmt: skip
     assert all(tool.annotations.read_only_hint for tool in tools.values())
     assert "No code of a user is run" in tools["predict"].description
@@ -54,7 +67,7 @@ def test_the_tools_have_typed_results(said):
 
 
 def test_the_answers_are_those_of_the_package(said):
-    _, (fit, hardware, scale, plan, wrong, _) = said
+    _, (fit, hardware, scale, plan, wrong, _), _ = said
     assert fit.structured_content["fits"] == "no"
     assert fit.structured_content["ways_to_fit"][0]["change"]["batch_size"] < 1024
     assert hardware.structured_content["devices"][0]["name"] == "h100-sxm"
@@ -65,7 +78,17 @@ def test_the_answers_are_those_of_the_package(said):
 
 
 def test_the_defaults_of_a_language_model_are_those_of_the_package(said):
-    _, (*_, found) = said
+    _, (*_, found), _ = said
     expected = forerun.predict(LANGUAGE_MODEL, device="h100-sxm", **LORA)
     assert found.structured_content["step_time_s"]["value"] == expected.step_time_s.value
     assert found.structured_content["fits"] == expected.fits == "yes"
+
+
+def test_forecasts_and_schedules_are_tools_that_read_no_strangers_files(said):
+    *_, (run, outside, jobs, table, code) = said
+    assert run.structured_content["metric"] == "accuracy"
+    assert [one["policy"] for one in jobs.structured_content["policies"]] == ["foresight", "srtf", "fifo"]
+    for refused, words in ((outside, "outside the working folder"), (table, "outside the working folder")):
+        assert refused.is_error
+        assert words in refused.content[0].text
+    assert "which this server does not run" in code.content[0].text

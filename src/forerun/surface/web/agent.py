@@ -251,6 +251,36 @@ def _diagnose(
     return dict(found.as_dict())
 
 
+def _forecast(
+    run: str | list[float],
+    target: str | None = None,
+    schedule: str | None = None,
+    epochs: float | None = None,
+    history: list[str] | None = None,
+) -> dict[str, Any]:
+    """The end of a training run from its first epochs, and when it reaches a target.
+
+    ``run`` is a CSV in the working folder, or the values of the metric, one an epoch.
+
+    Example: {"run": [0.31, 0.42, 0.5, 0.55, 0.58, 0.61], "target": "accuracy>=0.7", "epochs": 30}.
+    """
+    found = question("forecast")(run, target=target, schedule=schedule, epochs=epochs, history=history or ())
+    return dict(found.as_dict())
+
+
+def _schedule(
+    jobs: list[dict[str, Any]], cluster: str, policies: list[str] | None = None, fair: float | None = None
+) -> dict[str, Any]:
+    """The devices of each job now, the time when it is done, and a comparison of policies.
+
+    Rows of jobs are those of a jobs file (docs/files.md).
+
+    Example: {"cluster": "2x4xt4", "jobs": [{"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000}]}.
+    """
+    chosen = {} if policies is None else {"policies": policies}
+    return dict(question("schedule")(jobs, cluster=cluster, fair=fair, **chosen).as_dict())
+
+
 def _compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The differences of two runs and their reasons: time by kind of work, memory by part, money.
 
@@ -282,6 +312,8 @@ _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _layouts: LayoutOptions,
     _advise: RunOptions,
     _diagnose: RunOptions,
+    _forecast: None,
+    _schedule: RunOptions,
     _compare: RunOptions,
     _hardware: None,
     _models: None,

@@ -45,7 +45,7 @@ _FILES = (
     ".parquet",
     ".gz",
 )
-_PATHS = {"trace"}
+_PATHS = {"trace", "run", "history", "table", "curve"}
 """Arguments of tools that are files whatever they end in."""
 
 
@@ -82,8 +82,9 @@ class Reach:
             UsageError: A name reaches beyond the folders, or a list or a text is too long.
         """
         for name, value in arguments.items():
-            if isinstance(value, Mapping):
-                self.check(value, known)
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, Mapping):
+                    self.check(part, known)
             is_path = name in _PATHS or (name in known and known[name].setting.is_local)
             for text in _texts(name, value):
                 for part in text.split(";"):
