@@ -48,7 +48,7 @@ _DEFAULT_TOKENS = 2048
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
-"""``law_size`` of streams that an engine replays, see ``kernel_laws.replayed``."""
+"""``law_size`` of streams that an engine replays and of products of single tokens, see ``kernel_laws``."""
 _OTHER_PRECISIONS = {
     Precision.AMP: Precision.FP16,
     Precision.AMP_BF16: Precision.BF16,
@@ -432,6 +432,8 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape)
     columns["gemm"][rows, 3, 0] = shape.key_size
     columns["law_size"][rows] = ceil(context)
     columns["width"][rows] = ceil(context)
+    products = np.isin(ops.op_class, (OpClass.LINEAR, OpClass.BMM))
+    columns["law_size"][products] = _REPLAYED
     return replace(ops, **columns, count=ops.count * num_tokens)
 
 

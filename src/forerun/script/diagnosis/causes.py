@@ -526,7 +526,7 @@ def _other_settings(seen: Observation) -> _Found | None:
     if abs(math.log(other_s / seen.step_s)) > _ALIKE or other_s <= step_s:
         return None
     return _Found(
-        cost_s=other_s - step_s,
+        cost_s=min(other_s, seen.step_s) - step_s,  # no more than the step is longer than it should be
         evidence=f"with {nearest} the step is predicted at {format_duration_s(other_s)}, nearer to the measured one",
         change=f"see whether the run has {nearest}",
     )
