@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         InvalidSetupError: The model writes no tokens, or has no head with one value.
         UsageError, FailureError: It cannot be built or traced.
     """
+    trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
         _check_reads_tokens(
             trace(request, replace(setup, phase=Phase.INFERENCE, post=PostTraining(), optimizer="none"))
@@ -219,7 +221,7 @@ class _Parts:
         mean_context = tokens.prompt + (tokens.new + 1) / 2
         routed = one.ops if self.only_batch_size is None else _routed(one.ops, self.only_batch_size)
         decode = _decoding(routed, mean_context, tokens.new, shape)
-        cache = Held(
+        pairs = Held(
             (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
             AllocationKind.ACTIVATION,
         )
@@ -227,7 +229,7 @@ class _Parts:
         copy = (Held((2.0 * one.num_parameters, 0.0), AllocationKind.BUFFER),) if own else ()
         return (
             Pass(name=PREFILL, ops=_fused(prefill) if is_fused else prefill, kept=copy),
-            Pass(name=DECODE, ops=_fused(decode) if is_fused else decode, held=(cache,)),
+            Pass(name=DECODE, ops=_fused(decode) if is_fused else decode, held=(pairs,)),
         )
 
     @property
@@ -259,12 +261,10 @@ class _Parts:
 
     def generation(self) -> Graph:
         """A batch of answers of a model alone."""
-        parts = replace(self, setup=replace(self.setup, phase=Phase.GENERATE))
-        prefill, decode = parts.writing()
-        one = self._one_token()
+        one, passes = self._one_token(), self.writing()
         nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
         tokens = tokens_of(self.request, replace(self.setup, post=self.post))
-        found = step_of_passes(nothing, (prefill, decode))
+        found = step_of_passes(nothing, passes)
         note = (
             f"a step writes {tokens.new:,} tokens of each sample after a prompt of {tokens.prompt:,}; tokens a second "
             "are those written"
