@@ -162,9 +162,11 @@ def calibrate(
         device = check_device(device)
         found = device_at(gpu_index(device))
         with lock_device(device, wait_s=wait_s, on_wait=report):
+            # Asked under the lock, so that no other measurement of ours is the load.
             if load_note := load_warning(device, device_load(device)):
                 report(f"warning: {load_note}")
             began_s = time.monotonic()
+            # The user's minutes include the fit.
             deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
             measured, name = measure_for_calibration(
                 device, found, precision, framework, records, deadline_s, on_event

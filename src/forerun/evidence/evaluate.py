@@ -232,6 +232,7 @@ def _baselines(
     for name, make, rows, is_fitted in known:
         if not is_fitted:
             found[name] = errors(make().predict(rows), actual)
+        # A fitted baseline without held-out rows would be scored on what it was fitted to.
         elif splits is None:
             found[name] = None
         else:

@@ -184,6 +184,7 @@ def _units(graph: Graph, phase: Ints) -> tuple[tuple[str, ...], Ints]:
     for name in name_of_module:
         if name is not None:
             siblings[name.rpartition(".")[0]].add(name)
+    # A single numbered child is no stack of blocks: "features.0" of a head, say.
     is_list = {name: len(siblings[name.rpartition(".")[0]]) > 1 for name in name_of_module if name}
     order: dict[str, int] = {}
     own = np.full(len(ops), -1)
@@ -193,7 +194,10 @@ def _units(graph: Graph, phase: Ints) -> tuple[tuple[str, ...], Ints]:
             continue
         own[row] = order.setdefault(name, len(order) + 1)
     last = len(order) + 1
+    # Rows without a block of their own, such as a residual sum, belong to the block before them; after the
+    # last block of a pass comes the head.
     unit = own.copy()
+    # The backward pass meets the blocks in reverse, so the head stands before them there.
     for part, before, after in ((Phase.FORWARD, 0, last), (Phase.BACKWARD, last, 0)):
         rows = np.flatnonzero(phase == part)
         inside = rows[own[rows] >= 0]
@@ -311,6 +315,8 @@ def _mark(
         pair, kind, size = found
         division[row], divided[row] = kind, size
         marks.append((row, pair, kind))
+    # Between two products that divide rows there is a sum over the devices already: nothing inside stays
+    # divided.
     for (row, pair, kind), (after, other, other_kind) in itertools.pairwise(marks):
         if pair != other or (kind is Division.ROWS and other_kind is Division.ROWS):
             continue

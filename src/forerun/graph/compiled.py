@@ -50,6 +50,8 @@ def _compiled(stream: MemoryStream) -> MemoryStream:
         zip(stream.event.tolist(), stream.block.tolist(), stream.compiled_end.tolist(), strict=True)
     ):
         if event == MemoryEvent.ALLOCATE:
+            # Ends count allocations, not positions: they hold for every batch size and for any part of a
+            # step.
             number += 1
             free(freed_before.pop(number, []), position)
             own_end[block] = end
@@ -57,9 +59,11 @@ def _compiled(stream: MemoryStream) -> MemoryStream:
                 freed_before.setdefault(end, []).append(free_of[block])
             if end == NEVER_ALLOCATED:
                 continue
+        # Its compiled end frees it, or it was never allocated.
         elif event == MemoryEvent.FREE and own_end.get(block, AS_IN_EAGER) != AS_IN_EAGER:
             continue
         elif event in (MemoryEvent.OPTIMIZER_BEGINS, MemoryEvent.STEP_ENDS):
+            # An end beyond the last allocation of the pass is due now.
             for positions in freed_before.values():
                 free(positions, position)
             freed_before = {}

@@ -158,6 +158,7 @@ class _Entries:
 
 def _joined_memory(stream: MemoryStream, passes: Sequence[Pass], num_rows: int) -> MemoryStream:
     """The stream with the passes' blocks: those that stay before all else, the others where each step begins."""
+    # Numbers of blocks are unique over the whole stream; those of the passes start after the step's own.
     blocks = iter(range(int(stream.block.max(initial=-1)) + 1, 1 << 62))
     start = _Entries()
     for item in passes:

@@ -167,6 +167,7 @@ def _operands(sizes: Floats) -> tuple[Floats, ...]:
     """Elements of the two factors and of the result, affine in the batch, of a product with one size that grows."""
     groups, m, n, k = sizes
 
+    # Only one size of a product grows with the batch, so the square of the slopes is zero.
     def times(a: Floats, b: Floats) -> Floats:
         pair = np.asarray([a[0] * b[0], a[0] * b[1] + a[1] * b[0]])
         return np.asarray([pair[0] * groups[0], pair[1] * groups[0] + pair[0] * groups[1]])

@@ -195,6 +195,7 @@ def job_from(given: Mapping[str, Any]) -> Job | None:
     dataset, dataset_size = given.get("dataset"), given.get("dataset_size")
     if dataset is not None and dataset_size is not None:
         raise InvalidSetupError("give either a dataset or a dataset size, not both")
+    # A setting of a job without a job would be ignored in silence.
     if dataset is None and dataset_size is None:
         needing = {
             "epochs": "epochs",

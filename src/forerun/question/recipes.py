@@ -217,6 +217,7 @@ def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]
     strange, axes, model = [], [], None
     for key, value in held.items():
         needed = tool.get("only_with", {}).get(key)
+        # Tools write the settings of a feature even where the feature is off.
         if needed is not None and not _is_set(held, needed):
             continue
         word = _word(value)
@@ -224,6 +225,7 @@ def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]
             model, more = _model(name, word, held)
             _add(found, more)
         elif key in tool["settings"]:
+            # "auto" leaves the choice to the tool's trainer, as an absent line does.
             if word != "auto":
                 _add(found, {tool["settings"][key]: word if isinstance(value, list) else value})
         elif word in tool["values"].get(key, {}):
@@ -236,6 +238,7 @@ def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]
             strange.append(f"{key}: {word}")
     if axes:
         found["parallel"] = ",".join(axes)
+    # Targets of adapters without a rank belong to a full fine-tuning that once was LoRA.
     if "lora" not in found and found.get("recipe") != "unsloth":
         found.pop("lora_targets", None)
         found.pop("lora_dropout", None)
@@ -378,6 +381,7 @@ def with_captured_settings(model: Any, given: Mapping[str, Any], *, one_device: 
         if given.get(name) is not None and str(given[name]).lower() != own.get(name):
             raise _contradiction(name.replace("_", " "), given[name], own.get(name))
     wanted, held = str(given.get("precision") or own["precision"]), own["precision"]
+    # A graph was recorded with the kernels of one precision: another one has other kernels, not other times.
     if wanted != held and not any({wanted, held} <= same for same in _SAME_KERNELS):
         raise _contradiction("precision", wanted, held)
     if given.get("dataset") is not None:

@@ -119,6 +119,7 @@ def product_flops(
             flops = row.cost.flops * row.cost.count * row.cost.speedup
             again = 1.0 if row.recomputed else 0.0
             if row.cost.op_class is OpClass.ATTENTION and row.step_part is StepPart.BACKWARD:
+                # A fused kernel computes the scores again: one of the five products of its backward pass.
                 again = _BACKWARD_SCORES
             copies = 1 + number * f"{row.module_name}.".startswith(inside)
             total += copies * flops * (again if recomputed else 1.0 - again)
@@ -151,6 +152,7 @@ def op_table(small: RawTrace, large: RawTrace | None, named_shapes: NamedShapes)
         values = [getattr(row.cost, name) for row in rows]
         others = [getattr(row.cost, name) for row in large.rows] if large else None
         if not rows:
+            # A model without any operation still has columns of the right shape.
             return np.zeros((0, 4, 2) if name == "gemm" else (0, 2))
         return _affine(values, others, batch_sizes)
 

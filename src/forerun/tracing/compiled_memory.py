@@ -201,7 +201,10 @@ def _ban_uses_far_apart(
         if len(value_users) < 2:
             continue
         last = max(value_users)
+        # The search goes forward from the first use, in the order of the rows, and ends at the first kernel
+        # of a library: fused code on both sides of it would be two kernels.
         first_library = last
+        # A sorted list is a heap already.
         heap = sorted(set(value_users))
         seen = set(heap)
         while heap:
@@ -228,6 +231,7 @@ def _distances(
     number_of: dict[Value, int],
 ) -> list[int]:
     """Rows between each value and the nearest row of the backward pass that needs it or what follows from it."""
+    # From the last writer to the first, so that the distance of what follows is known.
     distance = [_MOST_STEPS_FROM_BACKWARD] * len(number_of)
     order = sorted(range(len(number_of)), key=lambda index: -writer[index])
     for index in order:
@@ -322,11 +326,14 @@ def _ends_of_blocks(
                 needed[access[:2]] = index
     for index in range(len(flow.rows) - 1, -1, -1):
         if flow.is_forward[index]:
+            # A value that is not saved is computed again in the backward pass, so all that it is made from is
+            # needed until then: walking from the last row to the first hands this on.
             again = [needed[access[:2]] for access in flow.rows[index].writes if access[:2] not in saved]
             for access in flow.rows[index].reads:
                 needed[access[:2]] = max(needed[access[:2]], *again, -1)
     allocations = [events[position] for position in step if events[position].event is MemoryEvent.ALLOCATE]
     rows_of_allocations = [event.row for event in allocations]
+    # Blocks that outlive the step (weights, state) are not the compiler's to move.
     freed = {events[position].block for position in step if events[position].event is MemoryEvent.FREE}
     marks = {events[position].event: position for position in step if events[position].block < 0}
     backward_begins = marks.get(MemoryEvent.BACKWARD_BEGINS, step.stop)
@@ -339,6 +346,7 @@ def _ends_of_blocks(
         return bisect_right(rows_of_allocations, index) + 1
 
     def stays_in_registers(touching: list[int]) -> bool:
+        # Written and read by one generated kernel alone: such a value never reaches memory.
         return len({kernels[index] for index in touching}) == 1 and all(
             flow.rows[index].is_joined for index in touching
         )
@@ -359,6 +367,8 @@ def _ends_of_blocks(
         if not touching:
             continue
         if event.block in saved_of:
+            # A saved value lives until its last reader of the backward pass, even if eager code would free it
+            # earlier.
             found[event.block] = after(max(touching[-1], *(needed[value] for value in saved_of[event.block])))
         else:
             found[event.block] = NEVER_ALLOCATED if stays_in_registers(touching) else after(touching[-1])

@@ -219,6 +219,8 @@ def _attention(
         with _C._ExcludeDispatchKeyGuard(_KEY_SET):
             op = torch.ops.aten.scaled_dot_product_attention.default
             return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    # Older releases have no fused kernel: attention was a chain of products and a softmax, which keeps the
+    # scores.
     if _region is not None and not _region.fused_attention and not (is_causal or enable_gqa):
         return _attention_in_pieces(query, key, value, attn_mask, dropout_p, scale)
     with _C._ExcludeDispatchKeyGuard(_KEY_SET):

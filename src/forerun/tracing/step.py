@@ -92,6 +92,7 @@ def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> 
             return value
         if isinstance(value, (list, tuple)):
             parts = [convert(item) for item in value]
+            # A named tuple takes its fields one by one.
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict):
             return {name: convert(item) for name, item in value.items()}
@@ -224,6 +225,7 @@ def _name_kinds(
     for tensor in _state_of(optimizer, recorder):
         if (block := recorder.block_of(tensor)) is not None:
             kinds[block] = AllocationKind.OPTIMIZER_STATE
+    # Last, because gradients and states are told by what holds them, and anything else by how long it lives.
     name_short_lived(recorder.events, kinds)
     for event in recorder.events:
         if event.event is MemoryEvent.ALLOCATE and event.block in kinds:

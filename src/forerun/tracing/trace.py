@@ -279,6 +279,7 @@ def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) 
         if (kept := _known(path, setup)) is not None
     }
     missing = [index for index in range(len(questions)) if index not in known]
+    # All in one process: starting TensorFlow takes longer than most traces.
     asked = [(*questions[index], None) for index in missing]
     traced = dict(zip(missing, _keras_tracer()(asked) if asked else [], strict=True))
     for index, graph in traced.items():
@@ -428,6 +429,8 @@ def _definition(model: str) -> str | None:
 
 def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
     """Ways to save memory that change the graph; what a phase without an update does not use is left out."""
+    # Two setups with the same graph must have one key in the cache, so settings without effect are left out
+    # of it.
     found = asdict(setup.saving)
     if setup.saving.quantize is None:
         del found["unquantized"]

@@ -110,6 +110,7 @@ def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
         if row["model"] not in _NETWORKS:
             num_parts += 1
             continue
+        # Runs that ended without a time are rows of the published table as well.
         if not np.isfinite(float(row["time_ms_step"])):
             num_untimed += 1
             continue

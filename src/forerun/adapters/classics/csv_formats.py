@@ -189,6 +189,7 @@ def _check_columns(columns: tuple[str, ...], table: str) -> None:
 def _measurement(row: Mapping[str, str], place: str, device: str, occasion: str) -> Measurement:
     whole = {name: _number(row, name, place, whole=True) for name in CNN_COLUMNS[:6]}
     epoch_s = _number(row, "time_per_epoch", place)
+    # Some tables have milliseconds in a column of seconds; throughput times epoch must give the dataset.
     _check_units(row, whole["dataset_size"] / epoch_s, place)
     curves = {name: _number(row, name, place, least=0.0) for name in row if _is_curve(name) and row[name]}
     results: dict[str, Scalar] = {"num_parameters": whole["num_params"], "epoch_time_s": epoch_s, **curves}

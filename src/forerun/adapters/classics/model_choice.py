@@ -84,6 +84,7 @@ def _pollux(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
 
 def _ring(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
     grad = (theta[0] + theta[1] * at.batch_size) * (1 + theta[6] * at.waiting)
+    # A ring sends each gradient twice but for one part (reduce-scatter, then all-gather).
     volume = 2 * (at.num_devices - 1) / at.num_devices
     sync = volume * np.where(at.num_nodes == 1, theta[3], theta[5]) * (1 + theta[4] * at.waiting)
     return grad, sync

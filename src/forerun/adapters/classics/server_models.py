@@ -139,6 +139,7 @@ def parameter_server_step_s(
     compute_s = setup.compute_s + setup.fixed_compute_s
     senders = float(num_workers)
     step_s = compute_s
+    # A fixed point: how many workers send at once depends on the step, and the step on how many send.
     for _ in range(50):
         step_s = compute_s + _transfer_s(setup, senders, num_servers) + latencies_s
         step_s += setup.update_s * senders / num_servers

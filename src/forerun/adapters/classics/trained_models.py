@@ -144,6 +144,7 @@ def predict_step_time(
     if _LAYER in asked:
         return _layer_time_s(model, asked, shared)
     _check_names(asked)
+    # What all records had in common need not be said again; what is said wins.
     known = {**_PLACE, **shared, **{k: v for k, v in asked.items() if v is not None}}
     request, setup = _request(known), setup or setup_of(known)
     _warn_outside(model.provenance.get("ranges", {}), request, setup)

@@ -85,6 +85,7 @@ def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], lis
         labels = inside(pod, "metadata", "labels") or {}
         job = next((labels[name] for name in _JOB_LABELS if labels.get(name)), None)
         node, phase = inside(pod, "spec", "nodeName"), inside(pod, "status", "phase")
+        # A pending pod that has a node holds its devices already.
         if job and node and phase in ("Running", "Pending"):
             key = (str(inside(pod, "metadata", "namespace") or "default"), str(job))
             found.setdefault(key, []).append((str(node), _gpus(inside(pod, "spec") or {})))
@@ -116,6 +117,7 @@ def _job(
     is_running = bool(shares or says_so)
     started = inside(item, "status", "startTime") or inside(item, "status", "state", "lastTransitionTime")
     limit = inside(item, "spec", "activeDeadlineSeconds")
+    # Devices of a running job whose pods are not known would be given to somebody else.
     if is_running and not shares:
         raise RecordError(
             f"job {namespace}/{name} runs, but none of its pods is among the items; ask for jobs,pods,nodes"

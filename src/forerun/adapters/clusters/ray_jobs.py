@@ -263,6 +263,7 @@ def run_jobs_on_ray(
     with connected_ray(address) as ray:
         cluster = RayCluster(ray, order, resources or {})
         wanted = _wanted(jobs, cluster.describe())
+        # A job has a key for each kind of node that may run it; one of them done is enough.
         done = store.done_keys([key for keys in wanted.values() for key in keys])
         left = [job for job, keys in wanted.items() if not done.intersection(keys)]
         return _Collection(store, cluster, on_event or _ignore, expected_s).collect(

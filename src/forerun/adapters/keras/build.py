@@ -280,6 +280,7 @@ def _filled(
         given = (options.sequence_length, *(n for n in axes[1:] if n is not None))
     if given is not None:
         fits = len(given) == len(axes) and all(n is None or n == m for n, m in zip(axes, given, strict=True))
+        # Users write images as 3,224,224 by habit; a network of the other order is asked with its own axes.
         is_other_order = len(given) == 3 and tuple(sorted(given)) == tuple(sorted(n or 0 for n in axes))
         if not fits and not is_other_order:
             raise InvalidSetupError(

@@ -59,6 +59,7 @@ def _explicit_pads(
     for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         span = dilation * (width - 1) + 1
         total = max(0, (-(-size // stride) - 1) * stride + span - size)
+        # An odd pixel of padding goes to the end (SAME_UPPER) or the beginning (SAME_LOWER).
         small, large = total // 2, total - total // 2
         begins.append(small if automatic == "SAME_UPPER" else large)
         ends.append(large if automatic == "SAME_UPPER" else small)
@@ -286,6 +287,7 @@ def _check_recurrent(node: OnnxNode, lengths: list[int] | None, peepholes: Tenso
         usual = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}[node.op]
         if not activations or activations[: len(usual)] != usual or node.get("clip") or peepholes is not None:
             raise node.refuse("activations, clipping or peepholes that PyTorch's layers do not have")
+    # PyTorch's GRU resets after the product: the other order is another function.
     if node.op == "GRU" and not node.get("linear_before_reset", 0):
         raise node.refuse("linear_before_reset=0")
     if lengths is not None and len(set(lengths)) > 1:

@@ -223,6 +223,7 @@ def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
     if not inputs:
         raise ModelBuildError(f"{name} has no inputs; a model that takes a batch was expected")
     shapes = {given.name: _sample_shape(given, inputs, options, name) for given in inputs}
+    # A fixed first axis is the batch of the export: the file holds for no other one.
     batch_sizes = {given.axes[0] for given in inputs if given.axes and isinstance(given.axes[0], int)}
     only_batch_size = int(min(batch_sizes)) if batch_sizes else None
 

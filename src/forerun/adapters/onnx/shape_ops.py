@@ -229,6 +229,7 @@ def _resized(node: OnnxNode, x: Tensor, axes: list[int], scales: Numbers, sizes:
         target[axis] = int(sizes[index]) if sizes else int(x.shape[axis] * (scales or [1.0] * x.dim())[index])
     if target[:2] != list(x.shape[:2]):
         raise node.refuse("resizing of the batch or channel axis")
+    # Exporters write a resize to the same size where the original had a dynamic one.
     if target == list(x.shape):
         return x
     if node.get("mode", "nearest") == "nearest":

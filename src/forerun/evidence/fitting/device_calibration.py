@@ -207,6 +207,7 @@ def corrected_predictions(
     places = np.asarray([step.point.device.title for step in steps])
     predicted = np.exp(figures.log_time_s)
     for split in splits:
+        # Offsets belong to one device: steps of another say nothing about them.
         for place in np.unique(places[split.test]):
             fit, test = (rows[places[rows] == place] for rows in (split.fit, split.test))
             if len(fit):

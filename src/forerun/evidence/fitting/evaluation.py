@@ -232,6 +232,7 @@ def cross_validated_predictions(
     The splits must test each row exactly once.
     """
     tested = np.sort(np.concatenate([split.test for split in splits])) if splits else np.array([])
+    # A row that no split tests would keep an uninitialised prediction.
     if not np.array_equal(tested, np.arange(len(features))):
         raise RecordError(
             f"the splits must test each of the {len(features)} rows exactly once, got {len(tested)} test rows"
@@ -240,6 +241,7 @@ def cross_validated_predictions(
     predictions = np.empty(len(features))
     regressors = [regressor_factory() for _ in splits]
     tables = [(features.take(split.fit), times[split.fit]) for split in splits]
+    # Networks of equal shape train as one stack, which takes far less time than one after the other.
     if isinstance(regressors[0], FitsAll):
         regressors[0].fit_all(regressors, tables)
     else:

@@ -149,6 +149,7 @@ def measured_steps(
     for index, record in enumerate(records):
         run = record.run_on((devices or {}).get(record.device) or find_device(record.device))
         run = run if requests is None else replace(run, model=requests[index])
+        # One trace serves all batch sizes: a table has thousands of rows and a few hundred networks.
         key = (run.model, _without_batch(run.setup))
         if key not in known:
             try:
@@ -157,6 +158,7 @@ def measured_steps(
                 skipped[record.model] = SkippedModel(record.model, str(error))
                 known[key] = None
                 continue
+            # A prediction of another network would count as an error of the cost model.
             if not is_measured_network(record, graph):
                 skipped[record.model] = SkippedModel(
                     record.model,
@@ -375,6 +377,7 @@ def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingS
 def sampling_weights(samples: Sequence[DeviceSample], whole_share: float = 0.5) -> np.ndarray:
     """Weights of samples: whole models together ``whole_share``, layers the rest, noisy ones less, (n,)."""
     whole = np.asarray([sample.is_whole_model for sample in samples])
+    # Two per cent is what repeats on another day differ by: no step is trusted more than that.
     raw = 1.0 / (0.02 + np.asarray([sample.relative_noise for sample in samples]))
     weights = np.zeros(len(samples))
     for chosen, share in ((whole, whole_share), (~whole, 1.0 - whole_share)):

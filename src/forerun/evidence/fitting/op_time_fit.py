@@ -505,6 +505,8 @@ def _descend(
     )
     latent_scale = torch.tensor(scales)
     is_step = encoded.is_step.numpy()[chosen]
+    # Steps and single operators are drawn apart: there are many times more operators, which would drown the
+    # steps.
     pools = [
         (chosen[kind], size, share)
         for kind, size, share in (
@@ -521,6 +523,8 @@ def _descend(
         )
         batch = take(encoded, drawn)
         error = network(batch) - encoded.log_time[drawn]
+        # Only the offsets of systems in the batch are pulled towards zero; the others would shrink without
+        # evidence.
         systems = torch.unique(batch.system[batch.system >= 0])
         latents = ((_with_zero_row(network.latents)[systems] / latent_scale) ** 2).mean()
         loss = (error.abs() * shares).sum() + settings.latent_penalty * latents + penalty()
@@ -531,6 +535,7 @@ def _descend(
             )
         optimizer.zero_grad()
         loss.backward()
+        # One mislabelled row, a hundred times too slow, must not move all weights.
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -207,9 +207,11 @@ def synthetic_images(
     rows = np.arange(height) * _PATTERN_CELLS // height
     columns = np.arange(width) * _PATTERN_CELLS // width
     patterns = cells[:, :, rows][:, :, :, columns]
+    # Training and test parts share the patterns of their classes, and nothing else.
     rng = np.random.default_rng([seed, part])
     labels = rng.integers(num_classes, size=num_images)
     images = np.empty((num_images, *shape), dtype=np.uint8)
+    # In pieces: noise of a whole ImageNet would need its size in memory a second time.
     for begin in range(0, num_images, _CHUNK):
         part_of = slice(begin, begin + _CHUNK)
         noise = rng.integers(256 - _PATTERN_STRENGTH, size=images[part_of].shape, dtype=np.uint8)

@@ -241,6 +241,8 @@ def _resolved(asked: dict[str, Scalar]) -> dict[str, Scalar]:
 
 def _is_within(kind: str, figures: LayerFigures, asked: dict[str, Scalar], design: LayerDesign) -> bool:
     trains = asked["mode"] == "train_step"
+    # A layer that does not fit a small device would end the grid by an error on some devices and not on
+    # others.
     num_elements = (figures.num_inputs + figures.num_outputs) * (_TRAIN_COPIES if trains else 1)
     num_bytes = _element_bytes(design.precision) * (
         num_elements + figures.num_parameters * (_WEIGHT_COPIES if trains else 1)
@@ -251,6 +253,7 @@ def _is_within(kind: str, figures: LayerFigures, asked: dict[str, Scalar], desig
     if design.ranges != "justus" or kind not in IMAGE_LAYERS:
         return True
     widest = max(figures.input_shape[1], figures.output_shape[1])
+    # The limit of the published design, so that its grid can be measured as it was.
     return figures.input_shape[2] * widest < _JUSTUS_IMAGE_LIMIT
 
 

@@ -177,6 +177,7 @@ def model_layers(request: ModelRequest, batch_size: int) -> ModelLayers:
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if type(module) in _NAMES_OF_ACTIVATIONS:
+            # An activation of its own belongs to the layer before it, as Keras writes networks.
             if found and "activation" in found[-1][1]:
                 found[-1][1]["activation"] = _NAMES_OF_ACTIVATIONS[type(module)]
         elif (rule := _RULES.get(type(module))) is not None:

@@ -97,6 +97,7 @@ def run_jobs(
         runner=run,
         tally=Tally(tell),
     )
+    # Two measurements at once on one device would each report the other's time as its own.
     with lock_device(device_index):
         return session.run(jobs)
 

@@ -65,6 +65,7 @@ def _from_cells(row: Mapping[Any, Any], table: str, number: int) -> StepRecord:
         )
     values: dict[str, Any] = {}
     for name, cell in row.items():
+        # An empty cell means the default of its field.
         if name == "schema_version" or pd.isna(cell) or cell == "":
             continue
         try:
@@ -149,6 +150,7 @@ def _short_record(cells: Mapping[str, str], table: str, number: int) -> StepReco
         for name in ("batch_size", *_TIMES, *_WHOLE_NUMBERS)
         if name in cells
     }
+    # Two times of one step could disagree, and nothing says which of them holds.
     given = [name for name in _TIMES if name in numbers]
     if len(given) != 1:
         raise RecordError(
@@ -298,6 +300,7 @@ def _timm_record(row: Mapping[Any, Any], phase: Phase, common: Mapping[str, Any]
         family=model_family(str(row["model"])),
         batch_size_per_device=batch,
         image_size=image,
+        # timm writes milliseconds, and parameters in millions.
         step_time_s=row["step_time"] / 1e3,
         phase=phase,
         optimizer="nesterov" if is_train else "none",

@@ -176,6 +176,8 @@ def matching_devices(name: str) -> tuple[Device, ...]:
     exact = name if name in catalogue else _names_by_key().get(name_key(name))
     if exact is not None:
         return (catalogue[exact],)
+    # Every word of the name must occur, in any order; words that it lacks may be numbers of memory and forms,
+    # not another model.
     words = frozenset(name_tokens(name))
     found = {
         known: lacking

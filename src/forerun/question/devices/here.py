@@ -233,6 +233,7 @@ def _describe(nvml: ModuleType, index: int) -> HostGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     cuda = _answer(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+    # Virtual and old boards refuse single questions: each is asked alone, and its absence is None.
     power_mw = _answer(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     sm_mhz = _answer(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
     memory_mhz = _answer(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))

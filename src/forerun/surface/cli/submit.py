@@ -74,6 +74,7 @@ def _training_words(text: str, path: str) -> tuple[str, ...]:
     own = _OWN.search(text)
     if own is not None:
         return tuple(shlex.split(own[1]))
+    # The training is the last such line: those before prepare data or the environment.
     for line in reversed(text.replace("\\\n", " ").splitlines()):
         words = [] if line.lstrip().startswith("#") else _split(line)
         while words and (
@@ -114,6 +115,7 @@ def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
     """
     options: dict[str, str] = {}
     words = [word for line in _SBATCH.findall(text) for word in _split(line)] + list(more)
+    # Slurm takes "--gres=gpu:2" and "--gres gpu:2".
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name.startswith("-"):

@@ -156,6 +156,7 @@ def verb(
             debug = given["debug"] if "debug" in own else given.pop("debug")
             if known:
                 given["settings"] = read_settings(known, readers, given)
+            # A file of another tool may name the model, so that the argument may be left out.
             if names_a_model and not given["model"]:
                 from forerun.question.recipes import config_model
 

@@ -354,6 +354,7 @@ def _value(hint: Any, value: Any) -> Any:
         return _run(value)
     if is_dataclass(hint) and isinstance(hint, type):
         hints_of = get_type_hints(hint)
+        # Answers of an earlier version lack the fields that came later: those take their defaults.
         present = [field.name for field in fields(hint) if field.name in value or field.name in _needed(hint)]
         return hint(**{name: _value(hints_of[name], value[name]) for name in present})
     if isinstance(hint, type) and issubclass(hint, StrEnum):

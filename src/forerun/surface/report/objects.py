@@ -155,6 +155,7 @@ def rows_of(answer: Any, found: Mapping[str, Any] | None = None) -> list[dict[st
         return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in getattr(answer, field)]
     known = answer.as_dict() if found is None else found
     lists = {name: value for name, value in known.items() if isinstance(value, list) and value}
+    # An answer may hold several lists; its longest table is what a data frame is wanted for.
     tables = [value for value in lists.values() if all(isinstance(row, Mapping) for row in value)]
     if not tables and len(lists) == 1:
         ((name, values),) = lists.items()

@@ -156,6 +156,7 @@ def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     if card > used:
         free = Bar(used / card, 1.0, fill="·", ascii_fill=".", colour="dim")
         _add_row(table, "free", free, format_bytes(card - used), format_percent(1 - used / card), with_bars)
+    # What is too much is drawn to scale as well: it says how far away fitting is.
     elif 0 < card < used:
         beyond = Bar(card / used, 1.0, fill="!", ascii_fill="!", colour="red")
         _add_row(

@@ -216,6 +216,7 @@ def _columns(plan: Plan, points: Sequence[PlanPoint]) -> list[tuple[str, int, _C
     ]
     if several["layout"]:
         columns.append(("layout", 0, lambda point: point.layout))
+    # A column that is equal in all rows says nothing: the head of the page has it.
     for name in ("compile", "recompute", "strategy"):
         if len({point.settings.get(name) for point in points}) > 1:
             columns.append((name, 0, _setting_cell(name)))

@@ -123,6 +123,7 @@ def _draw_kind(
     numbers = np.asarray([point.num_devices for point in points])
     rates = [point.throughput_samples_per_s for point in points]
     draw_band(left, numbers, rates, index, f"{kind} scaling, 90 % interval")
+    # The line of perfect scaling goes through one device, which the curve need not have.
     alone = rates[0].value / points[0].speedup
     left.plot(
         numbers, alone * numbers, color="#888888", linestyle="--", label="linear" if not index else None

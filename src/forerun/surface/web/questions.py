@@ -211,6 +211,7 @@ class PlanRequest(_Body):
         )
         for values in searched_values(found.get("search", ()), found, models).values():
             configurations *= len(values)
+        # Counted before anything is traced: one question must not hold the server for minutes.
         if configurations > 64:
             raise UsageError(
                 "at most 64 combinations of model, precision, layout, image size and searched settings are answered "

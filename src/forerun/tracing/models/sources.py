@@ -128,6 +128,7 @@ def _unknown(spec: str) -> UnknownModelError:
         form = "onnx" if ending == ".onnx" else "hf"
         return UnknownModelError(f"{spec} needs the prefix of its kind: {form}:{spec}")
     name = spec.partition(":")[2] if spec.partition(":")[0] in ("torch", "tv", "torchvision.models") else spec
+    # A name that exists elsewhere word for word is a better hint than any similar one.
     exact = [f"torchvision:{name}"] if name in torchvision_names() else []
     exact += [f"timm:{name}"] if name in timm_names() else []
     if exact:

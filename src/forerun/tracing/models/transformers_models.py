@@ -175,6 +175,8 @@ def _model_class(transformers: Any, values: dict[str, Any], config: Any) -> Any:
                 f"{_near_classes(str(named[0]), known)}"
             )
         return found
+    # The first head that the kind of model has is taken as the task: classifiers before language models, as
+    # an encoder has both.
     autos = (
         "AutoModelForSequenceClassification",
         "AutoModelForImageClassification",

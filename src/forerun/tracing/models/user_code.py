@@ -303,6 +303,7 @@ def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
         return batch
 
     shape = tuple(tensors[0].shape[1:])
+    # One axis of whole numbers are tokens: their number is the sequence length of the question.
     is_text = len(shape) == 1 and tensors[0].dtype in (torch.int64, torch.int32)
     return ModelInputs(shape, make_batch, shape[0] if is_text else None)
 
@@ -409,6 +410,7 @@ def _sample_shape(
         return options.input_shape
     if options.sequence_length is not None:
         return (options.sequence_length,)
+    # The first layer with a fixed input says how many channels there are, and how many axes.
     if isinstance(first, _CONVOLUTIONS) and options.image_size is not None:
         num_axes = len(first.kernel_size)
         return (first.in_channels, *[options.image_size] * num_axes)

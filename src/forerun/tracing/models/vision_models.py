@@ -140,6 +140,7 @@ def _arguments(name: str, kind: str, shape: tuple[int, ...], options: InputOptio
         arguments["weights_backbone"] = None
         if not name.startswith("lraspp"):
             arguments["aux_loss"] = options.training
+    # Random weights take seconds on the host and are thrown away: only shapes matter on meta.
     if name in _AUX_WEIGHT:
         arguments["init_weights"] = False
     if name.startswith("vit_"):

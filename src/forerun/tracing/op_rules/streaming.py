@@ -255,6 +255,7 @@ def multi_tensor_row(call: Call) -> CostRow:
         if isinstance(value, (list, tuple))
     ]
     lists = [items for items in lists if items]
+    # Optimizers hand over lists of equal shapes (weights, gradients, moments); the first one stands for all.
     first = lists[0] if lists else []
     read = float(sum(t.touched_bytes for items in lists for t in items))
     written = float(sum(t.touched_bytes for t in (call.outputs or first)))

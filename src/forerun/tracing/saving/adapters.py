@@ -76,6 +76,7 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
     linears = {
         path: layer for path, layer in module.named_modules() if is_linear(layer) and layer not in heads
     }
+    # peft's all-linear leaves out the head, whose output is not a feature of the next layer.
     if not saving.lora_targets or saving.lora_targets == ("all-linear",):
         if not linears:
             raise InvalidSetupError(
@@ -85,6 +86,7 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
     layers = dict(module.named_modules())
     ends: dict[str, nn.Module] = {}
     for path, layer in layers.items():
+        # peft matches the ends of paths: "q_proj" names the layers of all blocks at once.
         if not any(True for _ in layer.children()):
             ends.setdefault(path.rpartition(".")[2], layer)
     for target in saving.lora_targets:

@@ -46,6 +46,7 @@ def host_traffic(
     if kind is Offload.NONE or setup.phase is not Phase.TRAIN:
         return None
     trained = [p for p in module.parameters() if p.requires_grad]
+    # The true optimizer says what it keeps: a formula per name would miss every option of it.
     copies = [nn.Parameter(torch.empty(p.shape, device="meta")) for p in trained]
     plain = replace(
         setup,
@@ -72,6 +73,7 @@ def host_traffic(
             "one class; give --offload optimizer instead"
         )
     held = sum(p.nbytes for key in blocks for p in module.get_submodule(key).parameters())
+    # Weights of blocks stay on the host, so that only the others come back after the update.
     inside = sum(
         p.nbytes for key in blocks for p in module.get_submodule(key).parameters() if p.requires_grad
     )

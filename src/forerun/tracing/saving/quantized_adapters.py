@@ -24,6 +24,8 @@ class AdaptedQuantizedLinear(Linear):  # type: ignore[misc]
         """The layer's output in the precision of its input."""
         base: QuantizedLinear = self.get_base_layer()
         result: torch.Tensor = self.base_layer(x, *args, **kwargs)
+        # bitsandbytes' 4-bit layer hands out a buffer that peft clones before adding to it; the 8-bit one
+        # does not.
         if base.kind is not Quantization.INT8:
             result = result.clone()
         for name in self.active_adapters:

@@ -105,6 +105,8 @@ def epoch_results(
         num_images: Number of images in a whole epoch.
     """
     steps_per_epoch = math.ceil(num_images / batch_size)
+    # Two times of an epoch: what its steps add up to, and what the clock said. Their difference is what the
+    # loop costs beside the steps.
     from_steps_s = median_step_s * steps_per_epoch
     results: dict[str, Scalar] = {
         "dataset_size": num_images,
@@ -114,6 +116,7 @@ def epoch_results(
     }
     epoch_time_s = from_steps_s
     if epochs:
+        # An epoch that was cut short still says what one of its steps takes.
         epoch_time_s = median(epoch.time_s / epoch.num_steps for epoch in epochs) * steps_per_epoch
         results["epoch_time_difference"] = epoch_time_s / from_steps_s - 1
     results["epoch_time_s"] = epoch_time_s
