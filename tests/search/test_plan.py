@@ -243,3 +243,15 @@ def test_four_devices_are_never_more_than_four_times_as_fast():
             alone = rates[model, 1, size, precision]
             assert candidate.throughput_samples_per_s <= 4 * alone.throughput_samples_per_s * (1 + 1e-9)
             assert candidate.peak_memory_bytes >= alone.peak_memory_bytes
+
+
+@pytest.mark.parametrize("sharing", [{"parallel": "tp=2,pp=2"}, {"strategy": "fsdp"}])
+def test_a_layout_is_planned_as_it_is_predicted(sharing):
+    run = {"precision": "bf16", "sequence_length": 128, "accumulation": 4, "dataset_size": 1000, **sharing}
+    wanted = forerun.predict("gpt:depth=2", device="4xa100-sxm4-80gb", batch_size=2, epochs=1, **run)
+    axes = {"precisions": [run.pop("precision")], "batch_sizes": [1, 2]}
+    for is_exact in (False, True):
+        found = forerun.plan("gpt:depth=2", devices="4xa100-sxm4-80gb", exact=is_exact, **axes, **run)
+        own = next(each for each in found.as_dict()["candidates"] if each["batch_size_per_device"] == 2)
+        assert own["step_time_s"] == pytest.approx(wanted.step_time_s.value, rel=1e-6)
+        assert own["peak_memory_bytes"] == pytest.approx(wanted.peak_memory_bytes.value, rel=1e-6)

@@ -145,7 +145,7 @@ class TracedModels:
     def runs(self, run: Run, batch_sizes: Sequence[int]) -> Iterator[tuple[PreparedModel, slice]]:
         """The traced model and the batch sizes it holds for: all of them, or one if it depends on them."""
         setups = [replace(compute_setup(run), batch_size_per_device=size) for size in batch_sizes]
-        first = self.of(run, setups[0])
+        first = self.whole(run) if uses_layout(run) else self.of(run, setups[0])
         if first.graph.only_batch_size is None:
             yield first, slice(None)
             return
@@ -163,13 +163,21 @@ class TracedModels:
         return self._own[key]
 
 
-def trace_model(request: ModelRequest, setup: TrainingSetup) -> str:
+def trace_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool = False) -> str:
     """Traces a model into the cache of graphs, and returns its name.
+
+    Args:
+        request: The model.
+        setup: Its configuration.
+        few_blocks: True traces what ``TracedModels.whole`` takes for a layout.
 
     Raises:
         UsageError, FailureError: It cannot be built or traced.
     """
-    return trace(request, setup).model
+    graph = trace(request, setup, few_blocks=few_blocks)
+    if few_blocks and len(graph.blocks) <= _MANY_BLOCKS:
+        trace(request, setup)
+    return graph.model
 
 
 def kept_model_names() -> dict[str, Any] | None:

@@ -16,10 +16,10 @@ from forerun.prediction.memory import (
     HeldMemory,
     grown_memory_bytes,
     held_memory,
-    layout_memory,
     memory_constants_of,
     optimizer_state_bytes,
     weights_bytes,
+    worst_stage,
 )
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
@@ -208,7 +208,8 @@ class Engine:
     def _grid(
         self, index: int, run: Run, setup: TrainingSetup, sizes: Ints, options: list[int]
     ) -> list[CandidateTable]:
-        model = self._models.of(run, setup)
+        first = self._run(index, options[0], int(sizes[0]))
+        model = self._models.whole(first) if uses_layout(first) else self._models.of(run, setup)
         devices = [self._options[number].device for number in options]
         weights = self._costs.of(self._options[options[0]])
         version = run.software.torch_version
@@ -229,7 +230,11 @@ class Engine:
                 last_samples=samples,
                 validation=None if validation is None else validation.row(row),
             )
-            memory = self._live_memory(number, live, memory_width(model.graph))
+            one = self._run(index, number, int(sizes[0]))
+            if uses_layout(one):
+                memory = self._replays_of(index, number, model, one, sizes)
+            else:
+                memory = self._live_memory(number, live, memory_width(model.graph))
             parts.append(self._table(index, number, sizes, model, steps, memory, exact=False))
         return parts
 
@@ -256,7 +261,7 @@ class Engine:
 
     def _exact_part(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
         setup = compute_setup(run)
-        model = self._models.of(run, setup)
+        model = self._models.whole(run)
         own = self._points(model, number, setup, sizes)
         last, samples = own.ends(), self._last_samples(number, sizes)
         if model.graph.only_batch_size is not None:
@@ -266,7 +271,7 @@ class Engine:
         validation, inference = None, run.validation_setup
         if inference is not None:
             validation = self._points(self._models.of(run, inference), number, inference, sizes)
-        memory = np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+        memory = self._replays_of(index, number, model, run, sizes)
         times = _Steps(own=own, last_s=last, last_samples=samples, validation=validation)
         return self._table(index, number, sizes, model, times, memory, exact=True)
 
@@ -293,8 +298,8 @@ class Engine:
         weights = self._costs.of(option)
         own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
         busy = shared_times(model, run, sizes, alone, weights, exact=exact)
-        # An exact candidate counts what several devices hold already; live bytes are those of one device alone.
-        if not exact and option.num_devices > 1:
+        # A replay counts what several devices hold already; live bytes are those of one device alone.
+        if not exact and option.num_devices > 1 and not uses_layout(run):
             memory_bytes = memory_bytes + self._grown(run, model, busy.gradient_bytes)
         micro_steps, num_replicas = run.sharing.num_accumulation_steps, self._num_replicas(number)
         arrays = JobArrays(
@@ -366,13 +371,15 @@ class Engine:
         ends = np.stack([limit, limit * width.low, limit * width.high])
         return np.asarray(ends + constants.overhead_bytes)
 
+    def _replays_of(self, index: int, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
+        return np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+
     def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
         """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
         constants = self._constants[number]
         if uses_layout(run):
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
-            stages = layout_memory(DividedModel(model=model), of_size, constants)
-            peak = max((stage.peak_bytes for stage in stages), key=lambda peak: peak.value)
+            peak = worst_stage(DividedModel.of(model), of_size, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])
         # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
         key = (index, size, replace(constants, overhead_bytes=0.0, source=""))

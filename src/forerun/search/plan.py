@@ -19,13 +19,13 @@ from forerun.prediction.models import TracedModels
 from forerun.question.job import DATASETS, Dataset, Job
 from forerun.question.options import RunOptions
 from forerun.question.recipes import captured_facts, recipe_notes
-from forerun.question.run import Run, check_format
+from forerun.question.run import Run, check_format, cluster_from
 from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision
 from forerun.search.assemble import make_plan
 from forerun.search.axes import batch_sizes_of, changes_of, check_count, expand_models, own_order
 from forerun.search.choice import DEVICE_MEMORY, GOALS
-from forerun.search.devices import DeviceOption, option_notes, priced_options
+from forerun.search.devices import DeviceOption, option_notes, parse_devices, priced_options
 from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
@@ -115,18 +115,25 @@ def plan(
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:
-    """The candidates of a plan on no particular device, which tracing does not ask for; one for each change.
+    """The candidates of a plan that differ for tracing, which asks for no device but for the layout of several.
 
     Args:
         models: Its models.
-        given: Its settings, checked.
+        given: Its settings with its devices, checked.
     """
     specs = expand_models(";".join(models))
     changes = changes_of(specs, given)
-    shared = {name: value for name, value in given.items() if name in _OF_TRACES}
-    first = {name: value for name, value in changes[0].items() if name != "strategy"}
-    run = Run.of(device="cpu", **shared | first)  # as in ``plan``, the first model decides what nobody said
-    return Search(run=run, axes={SETTINGS: changes}).runs()
+    kept, clusters = _OF_TRACES, {False: cluster_from("cpu", {})}
+    if given.get("parallel") or given.get("strategy"):
+        choices = parse_devices(
+            ",".join(given["devices"]), intra=given.get("intra"), inter=given.get("inter")
+        )
+        kept, clusters = _OF_RUNS, {each.num_devices > 1: each.cluster for each in choices}
+    for cluster in clusters.values():
+        shared = {name: value for name, value in given.items() if name in kept}
+        first = {name: value for name, value in changes[0].items() if name != "strategy"}
+        run = Run.of(device=cluster, **shared | first)  # the first model decides what nobody said
+        yield from Search(run=run, axes={SETTINGS: changes}).runs()
 
 
 def _check_formats(
@@ -234,7 +241,7 @@ def _shared_run(
         of_step = {name: value for name, value in settings.items() if name not in _OF_JOBS}
         step = Run.of(model, device=most.cluster, **of_step)
         if step.job is None:
-            known = _usual_dataset(models.of(step).graph.input_shape, model)
+            known = _usual_dataset(models.whole(step).graph.input_shape, model)
             notes.append(f"no dataset was given: an epoch of {known.name} is assumed")
             settings["dataset"] = known.name
     if is_one and not given.get("target"):

@@ -103,6 +103,10 @@ class ScaleCurve(Answer):
     notes: tuple[str, ...]
 
 
+_ALONE: Mapping[str, Any] = {"num_devices": 1, "num_nodes": 1, "parallel": None}
+"""Changes that leave one device, which has no one to share a layout with."""
+
+
 @with_common_settings(ScaleOptions)
 def scale(
     model: str | torch.nn.Module | Run,
@@ -135,13 +139,8 @@ def scale(
         >>> 4 < curve.points[1].speedup <= 8
         True
     """
-    given = checked(options, ScaleOptions)
-    numbers = sizes_of(
-        given.pop("num_devices", ()) if "num_devices" in given else _usual_numbers(model, device)
-    )
-    scaling = given.pop("scaling", "weak")
-    num_nodes = given.pop("num_nodes", None)
-    largest = _largest_run(model, device, given, numbers, num_nodes)
+    largest, numbers, num_nodes = _largest_run(model, device, checked(options, ScaleOptions))
+    scaling = options.get("scaling") or "weak"
     models = TracedModels(use_cache=use_cache)
     kinds = ("weak", "strong") if scaling == "both" else (scaling,)
     points = []
@@ -182,9 +181,7 @@ def _alone_rate(
 ) -> float:
     """Throughput of one device that takes the batch alone [samples/s]."""
     size = run.setup.batch_size_per_device * (numbers[0] if kind == "strong" else 1)
-    # One device has no one to share a layout with.
-    change = {"num_devices": 1, "num_nodes": 1, "batch_size": size, "parallel": None}
-    (found,) = _found(run, [change], models, cost_model)
+    (found,) = _found(run, [{**_ALONE, "batch_size": size}], models, cost_model)
     return found.estimate.run.batch_size_global / found.estimate.step_time_s.value
 
 
@@ -215,14 +212,37 @@ def sizes_of(numbers: Sequence[int]) -> list[int]:
     return found
 
 
+def runs_to_trace(model: Any, device: str | Device | Cluster | None, given: Mapping[str, Any]) -> list[Run]:
+    """The runs of a curve that differ for tracing: that on all machines, and that of one device alone.
+
+    Args:
+        model: As in ``scale``.
+        device: As in ``scale``.
+        given: Its settings, checked.
+    """
+    largest, _, _ = _largest_run(model, device, given)
+    return [largest, largest.with_(**_ALONE)]
+
+
 def _largest_run(
+    model: Any, device: str | Device | Cluster | None, options: Mapping[str, Any]
+) -> tuple[Run, Sequence[int], int | None]:
+    """The run on all machines, of which the points use some devices; their numbers; and the number of machines."""
+    given = {
+        name: value for name, value in options.items() if name not in ("scaling", "num_devices", "num_nodes")
+    }
+    numbers = sizes_of(options["num_devices"] if "num_devices" in options else _usual_numbers(model, device))
+    num_nodes = options.get("num_nodes")
+    return _on_all(model, device, given, numbers, num_nodes), numbers, num_nodes
+
+
+def _on_all(
     model: Any,
     device: str | Device | Cluster | None,
     given: Mapping[str, Any],
     numbers: Sequence[int],
     num_nodes: int | None,
 ) -> Run:
-    """The run on all machines; the points use some of their devices."""
     if isinstance(model, Run):
         run = run_from(model, device, given)
         # One device says nothing of machines: all are put into one of them.

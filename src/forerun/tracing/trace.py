@@ -208,11 +208,14 @@ def _captured(path: Path, setup: TrainingSetup) -> Graph:
     return replace(found.graph, notes=(*found.graph.notes, *found.facts.notes()))
 
 
-def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
+def is_traced(request: ModelRequest, setup: TrainingSetup, few_blocks: bool = False) -> bool:
     """True if the cache holds a sound graph of a model, or it came with the package: tracing it needs no framework."""
     request = replace(request, model=full_name(request.model))
     path = _cache_path(request, setup)
-    return path is not None and (_known(path, setup) is not None or _shipped(request, setup) is not None)
+    if path is None:
+        return False
+    path = path.with_suffix(_FEW_SUFFIX) if few_blocks else path
+    return _known(path, setup) is not None or _shipped(request, setup) is not None
 
 
 def _shipped(request: ModelRequest, setup: TrainingSetup) -> Graph | None:

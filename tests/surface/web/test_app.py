@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -14,12 +16,15 @@ from fastapi.testclient import TestClient
 
 import forerun
 from forerun.base.errors import FailureError, UsageError
+from forerun.surface.web.answers import Answers
 from forerun.surface.web.app import make_app
 from forerun.surface.web.guard import MAX_BODY_BYTES
 from forerun.surface.web.load import BusyError, ClientLimit, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
+from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 
 MODEL = "cnn:depth=2,base_filters=32"
+CAPTURE = Path(__file__).parents[2] / "kept_files" / "2026-11" / "capture.forerun"
 PREDICT = {"model": MODEL, "device": "t4"}
 PLAN = {"models": ["cnn:depth=2..3,base_filters=32"], "devices": ["t4", "l4"], "batch_sizes": [64, 128]}
 
@@ -293,14 +298,80 @@ def test_the_document_describes_every_question(client):
         "/scale",
         "/plan",
         "/diagnose",
+        "/captures",
         "/configs",
         "/hardware",
         "/models",
         "/datasets",
         "/currencies",
     }
-    for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs"):
+    for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs", "/captures"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
+
+
+def sent(client, content, kind="application/octet-stream"):
+    return client.post("/captures", content=content, headers={"content-type": kind})
+
+
+def test_a_capture_that_is_sent_answers_as_the_file_does(client):
+    answer = sent(client, CAPTURE.read_bytes())
+    assert answer.status_code == 200, answer.text
+    name, settings = answer.json()["model"], answer.json()["settings"]
+    assert answer.json()["title"] == "python train.py"
+    assert (settings["batch_size"], settings["precision"], settings["accumulation"]) == (8, "amp", 2)
+    own = forerun.predict(f"capture:{CAPTURE}", device="l4").as_dict()
+    found = ask(client, "/predict", {"model": name, "device": "l4"})
+    assert found.json() == {**own, "run": {**own["run"], "model": name}}
+    bodies = {
+        "/plan": {"models": [name], "devices": ["l4", "2xt4"], "batch_sizes": [8, 16], "precisions": ["amp"]},
+        "/scale": {"model": name, "device": "l4", "num_devices": [1, 2]},
+    }
+    for path, body in bodies.items():
+        found = client.post(path, json=body)
+        assert found.status_code == 200, found.text
+        assert name in found.text
+        assert "forerun-of-" not in found.text  # the folder of this server
+    refused(
+        ask(client, "/predict", {"model": name, "device": "l4"}, optimizer="sgd"), 400, "keeps its optimizer"
+    )
+
+
+def test_what_is_no_capture_is_refused_and_not_kept(client):
+    whole = CAPTURE.read_bytes()
+    damaged = {b"": "no file of forerun capture", whole[:3000]: "no file of forerun capture"}
+    damaged[whole[:5000] + b"zz" + whole[5002:]] = "is damaged"
+    for content, words in damaged.items():
+        answer = sent(client, content)
+        refused(answer, 400, words)
+        name = re.search(r"capture:[0-9a-f]{16}", answer.text)[0]
+        refused(ask(client, "/predict", {"model": name, "device": "l4"}), 400, "send the file once more")
+    refused(sent(client, b"0" * (MOST_CAPTURE_BYTES + 1)), 413, f"{MOST_CAPTURE_BYTES:,} bytes")
+    # A form of another site can send plain text to this server, but no bytes.
+    refused(sent(client, whole, "text/plain"), 415, "application/octet-stream")
+
+
+@pytest.mark.parametrize("sharing", [{"strategy": "fsdp"}, {"parallel": "tp=2"}])
+def test_a_layout_is_traced_by_a_child_before_it_is_answered(sharing):
+    tracer = Tracer()
+    answers = Answers(tracer)
+    run = {"model": "gpt:depth=2", "precision": "bf16", "sequence_length": 128, **sharing}
+    questions = {
+        "predict": {**run, "device": "8xa100-sxm4-80gb"},
+        "scale": {**run, "device": "a100-sxm4-80gb", "num_devices": [2, 4]},
+        "plan": {
+            **{name: run[name] for name in run if name not in ("model", "precision")},
+            "models": ["gpt:depth=2"], "devices": ["8xa100-sxm4-80gb"], "batch_sizes": [2], "precisions": ["bf16"],
+            "dataset_size": 1000,
+        },
+    }  # fmt: skip
+    try:
+        for kind, arguments in questions.items():
+            for trace in answers.missing(kind, arguments):
+                answers.trace(trace)
+            assert answers.missing(kind, arguments) == []
+            assert json.loads(answers.make(kind, arguments))
+    finally:
+        tracer.close()
 
 
 def test_names_that_are_fine_are_left_alone():

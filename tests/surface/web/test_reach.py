@@ -1,5 +1,8 @@
 """What a question over MCP or HTTP may reach."""
 
+import os
+import time
+
 import pytest
 
 from forerun.base.errors import UsageError
@@ -8,7 +11,7 @@ from forerun.question.settings import declared
 from forerun.search.options import PlanOptions
 from forerun.surface.web import reach
 from forerun.surface.web.questions import check_model_name
-from forerun.surface.web.reach import MOST_VALUES, Reach, config_file, joined, kept_config
+from forerun.surface.web.reach import MOST_VALUES, Captures, Reach, config_file, joined, kept_config
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_code_runs_inside_its_folder_alone(folders):
     for outside in (f"{folders}/other/net.py:make", f"{folders}/code/../other/net.py:make"):
         with pytest.raises(UsageError, match="outside the folder of --allow-code"):
             check(reach, model=outside)
-    assert check_model_name(f"{folders}/code/net.py:make", folders / "code").endswith("net.py:make")
+    assert check_model_name(f"{folders}/code/net.py:make", reach).endswith("net.py:make")
     with pytest.raises(UsageError, match="--allow-code"):
         check_model_name(f"{folders}/code/net.py:make")
 
@@ -91,3 +94,19 @@ def test_pasted_configurations_are_bounded(tmp_path, monkeypatch):
     assert config_file(names[-1]).startswith("hf:")
     with pytest.raises(UsageError, match="paste it once more"):
         config_file(names[0])
+
+
+def test_captures_are_bounded_and_go_with_time_and_with_the_server(monkeypatch):
+    monkeypatch.setattr(reach, "_MOST_CAPTURES", 3)
+    captures = Captures()
+    names = [captures.keep(bytes([number])) for number in range(5)]
+    files = [captures.file(name) for name in names[-3:]]
+    for gone in names[:2]:
+        with pytest.raises(UsageError, match="send the file once more"):
+            captures.file(gone)
+    assert captures.public(f"'{files[0]}' and capture:{files[0]}") == f"'{names[2]}' and {names[2]}"
+    os.utime(files[0], (0, time.time() - 3601))
+    captures.forget()
+    assert [path.exists() for path in files] == [False, True, True]
+    captures.close()
+    assert not files[1].parent.exists()

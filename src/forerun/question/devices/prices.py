@@ -369,7 +369,14 @@ class Currency:
         amount = amount_usd / self.usd
         if amount >= 1000:
             return f"{self.sign}{amount:,.0f}"
-        return f"{self.sign}{amount:.2f}" if amount >= 1 or amount == 0 else f"{self.sign}{amount:.3g}"
+        if amount >= 1 or amount == 0:
+            return f"{self.sign}{amount:.2f}"
+        # Without an exponent, which the smallest amounts have otherwise.
+        return (
+            f"{self.sign}{amount:.3g}"
+            if amount >= 1e-4
+            else f"{self.sign}{amount:.{2 - math.floor(math.log10(amount))}f}"
+        )
 
     def format_price(self, price_usd: float) -> str:
         """A price of dollars to the hundredth: '$0.50'."""

@@ -9,32 +9,30 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 import forerun
+from forerun.base.errors import ForerunError
 from forerun.base.kept import KeptBytes
-from forerun.prediction.division import compute_setup
+from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import kept_model_names, model_names, trace_model
 from forerun.question.devices import load_catalog
 from forerun.question.devices.prices import Rental, cheapest_rental, currencies, load_prices
 from forerun.question.job import DATASETS
 from forerun.question.model import ModelRequest
 from forerun.question.options import RunOptions
+from forerun.question.recipes import captured_facts, is_captured
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.setup import TrainingSetup
+from forerun.search import plan, scale
 from forerun.search.advise import ways_to_fit
-from forerun.search.plan import runs_to_trace
 from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.reach import kept_config, question
+from forerun.surface.web.reach import Captures, kept_config, question
 from forerun.tracing.trace import is_traced
 
 _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
 Kind = Literal["predict", "scale", "plan", "diagnose"]
-Trace = tuple[ModelRequest, TrainingSetup]
-_ALONE = dict.fromkeys(
-    ("intra", "inter", "strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variation")
-)
-"""Settings of several devices, which do not affect tracing."""
+Trace = tuple[ModelRequest, TrainingSetup, bool]
 _RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
 
 
@@ -55,6 +53,7 @@ class Answers:
     """Answers questions and keeps the answers; equal questions have equal answers."""
 
     def __init__(self, tracer: Tracer) -> None:
+        self.captures = Captures()
         self._tracer = tracer
         self._tracing: dict[Trace, Future[None]] = {}
         self._kept: KeptBytes[bytes] = KeptBytes(_ANSWERS_BYTES)
@@ -92,7 +91,7 @@ class Answers:
     def missing(self, kind: Kind, arguments: dict[str, Any]) -> list[Trace]:
         """The traces that a question needs and the cache does not have."""
         asked = dict.fromkeys(trace for run in _runs(kind, arguments) for trace in _traces(run))
-        return [trace for trace in asked if not is_traced(*trace)]
+        return [trace for trace in asked if not is_captured(trace[0].model) and not is_traced(*trace)]
 
     def trace(self, trace: Trace) -> None:
         """Makes a child trace a model; several questions that need it wait for one trace.
@@ -128,7 +127,8 @@ class Answers:
             found = question("diagnose")(**arguments).as_dict()
         else:
             found = forerun.plan(**arguments).as_dict()
-        answer = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        answer = self.captures.public(text).encode()
         self._kept.keep(_key(kind, arguments), answer, len(answer))
         return answer
 
@@ -153,6 +153,23 @@ class Answers:
     def keep_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Keeps a Transformers configuration that was pasted, and names it for the other questions."""
         return {"model": kept_config(config)}
+
+    def keep_capture(self, content: bytes) -> dict[str, Any]:
+        """Keeps a file of ``forerun capture`` for the other questions once a child has read it whole.
+
+        Raises:
+            UsageError: It is no capture, or damaged.
+        """
+        name = self.captures.keep(content)
+        path = self.captures.file(name)
+        try:
+            title = self._tracer.call(trace_model, ModelRequest(model=f"capture:{path}"), TrainingSetup())
+            facts = captured_facts(f"capture:{path}")
+        except ForerunError as error:
+            path.unlink(missing_ok=True)
+            raise type(error)(self.captures.public(str(error))) from error
+        assert facts is not None
+        return {"model": name, "title": title, "settings": facts.settings() | facts.sharing_settings()}
 
     def models(self) -> dict[str, Any]:
         """Names of models; the very first call loads their libraries, in a child."""
@@ -205,13 +222,13 @@ def _runs(kind: Kind, arguments: dict[str, Any]) -> Iterator[Run]:
     if kind in ("predict", "diagnose"):
         yield Run.of(**{name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS})
     elif kind == "scale":
-        of_runs = {name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS}
-        yield Run.of(**{**of_runs, "num_devices": None, "num_nodes": None, **_ALONE})
+        given = {name: value for name, value in arguments.items() if name not in ("model", "device")}
+        yield from scale.runs_to_trace(arguments["model"], arguments["device"], given)
     else:
-        yield from runs_to_trace(arguments["models"], arguments)
+        yield from plan.runs_to_trace(arguments["models"], arguments)
 
 
 def _traces(run: Run) -> Iterator[Trace]:
-    yield run.model, compute_setup(run)
+    yield run.model, compute_setup(run), uses_layout(run)
     if run.validation_setup is not None:
-        yield run.model, run.validation_setup
+        yield run.model, run.validation_setup, False

@@ -27,6 +27,7 @@ from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.reach import Reach
 
 _STATIC = Path(__file__).parent / "static"
 _NUM_TRACED_AT_ONCE = 2
@@ -38,6 +39,11 @@ _MOST_OF_A_CLIENT = 4
 _LARGE_PLAN = 2000
 """Candidates from which on a plan does not compete with small questions."""
 _RETRY_AFTER_S = 5
+_FORGET_EVERY_S = 60.0
+_BYTES = "application/octet-stream"
+_A_FILE = {
+    "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+}
 
 
 class Problem(BaseModel):
@@ -57,11 +63,11 @@ class _Desk:
         self.answers = answers
         self.tracer = tracer
         self.limit_s = limit_s
-        self.code = code
+        self.reach = Reach(code=code, captures=answers.captures)
         self.tracing = Lane("traced", _NUM_TRACED_AT_ONCE + _NUM_WAITING, 0)
         self.computing = Lane("computed", _NUM_COMPUTED_AT_ONCE, _NUM_COMPUTED_WAITING)
         self.planning = Lane("planned", 1, _NUM_WAITING)
-        self._clients = ClientLimit(_MOST_OF_A_CLIENT)
+        self.clients = ClientLimit(_MOST_OF_A_CLIENT)
         self._closing: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -79,19 +85,26 @@ class _Desk:
         for lane in (self.tracing, self.computing, self.planning):
             lane.close()
         self.tracer.close()
+        self.answers.captures.close()
+
+    async def forget_captures(self) -> None:
+        """Removes the captures that nobody asks for, until the server ends."""
+        while True:
+            await asyncio.sleep(_FORGET_EVERY_S)
+            self.answers.captures.forget()
 
     async def answer(
         self, kind: Kind, body: PredictBody | ScaleBody | PlanBody | DiagnoseBody, client: str
     ) -> Response:
         """The answer to a question as JSON."""
-        arguments = body.arguments(self.code)
+        arguments = body.arguments(self.reach)
         kept = self.answers.kept(kind, arguments)
         if kept is not None:
             return Response(kept, media_type="application/json")
         lane = self.planning if _is_large(kind, arguments) else self.computing
         missing = await self.in_time(self.computing.run(self.answers.missing, kind, arguments))
         if missing:
-            with self._clients.question(client):
+            with self.clients.question(client):
                 for trace in missing:
                     await self.in_time(self.tracing.run(self.answers.trace, trace))
         made = await self.in_time(lane.run(self.answers.make, kind, arguments))
@@ -164,7 +177,9 @@ def make_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         desk.open()
+        forgetting = asyncio.create_task(desk.forget_captures())
         yield
+        forgetting.cancel()
         desk.close()
 
     app = FastAPI(
@@ -188,7 +203,7 @@ def make_app(
 
 def _add_questions(app: FastAPI, desk: _Desk) -> None:
     problems: dict[int | str, dict[str, Any]] = {
-        status: {"model": Problem} for status in (400, 408, 413, 421, 422, 429, 503)
+        status: {"model": Problem} for status in (400, 408, 413, 415, 421, 422, 429, 503)
     }
     answers = desk.answers
 
@@ -211,6 +226,16 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
     async def configs(config: dict[str, Any]) -> JSONResponse:
         return JSONResponse(await desk.in_time(desk.computing.run(answers.keep_config, config)))
+
+    @app.post(
+        "/captures", responses=problems, openapi_extra=_A_FILE, summary="Keep a captured step, and name it"
+    )
+    async def captures(request: Request) -> JSONResponse:
+        if request.headers.get("content-type") != _BYTES:  # no form of another site sends this type
+            raise HTTPException(415, f"expected a file of 'forerun capture' as {_BYTES}")
+        with desk.clients.question(_client(request)):
+            kept = desk.tracing.run(answers.keep_capture, await request.body())
+            return JSONResponse(await desk.in_time(kept))
 
     @app.get("/hardware", summary="Devices of the catalogue")
     async def hardware() -> Response:

@@ -14,8 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.surface.web.load import Figures
+from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 
 MAX_BODY_BYTES = 64 * 1024
+_MOST_BYTES = {"/captures": MOST_CAPTURE_BYTES}
+"""Largest bodies of paths that take files [bytes]."""
 BODY_TIMEOUT_S = 10.0
 """Longest time in which the body of a request must arrive [s]."""
 REQUEST_LOG = logging.getLogger("forerun.requests")
@@ -93,9 +96,10 @@ class Guard:
             )
             await problem(421, text)(scope, receive, send)
             return
+        most_bytes = _MOST_BYTES.get(scope["path"], MAX_BODY_BYTES)
         try:
             async with asyncio.timeout(self._body_timeout_s):
-                body = await _body(receive)
+                body = await _body(receive, most_bytes)
         except TimeoutError:
             text = f"the question did not arrive within {self._body_timeout_s:g} s; send it at once"
             response: Response = problem(408, text)
@@ -103,7 +107,7 @@ class Guard:
             await response(scope, receive, send)
             return
         if body is None:
-            text = f"a question has at most {MAX_BODY_BYTES:,} bytes; ask for less"
+            text = f"a question has at most {most_bytes:,} bytes; ask for less"
             await problem(413, text)(scope, receive, send)
             return
         given = False
@@ -151,7 +155,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-async def _body(receive: Receive) -> bytes | None:
+async def _body(receive: Receive, most_bytes: int) -> bytes | None:
     """The body of a request, None if it is too large or its sender is gone."""
     parts, size = [], 0
     while True:
@@ -160,7 +164,7 @@ async def _body(receive: Receive) -> bytes | None:
             return None
         part = message.get("body", b"")
         size += len(part)
-        if size > MAX_BODY_BYTES:
+        if size > most_bytes:
             return None
         parts.append(part)
         if not message.get("more_body", False):

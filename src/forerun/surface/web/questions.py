@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
@@ -14,7 +13,7 @@ from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
-from forerun.surface.web.reach import CONFIG_NAME, Reach, code_of, config_file
+from forerun.surface.web.reach import CAPTURE_NAME, CONFIG_NAME, Reach, code_of, config_file
 
 MAX_HTTP_CANDIDATES = 20_000
 
@@ -34,20 +33,25 @@ _LARGEST_DEPTH = 512
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def check_model_name(model: str, code: Path | None = None) -> str:
-    """A model's name, if it names a model of a library or a family and no file but code of an allowed folder.
+_NO_FILES = Reach()
+
+
+def check_model_name(model: str, reach: Reach = _NO_FILES) -> str:
+    """A model's name, if it names a model of a library or a family and no file but those that may be reached.
 
     Args:
         model: The name.
-        code: Folder whose code may be run.
+        reach: Captures that were sent, and the folder whose code may be run.
 
     Raises:
         UsageError: It names a file or code, or is not a name.
     """
     text = model.strip()
-    if code_of(text) is not None and (code is not None or not text.startswith("keras:")):
-        Reach(code=code).check_name(text)
+    if code_of(text) is not None and (reach.code is not None or not text.startswith("keras:")):
+        reach.check_name(text)
         return text
+    if CAPTURE_NAME.fullmatch(text) and reach.captures is not None:
+        return f"capture:{reach.captures.file(text)}"
     if CONFIG_NAME.fullmatch(text):
         return config_file(text)
     if find_architecture(text) is not None and not text.startswith("hf:"):
@@ -132,14 +136,14 @@ class RunBody(_Body):
     intra: Name | None = None
     inter: Name | None = None
 
-    def arguments(self, code: Path | None = None) -> dict[str, Any]:
+    def arguments(self, reach: Reach = _NO_FILES) -> dict[str, Any]:
         """Arguments of the package's function.
 
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries.
         """
         found = self.given()
-        found["model"] = check_model_name(self.model, code)
+        found["model"] = check_model_name(self.model, reach)
         found["device"] = check_device_name(self.device)
         for name in ("intra", "inter"):
             if name in found:
@@ -191,14 +195,14 @@ class PlanRequest(_Body):
     models: Annotated[list[Name], Field(min_length=1, max_length=16)] = Field(examples=[["cnn:depth=2..4"]])
     devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
 
-    def arguments(self, code: Path | None = None) -> dict[str, Any]:
+    def arguments(self, reach: Reach = _NO_FILES) -> dict[str, Any]:
         """Arguments of ``forerun.plan``.
 
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries, or there are too many candidates.
         """
         found = self.given()
-        models = expand_models(";".join(check_model_name(model, code) for model in self.models))
+        models = expand_models(";".join(check_model_name(model, reach) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
         for name in ("intra", "inter"):
             if name in found:

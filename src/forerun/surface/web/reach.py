@@ -11,13 +11,14 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError
-from forerun.base.kept import cache_folder
+from forerun.base.kept import cache_folder, temporary_folder
 from forerun.base.plugins import plugin
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
@@ -66,10 +67,12 @@ class Reach:
     Attributes:
         files: Folder of files that are read; None where no file may be named.
         code: Folder whose code is run; None where no code is.
+        captures: Captures that were sent; None where none can be.
     """
 
     files: Path | None = None
     code: Path | None = None
+    captures: Captures | None = None
 
     def check(self, arguments: Mapping[str, Any], known: Mapping[str, Declared]) -> None:
         """Checks every text of a question.
@@ -171,6 +174,64 @@ def question(name: str) -> Callable[..., Any]:
             f"expected the part of forerun that answers '{name}', got none; install forerun anew"
         )
     return found
+
+
+CAPTURE_NAME = re.compile(r"capture:[0-9a-f]{16}")
+"""Name of a capture that was sent."""
+MOST_CAPTURE_BYTES = 8 * 2**20
+"""Largest file of a capture that is taken [bytes]; a step of 20,000 operations has 1.2 MB."""
+_MOST_CAPTURES = 16
+_KEPT_S = 3600.0
+
+
+class Captures:
+    """Captures that were sent over HTTP, as files of this process.
+
+    Each goes an hour after its last question, the oldest where there are many, and all with the process.
+    """
+
+    def __init__(self) -> None:
+        self._folder = temporary_folder()
+
+    def keep(self, content: bytes) -> str:
+        """Keeps the content of a file, and returns its name; what it holds is not looked at."""
+        self.forget(_MOST_CAPTURES - 1)
+        name = f"capture:{hashlib.sha256(content).hexdigest()[:16]}"
+        self._path(name).write_bytes(content)
+        return name
+
+    def file(self, name: str) -> Path:
+        """The file of a capture.
+
+        Raises:
+            UsageError: It was not sent, or is gone.
+        """
+        path = self._path(name)
+        try:
+            os.utime(path)
+        except OSError:
+            raise UsageError(
+                f"'{name}' is not on this server, which keeps a capture for an hour; send the file once more"
+            ) from None
+        return path
+
+    def forget(self, most: int = _MOST_CAPTURES) -> None:
+        """Removes the captures that nobody has asked for in an hour, and all but the newest."""
+        found = sorted(Path(self._folder.name).iterdir(), key=lambda path: -path.stat().st_mtime)
+        for index, path in enumerate(found):
+            if index >= most or time.time() - path.stat().st_mtime > _KEPT_S:
+                path.unlink(missing_ok=True)
+
+    def public(self, text: str) -> str:
+        """A text with the name of each capture in the place of its path."""
+        return re.sub(rf"(?:capture:)?{re.escape(self._folder.name)}/([0-9a-f]{{16}})", r"capture:\1", text)
+
+    def close(self) -> None:
+        """Removes all."""
+        self._folder.cleanup()
+
+    def _path(self, name: str) -> Path:
+        return Path(self._folder.name) / name.removeprefix("capture:")
 
 
 CONFIG_NAME = re.compile(r"config:[0-9a-f]{16}")

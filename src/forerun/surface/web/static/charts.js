@@ -5,8 +5,14 @@ import * as say from "/static/words.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const axis = (label, values, upright) => ({
-  label, values, stroke: css("--ink"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, labelSize: 22, size: upright ? 62 : 32,
+  label, values, stroke: css("--ink"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, labelSize: 22, size: upright ? widest : 32,
 });
+// Room for the longest of the marks beside an axis: small amounts of money have many digits.
+function widest(plot, marks, index) {
+  const { font, ticks, gap } = plot.axes[index];
+  plot.ctx.font = font[0];
+  return Math.ceil(ticks.size + gap + 8 + Math.max(26, ...(marks ?? []).map((mark) => plot.ctx.measureText(mark).width / devicePixelRatio)));
+}
 
 // Durations that people count in.
 const DURATIONS = [1e-3, 1e-2, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 72000, 86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];

@@ -3,7 +3,7 @@
 
 import * as charts from "/static/charts.js";
 import * as say from "/static/words.js";
-import { BATCH_SIZES, IMAGE_SIZES, adapters, fromLink, inWords, isTokens, languageModels, planBody, predictBody, scaleBody, toCommand, toLink } from "/static/state.js";
+import { BATCH_SIZES, IMAGE_SIZES, OWN_DATASET, adapters, captures, fromLink, inWords, isCapture, isTokens, languageModels, planBody, predictBody, scaleBody, toCommand, toLink, total } from "/static/state.js";
 
 const at = (id) => document.getElementById(id);
 const made = (tag, properties = {}, ...children) => {
@@ -27,7 +27,9 @@ let pinned = null;
 const index = { names: [] };
 
 async function ask(path, body) {
-  const asked = body === undefined ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const isFile = body instanceof File;
+  const headers = { "content-type": isFile ? "application/octet-stream" : "application/json" };
+  const asked = body === undefined ? {} : { method: "POST", headers, body: isFile ? body : JSON.stringify(body) };
   const response = await fetch(path, asked);
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error ?? `the server answered ${response.status}`);
@@ -41,8 +43,11 @@ const chosenCurrency = () => currencies.find((one) => one.code === state.currenc
 function showControls() {
   say.showIn(chosenCurrency());
   showDeviceChoices();
-  for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "fused", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence", "currency"]) at(name).value = state[name];
-  document.body.dataset.kind = isTokens(state) ? "tokens" : "samples";
+  at("own-dataset").hidden = at("own-dataset").disabled = !isCapture(state);
+  for (const name of ["model", "machines", "inter", "parallel", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "fused", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence", "currency"]) at(name).value = state[name];
+  document.body.dataset.kind = isCapture(state) ? "capture" : isTokens(state) ? "tokens" : "samples";
+  const capture = captures.get(state.model);
+  if (capture) at("model").dataset.words = capture.title;
   for (const name of ["price", "most", "lora"]) at(name).value = state[name] ?? "";
   at("adapters").value = adapters(state);
   at("devices").value = state.devices;
@@ -60,6 +65,7 @@ function readControls(event) {
   moved = name;
   if (name === "batch") state.batch = BATCH_SIZES[at("batch").value];
   else if (name === "devices") state.devices = Number(at("devices").value);
+  else if (name === "machines") state.machines = Math.min(512, Math.max(1, Math.round(Number(at("machines").value)) || 1));
   else if (name === "image") state.image = IMAGE_SIZES[at("image").value];
   else if (name === "epochs") state.epochs = Number(at("epochs").value) > 0 ? Number(at("epochs").value) : 1;
   else if (name === "sequence") state.sequence = Math.max(1, Math.round(Number(at("sequence").value)) || 1);
@@ -139,7 +145,7 @@ async function renewExact(mine, plan) {
 // Price of one device that the plan goes by, also where the device keeps no limit and is not listed.
 function usdPerHour(plan) {
   const own = plan.candidates.find((one) => one.device === state.device && one.cost_usd !== null);
-  return own ? Number(((own.cost_usd / own.job_time_s) * (3600 / state.devices)).toPrecision(9)) : null;
+  return own ? Number(((own.cost_usd / own.job_time_s) * (3600 / total(state))).toPrecision(9)) : null;
 }
 
 // How devices are joined is not known of every device: then that is said in the place of its curve.
@@ -163,7 +169,7 @@ async function renewScaling(mine) {
 async function lookAhead(mine) {
   const here = Number(at("image").value);
   const images = moved === "image" ? [here + 1, here - 1].filter((i) => IMAGE_SIZES[i]).map((i) => ({ image: IMAGE_SIZES[i] })) : [];
-  const several = lastScale.curve && state.devices === 1 ? [{ devices: 2 }] : [];
+  const several = lastScale.curve && total(state) === 1 ? [{ devices: 2 }] : [];
   for (const change of [...several, ...images]) {
     if (mine !== turn) return;
     await ask("/plan", planBody({ ...state, ...change }, false)).catch(() => null);
@@ -209,7 +215,7 @@ function showPlan(plan) {
   const own = plan.candidates.filter((one) => one.device === state.device);
   const chosen = own.find((one) => one.batch_size_per_device === state.batch);
   const device = devices.find((one) => one.name === state.device);
-  at("question").textContent = `${at("model").dataset.words ?? state.model} on ${state.devices > 1 ? `${state.devices} x ` : ""}${device?.title ?? state.device}, batch ${state.batch}, ${state.precision}${inWords(state)}`;
+  at("question").textContent = `${at("model").dataset.words ?? state.model} on ${state.machines > 1 ? `${state.machines} x ` : ""}${total(state) > 1 ? `${state.devices} x ` : ""}${device?.title ?? state.device}, batch ${state.batch}, ${state.precision}${inWords(state)}`;
   if (chosen && chosen.peak_memory_bytes > device.memory_bytes) {
     at("cards").replaceChildren();
     showVerdict("no", chosen.peak_memory_bytes, device.memory_bytes, null);
@@ -304,12 +310,13 @@ const FITS = { yes: "fits", no: "does not fit", close: "too close to call, may r
 
 function showScaling(curve) {
   const points = curve.points.map((point) => ({ x: point.num_devices, ...point.throughput_samples_per_s }));
-  charts.scaling(points, state.devices);
-  const chosen = curve.points.find((point) => point.num_devices === state.devices);
+  const number = total(state);
+  charts.scaling(points, number);
+  const chosen = curve.points.find((point) => point.num_devices === number);
   const stop = curve.stops_paying_at.weak;
   const pays = stop ? `Adding devices stops paying at ${stop}: those added bring less than half of what the first does.` : `Up to ${points.at(-1).x}, every device added brings at least half of what the first does.`;
-  const own = state.devices === 1 ? "" : `${state.devices} devices are ${chosen.speedup.toFixed(2)} times as fast as one (${say.percent(chosen.efficiency)} each). `;
-  const link = curve.intra_link ? `Over ${curve.intra_link}, in one machine, batch ${state.batch} on each. ` : "";
+  const own = number === 1 ? "" : `${number} devices are ${chosen.speedup.toFixed(2)} times as fast as one (${say.percent(chosen.efficiency)} each). `;
+  const link = curve.intra_link ? `Over ${curve.intra_link}${curve.inter_link && state.machines > 1 ? ` and ${curve.inter_link} between machines` : ", in one machine"}, batch ${state.batch} on each. ` : "";
   at("scale-words").textContent = `${own}${link}${pays}`;
 }
 
@@ -343,8 +350,8 @@ const label = (point) => (point.num_devices > 1 ? `${point.device} x${point.num_
 function showDevices(plan) {
   const found = plan.best_by_device;
   const byCost = found.some((point) => point.cost_usd);
-  const second = byCost ? { title: "cost of the job", say: say.money } : { title: "energy of the job", say: say.energy };
-  const value = (point) => (byCost ? point.cost_usd : point.energy_j)?.value;
+  const second = byCost ? { title: "cost of the job", say: say.amount } : { title: "energy of the job", say: say.energy };
+  const value = (point) => (byCost ? point.cost_usd && say.inCurrency(point.cost_usd.value) : point.energy_j?.value);
   const drawn = found.filter((point) => value(point) > 0).map((point) => ({ name: label(point), x: point.job_time_s.value, y: value(point), chosen: point.device === plan.chosen?.device }));
   at("compared").hidden = !drawn.length;
   at("all-devices").hidden = !found.length;
@@ -371,7 +378,7 @@ function showTable(plan, found) {
     });
     const cells = [
       point.batch_size_per_device, say.duration(point.step_time_s.value), say.duration(point.job_time_s.value), point.cost_usd ? say.money(point.cost_usd.value) : "-",
-      point.energy_j ? say.energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.money(point.price_usd_per_hour)}/h`, point.price_source ?? "-",
+      point.energy_j ? say.energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.price(point.price_usd_per_hour)}/h`, point.price_source ?? "-",
     ];
     if (point.fits === "no") for (const i of [1, 2, 3, 4, 6, 7]) cells[i] = i === 1 ? "does not fit" : "-";
     const row = made("tr", { className: point.fits === "no" ? "nofit" : point.device === plan.chosen?.device ? "best" : "" }, made("td", {}, pick), ...cells.map((text) => made("td", { textContent: text })));
@@ -410,10 +417,11 @@ function mark(next) {
 
 function choose(name) {
   if (!name) { at("model").value = state.model; return; }
-  delete at("model").dataset.words;
+  if (state.model !== name) delete at("model").dataset.words;
   at("model").value = name;
   showFound([]);
   if (state.model === name) return;
+  if (isCapture(state)) Object.assign(state, { dataset: state.dataset === OWN_DATASET ? "imagenet" : state.dataset, accumulation: 1 });
   state.model = name;
   if (isTokens(state) && state.optimizer === "sgd") Object.assign(state, { optimizer: "adamw", precision: "bf16", batch: 1, image: null });
   showControls();
@@ -437,6 +445,28 @@ async function useConfig() {
     at("paste").open = false;
   } catch (error) {
     showError(error instanceof SyntaxError ? `expected the JSON of a config.json: ${error.message}` : error.message);
+  }
+}
+
+// A file that was chosen or dropped: a capture, or the configuration of a model.
+async function useFile(file) {
+  if (!file) return;
+  if (file.name.endsWith(".json")) {
+    at("config").value = await file.text();
+    await useConfig();
+    return;
+  }
+  try {
+    const kept = await ask("/captures", file);
+    const { batch_size: batch, precision, layout, optimizer, compile, accumulation, epochs, dataset_size: size, strategy } = kept.settings;
+    captures.set(kept.model, { title: kept.title, file: file.name });
+    Object.assign(state, { model: kept.model, batch, precision, layout, optimizer, compile: compile ? "yes" : "no", accumulation: accumulation ?? 1, epochs: epochs ?? 1, image: null, strategy: strategy ?? "ddp", parallel: "" });
+    state.dataset = size ? OWN_DATASET : state.dataset === OWN_DATASET ? "imagenet" : state.dataset;
+    at("said").textContent = `${file.name} taken: this server keeps it for an hour after the last question`;
+    showControls();
+    await renew();
+  } catch (error) {
+    showError(error.message);
   }
 }
 
@@ -492,20 +522,26 @@ async function begin() {
   at("currency").replaceChildren(...currencies.map((one) => made("option", { value: one.code, textContent: one.code, title: one.words })));
   devices = hardware.devices.filter((device) => device.kind === "gpu");
   at("vendor").append(...[...new Set(devices.map((device) => device.vendor))].sort().map((value) => made("option", { value, textContent: value })));
-  at("dataset").replaceChildren(...data.datasets.map((one) => made("option", { value: one.name, textContent: one.name })));
+  const ownDataset = made("option", { id: "own-dataset", value: OWN_DATASET, textContent: "the script's own" });
+  at("dataset").replaceChildren(ownDataset, ...data.datasets.map((one) => made("option", { value: one.name, textContent: one.name })));
   showControls();
   // What is written is read when it is done, what is chosen or moved at once.
-  const written = ["within", "config", "model", "tokens"];
+  const written = ["within", "config", "model", "tokens", "parallel", "capture"];
   at("controls").addEventListener("input", (event) => !written.includes(event.target.id) && readControls(event));
-  at("controls").addEventListener("change", (event) => ["within", "tokens"].includes(event.target.id) && readControls(event));
+  at("controls").addEventListener("change", (event) => ["within", "tokens", "parallel"].includes(event.target.id) && readControls(event));
   at("controls").addEventListener("submit", (event) => event.preventDefault());
   at("model").addEventListener("input", () => showFound(found(at("model").value.trim())));
   at("model").addEventListener("keydown", search);
   at("model").addEventListener("change", () => choose(at("model").value.trim()));
   at("model").addEventListener("blur", () => showFound([]));
   at("use-config").addEventListener("click", useConfig);
+  at("capture").addEventListener("change", () => useFile(at("capture").files[0]));
+  at("pick-capture").addEventListener("click", () => at("capture").click());
+  addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
+  addEventListener("drop", (event) => { event.preventDefault(); document.body.classList.remove("dropping"); useFile(event.dataTransfer.files[0]); });
   at("copy-command").addEventListener("click", () => copy(toCommand(state), "command"));
-  at("copy-link").addEventListener("click", () => copy(location.href, "link"));
+  at("copy-link").addEventListener("click", () => copy(location.href, isCapture(state) ? "link holds no file: it works while this server keeps the capture, an hour after its last question;" : "link"));
   at("save-csv").addEventListener("click", saveCsv);
   at("save-png").addEventListener("click", savePng);
   at("pin").addEventListener("click", () => {

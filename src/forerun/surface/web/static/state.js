@@ -11,7 +11,7 @@ export const IMAGE_SIZES = [null, ...Array.from({ length: 32 }, (_, i) => 16 * (
 export const DEVICE_COUNTS = Array.from({ length: 16 }, (_, i) => i + 1);
 
 export const DEFAULTS = {
-  model: "torchvision:resnet50", device: "a100-sxm4-40gb", devices: 1, precision: "amp", batch: 64, image: null, dataset: "imagenet",
+  model: "torchvision:resnet50", device: "a100-sxm4-40gb", devices: 1, machines: 1, inter: "infiniband-ndr", parallel: "", precision: "amp", batch: 64, image: null, dataset: "imagenet",
   epochs: 1, tokens: "1B", sequence: 2048, optimizer: "sgd", layout: "nchw", compile: "no", recompute: "none", lora: null, quantize: "none", fused: "none", strategy: "ddp", accumulation: 1, price: null, vendor: "", memory: 0, most: null, within: "", kind: "on-demand", minimize: "time", currency: "USD", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
 };
 
@@ -22,7 +22,7 @@ export function fromLink(hash) {
     if (!(key in DEFAULTS)) continue;
     if (key === "compare") state.compare = value.split(",").filter(Boolean);
     else if (key === "batch" || key === "epochs") state[key] = Number(value) > 0 ? Number(value) : DEFAULTS[key];
-    else if (key === "devices") state.devices = Number.isInteger(Number(value)) && Number(value) > 0 ? Number(value) : 1;
+    else if (key === "devices" || key === "machines") state[key] = Number.isInteger(Number(value)) && Number(value) > 0 ? Number(value) : 1;
     else if (key === "sequence") state.sequence = Math.max(1, Math.round(Number(value)) || DEFAULTS.sequence);
     else if (key === "accumulation") state.accumulation = Math.max(1, Math.round(Number(value)) || 1);
     else if (key === "lora") state.lora = Math.round(Number(value)) > 0 ? Math.round(Number(value)) : null;
@@ -44,63 +44,94 @@ export function toLink(state) {
 
 const quoted = (word) => (/^[\w.:=,@%+/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
+export const total = (state) => state.devices * state.machines;
+const several = (state, name) => (state.machines > 1 ? `${state.machines}x${state.devices}x${name}` : state.devices > 1 ? `${name}x${state.devices}` : name);
 // The chosen device and those it is compared with, as many of each as are asked for.
-const compared = (state) => [...new Set([state.device, ...state.compare])].map((name) => (state.devices > 1 ? `${name}x${state.devices}` : name));
+const compared = (state) => [...new Set([state.device, ...state.compare])].map((name) => several(state, name));
+
+// Captured scripts by the name that the server gave them: their title and the name of the file.
+export const captures = new Map();
+export const isCapture = (state) => state.model.startsWith("capture:");
+export const OWN_DATASET = "own";
 
 export function toCommand(state) {
-  const words = ["forerun", "plan", state.model, "--on", compared(state).join(",")];
+  const model = isCapture(state) ? `capture:${captures.get(state.model)?.file ?? "run.forerun"}` : state.model;
+  const words = ["forerun", "plan", model, "--on", compared(state).join(",")];
   words.push("--batch-size", String(state.batch), "--precision", state.precision);
   if (isTokens(state)) words.push("--tokens", state.tokens, "--sequence-length", String(state.sequence));
+  else if (isCapture(state) && state.dataset === OWN_DATASET) words.push("--epochs", String(state.epochs));
   else words.push("--dataset", state.dataset, "--epochs", String(state.epochs));
+  for (const [name, value] of Object.entries(division(state))) if (value !== null) words.push(`--${name}`, value);
+  if (isCapture(state)) return [...words, ...costWords(state)].map(quoted).join(" ");
   if (state.image) words.push("--image-size", String(state.image));
   if (state.optimizer !== "sgd") words.push("--optimizer", state.optimizer);
   if (state.layout !== "nchw") words.push("--layout", state.layout);
   if (state.compile === "yes") words.push("--compile");
   for (const [name, value] of Object.entries(saving(state))) if (value !== null) words.push(`--${name.replace("_", "-")}`, String(value));
-  if (state.devices > 1 && state.strategy !== "ddp") words.push("--strategy", state.strategy);
+  return [...words, ...costWords(state)].map(quoted).join(" ");
+}
+
+function costWords(state) {
+  const words = [];
+  if (sharing(state)) words.push("--strategy", state.strategy);
   if (state.accumulation > 1) words.push("--accumulation", String(state.accumulation));
   if (state.price) words.push("--price", `${state.device}=${state.price}/h`);
   if (state.within.trim()) words.push("--within", state.within);
   if (state.minimize !== "time") words.push("--minimize", state.minimize);
   if (state.kind !== "on-demand") words.push("--price-kind", state.kind);
   if (state.currency !== "USD") words.push("--currency", state.currency.toLowerCase());
-  return words.map(quoted).join(" ");
+  return words;
 }
 
 // A model of language trains on tokens, others on a dataset.
 export const languageModels = new Set();
 export const isTokens = (state) => languageModels.has(state.model) || /^config:/.test(state.model);
-const jobBody = (state) => (isTokens(state) ? { tokens: state.tokens, sequence_length: state.sequence } : { dataset: state.dataset, epochs: state.epochs });
+const jobBody = (state) => (isCapture(state) && state.dataset === OWN_DATASET ? { epochs: state.epochs } : isTokens(state) ? { tokens: state.tokens, sequence_length: state.sequence } : { dataset: state.dataset, epochs: state.epochs });
 const other = (value, usual) => (value === usual ? null : value);
 // Adapters and fused kernels are for models of language; weights are quantized beside them only.
 const saving = (state) => {
   const lora = isTokens(state) ? state.lora : null;
   return { recompute: other(state.recompute, "none"), lora, quantize: lora ? other(state.quantize, "none") : null, fused_kernels: isTokens(state) ? other(state.fused, "none") : null };
 };
-const sharedBody = (state) => ({ optimizer: state.optimizer, compile: state.compile === "yes", accumulation: state.accumulation, ...saving(state), ...jobBody(state) });
-const sharing = (state) => (state.devices > 1 ? other(state.strategy, "ddp") : null);
+// Machines, and the way in which all devices divide a model.
+const division = (state) => ({ inter: state.machines > 1 ? state.inter : null, parallel: total(state) > 1 ? state.parallel.replaceAll(" ", "") || null : null });
+// A captured script has decided the rest itself.
+const ownBody = (state) => (isCapture(state) ? {} : { optimizer: state.optimizer, compile: state.compile === "yes", ...saving(state) });
+const sharedBody = (state) => ({ accumulation: state.accumulation, ...ownBody(state), ...division(state), ...jobBody(state) });
+const sharing = (state) => (total(state) > 1 ? other(state.strategy, "ddp") : null);
 export const adapters = (state) => (state.lora === null ? "all" : state.quantize === "none" ? "lora" : state.quantize);
 export const inWords = (state) => {
   const { lora, quantize, recompute, fused_kernels: fused } = saving(state);
   const shared = sharing(state);
-  return [lora && `${quantize ? `${quantize} ` : ""}LoRA ${lora}`, recompute && `recompute ${recompute}`, fused && `kernels of ${fused}`, shared].filter(Boolean).map((word) => `, ${word}`).join("");
+  const { parallel } = division(state);
+  if (isCapture(state)) return shared ? `, ${shared}` : "";
+  return [lora && `${quantize ? `${quantize} ` : ""}LoRA ${lora}`, recompute && `recompute ${recompute}`, fused && `kernels of ${fused}`, shared, parallel].filter(Boolean).map((word) => `, ${word}`).join("");
 };
-const runBody = (state) => ({
-  model: state.model, device: state.device, batch_size: state.batch, precision: state.precision, layout: state.layout, image_size: state.image, ...sharedBody(state),
-});
+const images = (state) => (isCapture(state) ? {} : { layout: state.layout, image_size: state.image });
+const runBody = (state) => ({ model: state.model, device: state.device, batch_size: state.batch, precision: state.precision, ...images(state), ...sharedBody(state) });
 
 // The price is that of one device.
-export const predictBody = (state, usdPerHour) => ({ ...runBody(state), num_devices: state.devices > 1 ? state.devices : null, strategy: sharing(state), price_usd_per_hour: usdPerHour ?? null });
+export const predictBody = (state, usdPerHour) => ({ ...runBody(state), num_devices: total(state) > 1 ? total(state) : null, num_nodes: state.machines > 1 ? state.machines : null, strategy: sharing(state), price_usd_per_hour: usdPerHour ?? null });
 
-// The curve holds every number of devices of the slider, so moving it changes the mark only.
-export const scaleBody = (state) => ({ ...runBody(state), strategy: other(state.strategy, "ddp"), num_devices: [...new Set([...DEVICE_COUNTS, state.devices])].sort((a, b) => a - b) });
+// The curve holds every number of devices of the slider, so moving it changes the mark only. A layout keeps its axes and
+// gets more groups of data, of machines there are up to four times as many.
+export function scaleBody(state) {
+  const { parallel } = division(state);
+  const axes = (parallel ?? "").split(",").filter((axis) => /^(tp|pp|cp)=/.test(axis));
+  const least = axes.reduce((product, axis) => product * (Number(axis.split("=")[1]) || 1), state.machines > 1 && !parallel ? state.devices : 1);
+  const most = state.machines > 1 ? 4 * total(state) : DEVICE_COUNTS.at(-1);
+  const doubled = Array.from({ length: 12 }, (_, i) => least * 2 ** i).filter((number) => number <= most);
+  const counts = new Set([...(parallel || state.machines > 1 ? doubled : DEVICE_COUNTS), total(state)]);
+  const device = state.machines > 1 ? `${4 * state.machines}x${state.devices}x${state.device}` : state.device;
+  return { ...runBody(state), device, parallel: axes.join(",") || null, strategy: other(state.strategy, "ddp"), num_devices: [...counts].sort((a, b) => a - b) };
+}
 
 // Every device at every batch size of the slider: the chosen point, the curve and the comparison in one answer.
 export function planBody(state, exact) {
   const sizes = [...new Set([...BATCH_SIZES, state.batch])].sort((a, b) => a - b);
   return {
     models: [state.model], devices: compared(state), batch_sizes: sizes,
-    precisions: [state.precision], layouts: [state.layout], image_sizes: state.image ? [state.image] : [], ...sharedBody(state), strategy: sharing(state),
+    precisions: [state.precision], layouts: isCapture(state) ? null : [state.layout], image_sizes: state.image && !isCapture(state) ? [state.image] : [], ...sharedBody(state), strategy: sharing(state),
     price_usd_per_hour: state.price ? { [state.device]: state.price } : null,
     within: state.within.split(",").map((word) => word.trim()).filter(Boolean), minimize: state.minimize,
     price_kinds: [state.kind], num_points: 1, max_rejected: 0, exact,

@@ -25,12 +25,13 @@ export const rate = (n) => `${count(n)} samples/s`;
 let currency = { sign: "$", usd: 1 };
 export const showIn = (one) => { currency = one; };
 export const sign = () => currency.sign;
-export const money = (usd) => {
-  const amount = usd / currency.usd;
-  const digits = amount >= 1000 ? Math.round(amount).toLocaleString("en") : amount >= 1 ? amount.toFixed(2) : Number(amount.toPrecision(3)).toString().replace(/(\.\d)$/, "$10");
+export const inCurrency = (usd) => usd / currency.usd;
+export const amount = (value) => {
+  const digits = value >= 1000 ? Math.round(value).toLocaleString("en") : value >= 1 || value === 0 ? value.toFixed(2) : three(value).replace(/(\.\d\d+?)0+$/, "$1");
   return `${currency.sign}${digits}`;
 };
-export const price = (usd) => `${currency.sign}${(usd / currency.usd).toFixed(2)}`;
+export const money = (usd) => amount(inCurrency(usd));
+export const price = (usd) => `${currency.sign}${inCurrency(usd).toFixed(2)}`;
 export const energy = (j) => (j >= 3.6e6 ? `${three(j / 3.6e6)} kWh` : scaled(j, [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]]));
 export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
