@@ -10,6 +10,7 @@ import pytest
 
 import forerun
 from forerun.base.errors import ForerunError
+from forerun.cost.communication.constants import load_measured_layouts
 from forerun.evidence.records.record_store import RecordStore
 
 KEPT = sorted((Path(__file__).parent / "kept_files").iterdir())
@@ -46,8 +47,12 @@ def store(folder):
         ]
 
 
+def measured_layouts(folder):
+    return len(load_measured_layouts(folder / "layouts.json", "t4").logs) == 4
+
+
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
-@pytest.mark.parametrize("read", [capture, calibration, fitted_model, store])
+@pytest.mark.parametrize("read", [capture, calibration, fitted_model, store, measured_layouts])
 def test_a_file_of_an_earlier_version_is_read_or_refused_with_a_command(folder, read, tmp_path):
     own = tmp_path / "files"
     shutil.copytree(folder, own)  # opening a store may write beside it

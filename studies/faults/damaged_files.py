@@ -245,7 +245,9 @@ def _ask_prediction(model: str, path: Path, calibration: bool = False) -> Any:
 
 
 def _json_parts(content: bytes) -> _Parts:
-    return _Parts({"document": json.loads(content)}, {})
+    document = json.loads(content)
+    document.pop("sha256", None)
+    return _Parts({"document": document}, {})
 
 
 def _joined_json(parts: _Parts) -> bytes:

@@ -1,4 +1,4 @@
-"""Scripts that do what no training should, under ``capture``, ``profile`` and ``tune``: what is said, what is left."""
+"""Scripts that do what no training should, under the verbs that run it: what is said, what is left."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SCRIPTS = {
     "a huge argument": "sys.argv += ['x' * 100_000]; train()",
 }  # fmt: skip
 """Names of scripts and what they do."""
-_VERBS = ("capture", "profile", "tune")
+_VERBS = ("capture", "profile", "tune", "diagnose")
 _KILLS_THE_COMMAND = "SIGKILL to its parent"
 _LIMIT = "20s"
 _LONGEST_S = 150.0
@@ -130,6 +130,7 @@ def run_script(verb: str, name: str, folder: Path) -> Told:
         "tune": (
             "tune", "space.yaml", "--budget", "2 trials", "--trial-time", "0.1s", "--no-check", "--timeout", _LIMIT,
         ),
+        "diagnose": ("diagnose", "--steps", "6", "--timeout", "4s"),  # a fifth of what its command may take
     }[verb]  # fmt: skip
     began_s = time.monotonic()
     status, errors = _ended([*words, "--", sys.executable, "train.py"], folder, own)

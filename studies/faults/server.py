@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -23,6 +24,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
+
+from forerun.base.errors import UsageError
+from forerun.surface.web.reach import MOST_CONFIGS, config_file
 
 __all__ = [
     "LoadResult",
@@ -198,6 +202,8 @@ def busy_processes(number: int) -> Iterator[None]:
 def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
     """Kills servers at random moments while they are asked; acknowledged is a configuration that has a name.
 
+    Those that may still be kept must be, as they were told, and a new server answers about the last of them.
+
     Args:
         folder: Working folder; the cache of the servers is in it.
         number: Number of kills.
@@ -208,7 +214,7 @@ def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
     os.environ["FORERUN_CACHE"] = str(folder / "cache")
     for kill in range(number):
         with serving(folder / "log", "--quiet") as served:
-            for name in names[-3:]:  # of those before the kills
+            for name in names[-1:]:
                 status = _told(served, "/predict", {"model": name, "device": "t4"})[0]
                 found["lost"] += status == 400
             moment_s = time.monotonic() + draw.uniform(0.0, 3.0)
@@ -227,8 +233,17 @@ def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
             _, living = psutil.wait_procs(family, timeout=3.0)
             found["processes left"] += len(living)
             found["faults"] = kill + 1
+            found["lost"] += sum(not _is_kept(name) for name in names[-MOST_CONFIGS:])
     found["acknowledged"] = len(names)
     return found
+
+
+def _is_kept(name: str) -> bool:
+    try:
+        content = Path(config_file(name).removeprefix("hf:")).read_bytes()
+    except UsageError:
+        return False
+    return name == f"config:{hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _told(served: Served, path: str, body: object) -> tuple[int, dict[str, str]]:

@@ -1,6 +1,7 @@
 """Files from strangers: any damage is one line or an answer in plain numbers, and never more."""
 
 import io
+import json
 import tracemalloc
 import zipfile
 
@@ -10,6 +11,7 @@ import pytest
 import forerun
 from forerun.adapters.classics.trained_models import load_trained_model
 from forerun.base.errors import CostModelError, UsageError
+from forerun.base.received import json_file
 from forerun.cost.communication.constants import load_measured_layouts
 from forerun.cost.time.weights import load_weights
 from forerun.graph.captured import read_capture
@@ -88,6 +90,31 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, read, most_bytes):
         read(path)
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
+
+
+def test_a_table_that_is_still_json_but_another_is_known_by_its_checksum(tmp_path):
+    for kind in (kind for kind in file_kinds() if kind.name in ("measured layouts", "back-tests")):
+        path = tmp_path / "table.json"
+        kind.make(path)
+        document = kind.part(path.read_bytes()).documents["document"]
+        path.write_text(json_file(document))
+        answer = kind.ask(path)
+        text = path.read_text()
+        place = text.rindex("0.1")
+        path.write_text(f"{text[:place]}0.2{text[place + 3 :]}")
+        with pytest.raises(CostModelError, match="do not have the checksum"):
+            kind.ask(path)
+        path.write_text(json.dumps(json.loads(text)))  # without its indents it is the same
+        assert kind.ask(path) == answer
+        path.write_text(json.dumps(document))  # files of earlier versions have none
+        assert kind.ask(path) == answer
+
+
+def test_measured_layouts_of_a_later_version_are_refused(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('{"kind": "forerun layouts measured", "version": 2}')
+    with pytest.raises(CostModelError, match="its version is 2, not 1; make them with: forerun calibrate"):
+        load_measured_layouts(path, "t4")
 
 
 def test_brackets_without_end_are_refused(tmp_path):

@@ -34,9 +34,10 @@ from forerun.base.process_control import ProcessOption, set_process_option
 _EXIT_TIMEOUT_S = 2.0
 _CPU_LOOK_S = 0.5
 """Shortest time between two looks at what a child has spent on processors [s]."""
+MOST_TIMES_THE_LIMIT = 10.0
+"""Longest time of a limit that counts processors, over the limit, by the clock on the wall."""
 _LEAST_CPU_S = 0.01
 """Work that spends less between two looks waits, for a network or a lock, and is not slow [s]: a tick of the clock."""
-_MOST_TIMES_THE_LIMIT = 10.0
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 _parent: Connection | None = None
@@ -219,7 +220,7 @@ class TimeLimit:
     def __init__(self, limit_s: float, spent_s: Callable[[], float] | None = None) -> None:
         now_s = time.monotonic()
         self._spent_s = spent_s
-        self._look_s, self._end_s = now_s + limit_s, now_s + _MOST_TIMES_THE_LIMIT * limit_s
+        self._look_s, self._end_s = now_s + limit_s, now_s + MOST_TIMES_THE_LIMIT * limit_s
         self._last_s = spent_s() if spent_s is not None else 0.0
         self._most_s = self._last_s + limit_s
 

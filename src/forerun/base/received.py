@@ -83,7 +83,7 @@ def parsed_json(text: str | bytes) -> Any:
     ValueError: expected a finite number, got NaN
     """
     if len(text) > _LARGEST_JSON_BYTES:
-        raise ValueError(f"its text has {len(text):,} bytes, more than {_LARGEST_JSON_BYTES:,}")
+        raise ValueError(f"its text has more than {_LARGEST_JSON_BYTES:,} bytes")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -95,15 +95,32 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a file in JSON.
+    """The value of a file in JSON, without the checksum that a file of ``json_file`` has.
 
     Raises:
-        ValueError, OSError: It cannot be read, is too large, or is no JSON.
+        ValueError, OSError: It cannot be read, is too large, or is no JSON, or its checksum is another.
     """
     size = path.stat().st_size
     if size > _LARGEST_JSON_BYTES:
         raise ValueError(f"it has {size:,} bytes, more than {_LARGEST_JSON_BYTES:,}")
-    return parsed_json(path.read_bytes())
+    with path.open("rb") as file:
+        text = file.read(_LARGEST_JSON_BYTES + 1)  # a device such as /dev/zero has no size
+    return _without_checksum(parsed_json(text), {})
+
+
+def json_file(document: Mapping[str, Any]) -> str:
+    """The text of a file in JSON with a checksum of its values, whatever their order and the spaces between them."""
+    own = json.loads(json.dumps(plain(document)))
+    return (
+        json.dumps({**own, _CHECKSUM: _checksum(own, {})}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    )
+
+
+def _without_checksum(document: Any, arrays: Mapping[str, Any]) -> Any:
+    named = document.pop(_CHECKSUM, None) if isinstance(document, dict) else None
+    if named is not None and named != _checksum(document, arrays):
+        raise ValueError("its contents do not have the checksum that it names")
+    return document
 
 
 def read_tensors(path: Path, entry: str) -> tuple[Any, dict[str, Any]]:
@@ -125,11 +142,7 @@ def read_tensors(path: Path, entry: str) -> tuple[Any, dict[str, Any]]:
         raise ValueError(in_a_line(error)) from error
     if entry not in metadata:
         return None, arrays
-    header = parsed_json(metadata[entry])
-    named = header.pop(_CHECKSUM, None) if isinstance(header, dict) else None
-    if named is not None and named != _checksum(header, arrays):
-        raise ValueError("its contents do not have the checksum that it names")
-    return header, arrays
+    return _without_checksum(parsed_json(metadata[entry]), arrays), arrays
 
 
 def tensors_file(header: Mapping[str, Any], arrays: Mapping[str, Any], entry: str) -> bytes:

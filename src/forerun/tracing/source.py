@@ -154,6 +154,11 @@ def trace_limits(*, timeout_s: float | None = None, in_process: bool = False) ->
         _limits.reset(token)
 
 
+def trace_timeout_s() -> float:
+    """Longest time of building and tracing one model, as ``trace_limits`` has set it [s]."""
+    return _limits.get().timeout_s
+
+
 def is_isolated(model: str) -> bool:
     """True if a named model is built in a process of its own.
 

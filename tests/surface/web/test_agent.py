@@ -92,3 +92,37 @@ def test_forecasts_and_schedules_are_tools_that_read_no_strangers_files(said):
         assert refused.is_error
         assert words in refused.content[0].text
     assert "which this server does not run" in code.content[0].text
+
+
+def test_any_wrong_call_of_any_tool_is_one_line_that_says_what_to_do():
+    from forerun.surface.web.agent import make_server
+
+    server, strange = make_server(), (None, 5, "two\nlines", "x\0", "\ud800", [], [[1]], {}, {"a": {}}, 1e300)
+
+    async def refusals():
+        found = []
+        for tool in await server.list_tools():
+            needed, known = tool.input_schema.get("required", []), tool.input_schema["properties"]
+            calls = [dict.fromkeys(needed[:-1], 5), {"unheard": 1}]
+            calls += [{**dict.fromkeys(needed, "cnn"), name: value} for name in known for value in strange]
+            for arguments in calls:
+                try:
+                    await server.call_tool(tool.name, arguments)
+                except Exception as error:
+                    found.append((tool.name, arguments, str(error)))
+        return found
+
+    found = anyio.run(refusals)
+    assert len(found) > 200
+    assert [
+        one for one in found if not one[2].isprintable() or "internal error" in one[2] or len(one[2]) > 300
+    ] == []
+    said = [
+        words
+        for name, arguments, words in found
+        if name == "scale" and arguments == {"model": 5, "device": 5}
+    ]
+    assert said[0].startswith(
+        "model: expected a valid string, got 5; device: expected a valid string, got 5; num_dev"
+    )
+    assert 'call scale as in {"model": "torchvision:resnet50"' in said[0]

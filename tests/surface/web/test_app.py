@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -289,6 +291,27 @@ def test_cheap_questions_are_answered_while_every_thread_is_busy():
                 released.set()
 
     assert anyio.run(asked) == [200] * 6
+
+
+def test_an_answer_that_other_programs_delay_is_waited_for_and_one_that_only_waits_is_not(monkeypatch):
+    app_module = sys.modules[make_app.__module__]
+    tracer = Tracer(1.0)
+
+    async def waited(share, *, is_traced=False):
+        """The answer of work of 0.7 s where the limit is 0.2 s, if this process has a share of a processor."""
+        monkeypatch.setattr(app_module.time, "process_time", lambda: share * time.monotonic())
+        desk = app_module._Desk(None, tracer, 0.1, None)
+        work = desk.traced(time.sleep, 0.7) if is_traced else desk.in_time(asyncio.sleep(0.7))
+        try:
+            return await work
+        finally:
+            desk.close()
+
+    asyncio.run(waited(0.2))
+    asyncio.run(waited(0.0, is_traced=True))
+    for share in (1.0, 0.0):
+        with pytest.raises(TimeoutError):
+            asyncio.run(waited(share))
 
 
 def test_the_document_describes_every_question(client):

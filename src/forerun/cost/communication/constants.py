@@ -25,7 +25,6 @@ Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -38,7 +37,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
-from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_json
+from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, json_file, read_json
 from forerun.cost.communication.tuner import AllReduce
 
 
@@ -101,8 +100,7 @@ class LayoutTable:
 
 def _text(constants: Any, log_spread: Any, provenance: Mapping[str, Any]) -> str:
     """A table of constants as the text of its file."""
-    whole = {"constants": constants, "log_spread": log_spread, "provenance": dict(provenance)}
-    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+    return json_file({"constants": constants, "log_spread": log_spread, "provenance": dict(provenance)})
 
 
 def layout_table_path() -> Path:
@@ -119,7 +117,7 @@ def load_layout_table(path: Path | None = None) -> LayoutTable:
     """
     file = path or layout_table_path()
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file)
         constants = LayoutConstants(**raw["constants"])
         numbers = [value for value in asdict(constants).values() if not isinstance(value, dict)]
         numbers += [*constants.intra_share.values(), float(raw["log_spread"])]
@@ -210,7 +208,7 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
     """
     file = path or shipped_table_path()
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file)
         constants = {key: ScalingConstants(**value) for key, value in raw["constants"].items()}
         spread = {key: float(value) for key, value in raw["log_spread"].items()}
         provenance = dict(raw["provenance"])
@@ -226,6 +224,8 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
 Floats = npt.NDArray[np.float64]
 
 _KIND = "forerun layouts measured"
+_VERSION = 1
+"""Files without one are of this version."""
 _LEAST_S = 1e-6
 _MOST_STEPS = 1000
 """The correction inverts a matrix of as many rows."""
@@ -328,7 +328,7 @@ class MeasuredLayouts:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n"
+        return json_file({"kind": _KIND, "version": _VERSION, **asdict(self)})
 
 
 def is_layouts_file(name: str | None) -> bool:
@@ -346,6 +346,8 @@ def load_measured_layouts(path: Path, device: str) -> MeasuredLayouts:
         document = read_json(path)
         if not isinstance(document, dict) or document.pop("kind", None) != _KIND:
             raise ValueError("it is another kind of file")
+        if (version := document.pop("version", _VERSION)) != _VERSION:
+            raise ValueError(f"its version is {in_a_line(version)[:20]}, not {_VERSION}")
         found: MeasuredLayouts = from_plain(MeasuredLayouts, document, least=-np.inf)
         _check_numbers(found)
     except DAMAGE as error:

@@ -6,7 +6,6 @@ back-test of the studies; ``forerun forecast backtest DIR --save FILE`` makes on
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
-from forerun.base.received import DAMAGE, check_array, in_a_line, read_json, refuse_row
+from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
 from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Stored, Tier
 
@@ -171,7 +170,7 @@ def save_table(table: BacktestTable, path: Path) -> None:
             for (tier, cut), found in table.summaries.items()
         ],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json_file(document), encoding="utf-8")
 
 
 def load_table(path: Path) -> BacktestTable:

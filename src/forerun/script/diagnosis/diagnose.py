@@ -21,8 +21,11 @@ from forerun.script.diagnosis.observation import Observation, RankTimes, observe
 from forerun.script.diagnosis.trace import Trace, read_trace
 from forerun.script.profile import profile
 from forerun.search.predict import predict
+from forerun.tracing.source import trace_timeout_s
 
 _WARMUP_STEPS, _WINDOW_STEPS = 3, 5
+_TIMES_A_TRACE = 5.0
+"""Longest time of a command over that of tracing a model: 600 s, as a capture has, where ``--timeout`` is not given."""
 _RATE = re.compile(r"([\d._,]+(?:e\d+)?)\s*(samples|images|img|tokens|tok|steps|it)/s(?:ec)?", re.IGNORECASE)
 _LARGE_SHARE = 0.1
 """Share of a cause beside which a step inside the predicted interval is still worth a look."""
@@ -101,7 +104,7 @@ def diagnose(
         device: Device of the prediction, as in ``predict``.
         gpu_utilization: Share of the time in which a monitor saw the device at work, 0 to 1.
         num_steps: Number of steps after which the command is stopped; None to let it end.
-        timeout_s: Longest time of the command [s].
+        timeout_s: Longest time of the command; None for five times that of tracing a model, 600 s unless set [s].
         echo: Stream for the output of the command.
         use_cache: Whether to use the cache of traced graphs.
         options: The settings of the run, see ``forerun.RunOptions``.
@@ -115,7 +118,8 @@ def diagnose(
         >>> forerun.diagnose("mnist-cnn", measured="1 s", device="a100-sxm4-40gb").verdict
         'slow'
     """
-    if sum(part is not None for part in (command, trace, measured)) != 1:
+    given = [part for part in (command, trace, measured) if part is not None]
+    if len(given) != 1 or given[0] in ([], ()):
         raise UsageError(
             "expected one of a command, a trace and a measured step to diagnose, got none or several"
         )
@@ -156,6 +160,7 @@ def _of_command(
     echo: IO[str] | None,
 ) -> Diagnosis:
     """The diagnosis of a command that is run here."""
+    timeout_s = _TIMES_A_TRACE * trace_timeout_s() if timeout_s is None else timeout_s
     with temporary_folder() as folder:
         is_long = num_steps is None or num_steps >= _WARMUP_STEPS + _WINDOW_STEPS
         path = Path(folder) / "trace.json" if is_long else None
@@ -181,7 +186,7 @@ def _of_command(
             notes.append(f"judged without the trace of its steps: {error}")
     estimate = None
     try:
-        name = model if model is not None else captured_model(command)
+        name = model if model is not None else captured_model(command, timeout_s=timeout_s)
         where = device or ("cpu" if found.device.startswith("cpu") else "here")
         estimate = predict(name, device=where, **settings)
     except ForerunError as error:

@@ -46,7 +46,8 @@ def serve(
         ),
     ] = False,
     limit_s: Annotated[
-        float, typer.Option("--limit-s", help="Longest time of tracing one model [s].", min=1.0)
+        float,
+        typer.Option("--limit-s", help="Longest time of tracing one model, on processors [s].", min=1.0),
     ] = 60.0,
     allow_host: Annotated[
         list[str] | None,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from forerun import __version__
 from forerun.base.errors import ForerunError, UsageError
+from forerun.base.received import in_a_line
 from forerun.prediction.estimate import Interval
 from forerun.prediction.models import kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
@@ -90,6 +91,56 @@ class DeviceList(BaseModel):
     devices: list[DeviceRow]
 
 
+class _OneLineServer(MCPServer[Any]):
+    """A server that refuses a call in one line: the expectation, the value given, and the next step."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """The answer of a tool."""
+        try:
+            if (tool := _BY_NAME.get(name)) is not None:
+                _refuse_unknown(tool, arguments)
+            return await super().call_tool(name, arguments, context)
+        except UnexpectedToolError as error:
+            kind = type(error.__cause__).__name__
+            raise UnexpectedToolError(f"internal error in the tool {name}: {kind}; report it") from error
+        except ToolError as error:
+            cause = error.__cause__
+            words = _wrong_types(cause, arguments) if isinstance(cause, ValidationError) else str(error)
+            if tool is None:
+                words += f"; the tools are {', '.join(_BY_NAME)}"
+            elif isinstance(cause, ValidationError):
+                words += f"; call {name} as in {_example(tool)}"
+            raise ToolError(in_a_line(words)) from None
+
+
+def _refuse_unknown(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuses an argument that the tool lacks, which the library would leave out without a word."""
+    known = [part.name for part in _named_parts(tool)]
+    for name in arguments.keys() - set(known):
+        place = "; other settings stand in 'settings'" if "settings" in known else ""
+        raise ToolError(f"expected the arguments {', '.join(known)}, got {name[:60]!r}{place}")
+
+
+def _named_parts(tool: Callable[..., Any]) -> list[inspect.Parameter]:
+    parts = inspect.signature(tool, eval_str=True).parameters.values()
+    return [part for part in parts if part.kind is not part.VAR_KEYWORD]
+
+
+def _example(tool: Callable[..., Any]) -> str:
+    return (tool.__doc__ or "").partition("Example: ")[2].strip().rstrip(".")
+
+
+def _wrong_types(error: ValidationError, arguments: Mapping[str, Any]) -> str:
+    """The arguments that are missing, and those of another type, each once."""
+    said: dict[str, str] = {}
+    for part in error.errors(include_url=False):
+        name = str(part["loc"][0])
+        wanted = "a value" if part["type"] == "missing" else part["msg"].removeprefix("Input should be ")
+        given = f"{arguments[name]!r:.60}" if name in arguments else "none"
+        said.setdefault(name, f"{name}: expected {wanted}, got {given}")
+    return "; ".join(said.values())
+
+
 def make_server(code: Path | None = None) -> MCPServer[Any]:
     """The server with its tools.
 
@@ -97,13 +148,14 @@ def make_server(code: Path | None = None) -> MCPServer[Any]:
         code: Folder whose code is run to build models; None runs none.
     """
     runs = f"Models may be {code}/FILE.py:factory, whose code is run here. " if code else _RUNS_NO_CODE
-    server: MCPServer[Any] = MCPServer("forerun", instructions=_INSTRUCTIONS + runs, version=__version__)
+    server = _OneLineServer("forerun", instructions=_INSTRUCTIONS + runs, version=__version__)
     reach = Reach(files=Path.cwd(), code=code)
-    for tool, options in _TOOLS.items():
+    for name, tool in _BY_NAME.items():
+        options = _TOOLS[tool]
         # Code that builds a model can do anything to this machine: a tool that runs it is not read-only.
         reads_only = code is None or options is None
         server.tool(
-            name=tool.__name__.removeprefix("_"),
+            name=name,
             description=(tool.__doc__ or "") + ("" if options is None else f" {runs}"),
             annotations=ToolAnnotations(read_only_hint=reads_only, open_world_hint=False),
         )(_told(tool, reach, options))
@@ -123,13 +175,15 @@ def _told(tool: Callable[..., Any], reach: Reach, options: type | None) -> Calla
         except ForerunError as error:
             raise ToolError(str(error)) from error
         except TypeError as error:  # a value of another type than the setting has
+            strange = [
+                f"{name} = {value}" for name, value in given.items() if isinstance(value, Mapping | list)
+            ]
             raise ToolError(
-                f"expected settings as in 'forerun predict', got {error}; see the examples"
+                f"expected settings as in 'forerun predict', got {(strange or [str(error)])[-1]}; see the examples"
             ) from error
 
     signature = inspect.signature(tool, eval_str=True)
-    named = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
-    vars(told)["__signature__"] = signature.replace(parameters=named)
+    vars(told)["__signature__"] = signature.replace(parameters=_named_parts(tool))
     return told
 
 
@@ -319,3 +373,4 @@ _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _models: None,
 }
 """The tools, with the settings of those that trace a model."""
+_BY_NAME = {tool.__name__.removeprefix("_"): tool for tool in _TOOLS}

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import mimetypes
-from collections.abc import AsyncIterator, Awaitable, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 from forerun import __version__
 from forerun.base.errors import FailureError, ForerunError
+from forerun.base.isolation import MOST_TIMES_THE_LIMIT, TimeLimit
 from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
@@ -106,26 +108,38 @@ class _Desk:
         if missing:
             with self.clients.question(client):
                 for trace in missing:
-                    await self.in_time(self.tracing.run(self.answers.trace, trace))
+                    await self.traced(self.answers.trace, trace)
         made = await self.in_time(lane.run(self.answers.make, kind, arguments))
         return Response(made, media_type="application/json")
 
-    async def in_time(self, work: Awaitable[Any]) -> Any:
+    async def traced(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of work for which a child traces, whose own limit counts what it spends on processors."""
+        longest_s = MOST_TIMES_THE_LIMIT * 2 * self.limit_s  # for what waits for a child
+        return await self.in_time(self.tracing.run(work, *arguments), TimeLimit(longest_s))
+
+    async def in_time(self, work: Awaitable[Any], limit: TimeLimit | None = None) -> Any:
         """The result of some work.
+
+        Args:
+            work: The work.
+            limit: Its limit; None for twice the limit of a trace, as far as this process has had a processor.
 
         Raises:
             TimeoutError: It took too long.
             _ClosingError: The server ends.
         """
+        limit = TimeLimit(2 * self.limit_s, time.process_time) if limit is None else limit
         task = asyncio.ensure_future(work)
         if self._closing is None:
             self.open()
         assert self._closing is not None
         closing = asyncio.ensure_future(self._closing.wait())
         try:
-            done, _ = await asyncio.wait(
-                {task, closing}, timeout=2 * self.limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            done: set[asyncio.Future[Any]] = set()
+            while not (done or limit.is_over()):
+                done, _ = await asyncio.wait(
+                    {task, closing}, timeout=limit.left_s, return_when=asyncio.FIRST_COMPLETED
+                )
             if task not in done and closing in done:
                 # What is nearly ready is still given.
                 done, _ = await asyncio.wait({task}, timeout=1.0)
@@ -160,7 +174,7 @@ def make_app(
     """The application.
 
     Args:
-        limit_s: Time that tracing a model, or half of what any answer, may take [s].
+        limit_s: Time that tracing a model, or half of what any answer, may take on processors [s].
         hosts: Names by which the server is reached besides the loopback ones, see ``Guard``.
         body_timeout_s: Longest time in which the body of a request must arrive [s].
         code: Folder whose code is run to build models; None runs none.
@@ -244,7 +258,7 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     @app.get("/models", summary="Models by name")
     async def models() -> Response:
         if not answers.knows_models:
-            await desk.in_time(desk.tracing.run(answers.models))
+            await desk.traced(answers.models)
         return Response(answers.listed("models"), media_type="application/json")
 
     @app.get("/datasets", summary="Datasets by name")

@@ -27,7 +27,7 @@ MOST_VALUES = 4096
 """Longest list in a question; beyond it an answer takes minutes and nobody reads its rows."""
 
 _MOST_TEXT = 20_000
-_MOST_CONFIGS = 1000
+MOST_CONFIGS = 1000
 """Pasted configurations that are kept, of at most 64 KiB each."""
 _COUNTS = re.compile(r"^(?:\s*\d+\s*[x×*]\s*)+")
 """Numbers of nodes and devices before the file of a device, as in 4x8xMY.toml."""
@@ -82,9 +82,10 @@ class Reach:
             known: Its settings; those that name a file are taken as paths whatever they end in.
 
         Raises:
-            UsageError: A name reaches beyond the folders, or a list or a text is too long.
+            UsageError: A name reaches beyond the folders, a list or a text is too long, or a text is not one line.
         """
         for name, value in arguments.items():
+            _ = [*_texts("settings", name)]
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, Mapping):
                     self.check(part, known)
@@ -133,6 +134,10 @@ def _lies_in(path: str, folder: Path) -> bool:
 def _texts(name: str, value: Any) -> Iterator[str]:
     """The texts of a value, and of the lists and tables in it."""
     if isinstance(value, str):
+        if not value.isprintable():
+            raise UsageError(
+                f"{name!r}: expected text in one line without control characters, got {value[:60]!r}"
+            )
         if len(value) > _MOST_TEXT:
             raise UsageError(
                 f"'{name}' has at most {_MOST_TEXT:,} characters here, got {len(value):,}; ask for less"
@@ -255,7 +260,7 @@ def kept_config(config: dict[str, Any]) -> str:
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(content, encoding="utf-8")
     partial.replace(path)
-    _forget_all_but(path.parent, _MOST_CONFIGS)
+    _forget_all_but(path.parent, MOST_CONFIGS)
     return name
 
 
