@@ -293,13 +293,14 @@ def test_the_document_describes_every_question(client):
         "/scale",
         "/plan",
         "/diagnose",
+        "/trainjob",
         "/configs",
         "/hardware",
         "/models",
         "/datasets",
         "/currencies",
     }
-    for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs"):
+    for path in ("/predict", "/scale", "/plan", "/diagnose", "/trainjob", "/configs"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 
