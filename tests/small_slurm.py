@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=500 Gres=gpu:t4:2 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=500 Gres={gres} State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE OverSubscribe=YES:8 State=UP
 """
 
@@ -62,8 +62,14 @@ def slurm(*words: str) -> str:
 
 
 @contextmanager
-def small_slurm(folder: Path) -> Iterator[None]:
-    """Daemons as root, without systemd; SLURM_CONF names them as long as they run."""
+def small_slurm(folder: Path, *, kinds: Mapping[str, int] = {"t4": 2}, more: str = "") -> Iterator[str]:
+    """Daemons as root, without systemd; SLURM_CONF names them as long as they run. Gives the name of the node.
+
+    Args:
+        folder: Their files.
+        kinds: GPUs of the node by kind.
+        more: Further lines of the configuration, with {host} for the node.
+    """
     missing = [
         name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
     ]
@@ -76,13 +82,17 @@ def small_slurm(folder: Path) -> Iterator[None]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
-    for number in (0, 1):
-        (folder / f"gpu{number}").touch()
+    files = []
+    for kind, number in kinds.items():
+        for i in range(number):
+            (folder / f"{kind}-{i}").touch()
+        files.append(f"Name=gpu Type={kind} File={folder}/{kind}-[0-{number - 1}]\n")
     host = socket.gethostname().partition(".")[0]
     ports = {"controller_port": free_port(), "node_port": free_port()}
-    text = _CONFIGURATION.format(host=host, folder=folder, cores=os.cpu_count(), **ports)
+    gres = ",".join(f"gpu:{kind}:{number}" for kind, number in kinds.items())
+    text = (_CONFIGURATION + more).format(host=host, folder=folder, cores=os.cpu_count(), gres=gres, **ports)
     (folder / "slurm.conf").write_text(text, encoding="utf-8")
-    (folder / "gres.conf").write_text(f"Name=gpu Type=t4 File={folder}/gpu[0-1]\n", encoding="utf-8")
+    (folder / "gres.conf").write_text("".join(files), encoding="utf-8")
     socket_path = folder / "munge.socket"
     munge = ["munged", "--foreground", "--force", f"--socket={socket_path}", f"--key-file={key}"]
     munge += [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "log", "seed")]
@@ -97,7 +107,7 @@ def small_slurm(folder: Path) -> Iterator[None]:
             if command is munge:
                 wait_for(socket_path.exists, "munge")
         wait_for(lambda: "idle" in _states(), "an idle node of Slurm")
-        yield
+        yield host
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,14 @@ import pandas as pd
 from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 
-__all__ = ["GAVEL_CLUSTER", "GAVEL_ROUND_S", "GavelSpeed", "draw_mixed_jobs", "read_gavel_speeds"]
+__all__ = [
+    "GAVEL_CLUSTER",
+    "GAVEL_ROUND_S",
+    "GavelSpeed",
+    "draw_mixed_jobs",
+    "draw_pai_jobs",
+    "read_gavel_speeds",
+]
 
 GAVEL_CLUSTER = "6x4xk80+6x4xp100+6x4xv100"
 """24 devices of each of the three kinds that the table knows, in nodes of four."""
@@ -30,6 +37,16 @@ Source: stanford-futuredata/gavel, scheduler/utils.py, ``_generate_scale_factor`
 
 _JOBS_PER_HOUR = 4.0
 """Enough that jobs queue: first come, first served, the median job takes forty hours instead of four."""
+
+_PAI_MEDIAN_S, _PAI_MEAN_S = 23 * 60.0, 5039.0
+"""Run times of jobs of Alibaba's PAI. Source of the mean: alibaba/clusterdata, cluster-trace-gpu-v2020/simulator, whose
+log has completion less waiting; of the median: Weng et al. 2022, "MLaaS in the Wild", NSDI."""
+
+_PAI_CONSTRAINED = 0.33
+"""Share of the jobs that run on some kinds of devices only. Source: alibaba/clusterdata, cluster-trace-gpu-v2023."""
+
+_PAI_JOBS_PER_HOUR = 40.0
+"""Enough that jobs queue."""
 
 _RESTART_S = 60.0
 
@@ -92,21 +109,53 @@ def draw_mixed_jobs(
     A job's work is what a V100 does in its drawn duration, with as many devices as it asks for.
     """
     chance = np.random.default_rng([seed, num_jobs])
+
+    def duration_s() -> float:
+        minutes = _SHORT_MINUTES if chance.random() < _SHORT_SHARE else _LONG_MINUTES
+        return float(60.0 * 10.0 ** chance.uniform(*minutes))
+
+    return _drawn(speeds, chance, num_jobs, _JOBS_PER_HOUR, duration_s, 0.0)
+
+
+def draw_pai_jobs(
+    speeds: Mapping[tuple[str, int], Mapping[str, GavelSpeed]], seed: int, num_jobs: int = 200
+) -> list[ScheduledJob]:
+    """The same with lognormal durations as in PAI; a third of the jobs lacks one kind of device, or two."""
+    chance = np.random.default_rng([seed, num_jobs, 1])
+    spread = float(np.sqrt(2 * np.log(_PAI_MEAN_S / _PAI_MEDIAN_S)))
+
+    def duration_s() -> float:
+        return max(60.0, _PAI_MEDIAN_S * float(np.exp(spread * chance.standard_normal())))
+
+    return _drawn(speeds, chance, num_jobs, _PAI_JOBS_PER_HOUR, duration_s, _PAI_CONSTRAINED)
+
+
+def _drawn(
+    speeds: Mapping[tuple[str, int], Mapping[str, GavelSpeed]],
+    chance: np.random.Generator,
+    num_jobs: int,
+    jobs_per_hour: float,
+    duration_s: Callable[[], float],
+    constrained: float,
+) -> list[ScheduledJob]:
     arrival_s = 0.0
     jobs = []
     for number in range(num_jobs):
-        arrival_s += float(chance.exponential(3600.0 / _JOBS_PER_HOUR))
+        arrival_s += float(chance.exponential(3600.0 / jobs_per_hour))
         size = int(chance.choice(_SIZES, p=_SHARES))
-        minutes = _SHORT_MINUTES if chance.random() < _SHORT_SHARE else _LONG_MINUTES
-        duration_s = 60.0 * 10.0 ** float(chance.uniform(*minutes))
+        spent_s = duration_s()
         fitting = [key for key, kinds in speeds.items() if all(size in s.packed for s in kinds.values())]
         model, batch = fitting[int(chance.integers(len(fitting)))]
         kinds = speeds[model, batch]
+        able = dict(kinds)
+        if constrained and chance.random() < constrained:
+            kept = chance.permutation(list(kinds))[: int(chance.integers(1, len(kinds)))]
+            able = {kind: kinds[kind] for kind in kinds if kind in kept}
         jobs.append(
             ScheduledJob(
                 name=f"{model}-{batch}-{number}",
-                training=DataParallelTraining(speeds=kinds, batch_size=float(max(1, batch))),
-                work_samples=duration_s * kinds["v100"].packed[size],
+                training=DataParallelTraining(speeds=able, batch_size=float(max(1, batch))),
+                work_samples=spent_s * kinds["v100"].packed[size],
                 num_workers=size,
                 is_elastic=False,
                 arrival_s=arrival_s if number else 0.0,

@@ -1,4 +1,4 @@
-"""Compares policies on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
+"""Studies of scheduling: policies compared, what forecast errors cost, Optimus' own setting, placement, large scale."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.base.kept import cache_folder
 from forerun.jobs.scheduling.job import (
     NodeGroup,
     ScheduledJob,
@@ -18,84 +19,23 @@ from forerun.jobs.scheduling.job import (
     TaskDemand,
     parse_cluster,
 )
-from forerun.jobs.scheduling.outcome import ScheduleMetrics
 from forerun.jobs.scheduling.placement import pack
 from forerun.jobs.scheduling.policy import JobView, find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.jobs.scheduling.trace import RigidJob, RigidPolicy, simulate_rigid
 from studies.schedule.applications import read_applications
-from studies.schedule.mixed import (
-    GAVEL_CLUSTER,
-    GAVEL_ROUND_S,
-    draw_mixed_jobs,
-    read_gavel_speeds,
-)
+from studies.schedule.comparison import EVEN_CLUSTER, MEASURED, OURS, SCORED_SEEDS, Row, compare
 from studies.schedule.placement_study import PlacementResult, placement_study
 from studies.schedule.server_study import ServerStudyRow, server_study
 from studies.schedule.workloads import Workload, draw_workload, read_philly
 
-__all__ = [
-    "ERROR_SPREADS",
-    "PolicyRow",
-    "ScaleRow",
-    "ScheduleResults",
-    "allocation_time",
-    "schedule_study",
-    "trace_time",
-]
+__all__ = ["ERROR_SPREADS", "ScaleRow", "ScheduleResults", "allocation_time", "schedule_study", "trace_time"]
 
-REPLAY_CLUSTER = "16x4xt4"
-MIXED_CLUSTER = "6x4xt4+3x8xrtx-2080-ti+2x8xa100-sxm4-40gb"
-"""64 GPUs of three kinds, the shares of Sia's heterogeneous cluster, all measured in the Sia artifact."""
-
-_MEASURED = {"t4": "aws", "rtx-2080-ti": "rtx", "a100-sxm4-40gb": "dgx-ext"}
 ERROR_SPREADS = (0.0, 0.1, 0.2, 0.4, 0.7)
 
-_ORACLE = (
-    "fifo",
-    "srtf",
-    "las",
-    "equal",
-    "drf",
-    "tetris",
-    "optimus",
-    "normalised",
-    "pollux",
-    "sia",
-    "foresight",
-)
-_FORECAST = ("srtf", "optimus", "normalised", "pollux", "sia", "foresight")
-_CHECKED = ("srtf", "optimus", "normalised", "pollux", "foresight")
 _ERRED = ("optimus", "srtf", "pollux", "foresight")
-_MIXED = ("sia", "foresight", "pollux", "srtf", "equal")
-
-_GAVEL = ("sia", "foresight", "pollux", "srtf", "fifo")
-
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRow:
-    """One policy on several workloads.
-
-    Attributes:
-        policy: Its name.
-        forecast: Whether it knew forecasts only, or the truth.
-        metrics: By workload.
-    """
-
-    policy: str
-    forecast: bool
-    metrics: tuple[ScheduleMetrics, ...]
-
-    def mean(self, name: str) -> float:
-        """Mean of a figure over the workloads."""
-        return float(np.mean([getattr(m, name) for m in self.metrics]))
-
-    def spread(self, name: str) -> float:
-        """Standard deviation of a figure over the workloads."""
-        return float(np.std([getattr(m, name) for m in self.metrics]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,134 +59,70 @@ class ScheduleResults:
     """All studies of scheduling.
 
     Attributes:
-        replay: Policies on workloads 0 to 7, on which ours was developed.
-        fresh: Some of them on workloads 8 to 15, looked at afterwards.
-        bursts: The same policies with the arrivals of single days.
+        compared: Schedules of every policy on five workloads, see ``comparison``.
         errors: Average completion [s] on workloads 0 to 3 by policy, by kind of error ("speed", "work") and by spread.
-        mixed: Policies on unlike devices, workloads 0 to 3.
-        gavel: Policies on jobs of one size and unlike devices, draws 0 to 3.
         servers: Optimus in its own setting, by number of servers (machines).
         placement: Placement by the theorem and by first fit, and parameters on servers.
         scale: Times of large decisions.
     """
 
-    replay: tuple[PolicyRow, ...]
-    fresh: tuple[PolicyRow, ...]
-    bursts: tuple[PolicyRow, ...]
+    compared: tuple[Row, ...]
     errors: Mapping[str, Mapping[str, Mapping[float, float]]]
-    mixed: tuple[PolicyRow, ...]
-    gavel: tuple[PolicyRow, ...]
     servers: Mapping[int, tuple[ServerStudyRow, ...]]
     placement: PlacementResult
     scale: tuple[ScaleRow, ...]
 
 
-def schedule_study(folder: Path, say: Progress, quick: bool = False) -> ScheduleResults:
-    """Runs all studies; minutes on one core.
+def schedule_study(
+    folder: Path, say: Progress, quick: bool = False, kept: Path | None = None
+) -> ScheduleResults:
+    """Runs all studies; the comparison of policies takes hours on one core, and goes on where it stopped.
 
     Args:
         folder: Folder of the public tables.
         say: Told what is being done.
-        quick: Two workloads instead of eight (one instead of four for errors and unlike devices), no integer program.
+        quick: One draw of each workload instead of eight, and of the errors instead of four; two policies.
+        kept: File of the compared schedules; None for one in the cache.
 
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    seeds = range(2) if quick else range(8)
-    draw = _Draws(folder)
-
-    def left(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if not (quick and name == "sia"))
-
-    say("schedule: replay")
-    known = draw.workloads(seeds, "t4")
-    replay = _rows(known, REPLAY_CLUSTER, left(_ORACLE), forecast=False)
-    replay += _rows(known, REPLAY_CLUSTER, left(_FORECAST), forecast=True)
-    say("schedule: fresh workloads, bursts")
-    fresh = _rows(draw.workloads(range(8, 8 + len(seeds)), "t4"), REPLAY_CLUSTER, _CHECKED, forecast=True)
-    bursts = _rows(draw.workloads(seeds, "t4", from_one_day=True), REPLAY_CLUSTER, _CHECKED, forecast=True)
+    kept = kept or cache_folder() / f"compared-schedules{'-quick' if quick else ''}.jsonl"
+    seeds, policies = (SCORED_SEEDS[:1], (OURS, "fifo")) if quick else (SCORED_SEEDS, ())
+    compared = compare(folder, kept, say, seeds=seeds, policies=policies)
     say("schedule: forecast errors")
-    few = seeds[: len(seeds) // 2]
-    errors = {name: _errors(known[: len(few)], name) for name in _ERRED}
-    say("schedule: unlike devices")
-    mixed = _rows(draw.workloads(few, "t4"), MIXED_CLUSTER, left(_MIXED), forecast=False)
-    say("schedule: jobs of one size on unlike devices")
-    gavel = _gavel_rows(folder, few, left(_GAVEL))
+    philly, applications = read_philly(folder), read_applications(folder, {"t4": MEASURED["t4"]})
+    drawn = [
+        draw_workload(philly, applications, seed, kind="t4", devices_per_node=4)
+        for seed in range(1 if quick else 4)
+    ]
+    errors = {name: _errors(drawn, name) for name in _ERRED}
     say("schedule: parameter servers, placement, large scale")
-    servers = {number: tuple(server_study(folder, number, len(seeds))) for number in (13, 20, 30, 45)}
+    servers = {number: tuple(server_study(folder, number, 2 if quick else 8)) for number in (13, 20, 30, 45)}
     return ScheduleResults(
-        replay=tuple(replay),
-        fresh=tuple(fresh),
-        bursts=tuple(bursts),
+        compared=tuple(compared),
         errors=errors,
-        mixed=tuple(mixed),
-        gavel=tuple(gavel),
         servers=servers,
         placement=placement_study(),
         scale=(*allocation_time(), *trace_time(folder)),
     )
 
 
-class _Draws:
-    """The tables, read once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.philly = read_philly(folder)
-        self.applications = read_applications(folder, _MEASURED)
-
-    def workloads(self, seeds: Sequence[int], kind: str, from_one_day: bool = False) -> list[Workload]:
-        return [
-            draw_workload(
-                self.philly, self.applications, seed, kind=kind, devices_per_node=4, from_one_day=from_one_day
-            )
-            for seed in seeds
-        ]
-
-
-def _rows(
-    workloads: Sequence[Workload], cluster: str, policies: Sequence[str], *, forecast: bool
-) -> list[PolicyRow]:
-    found = parse_cluster(cluster)
-    return [
-        PolicyRow(
-            policy=name,
-            forecast=forecast,
-            metrics=tuple(_replay(workload, found, name, forecast) for workload in workloads),
-        )
-        for name in policies
-    ]
-
-
-def _replay(
-    workload: Workload,
-    cluster: SharedCluster,
-    policy: str,
-    forecast: bool,
-    error: ForecastError | None = None,
-) -> ScheduleMetrics:
-    jobs = list((workload.forecast if forecast else workload.actual).values())
-    options = SimulationOptions(seed=workload.seed, error=error or ForecastError())
-    return simulate(jobs, cluster, find_policy(policy), options, workload.actual).metrics
-
-
-def _gavel_rows(folder: Path, seeds: Sequence[int], policies: Sequence[str]) -> list[PolicyRow]:
-    speeds, cluster = read_gavel_speeds(folder), parse_cluster(GAVEL_CLUSTER)
-    options = SimulationOptions(round_s=GAVEL_ROUND_S)
-    rows = []
-    for name in policies:
-        drawn = (draw_mixed_jobs(speeds, seed) for seed in seeds)
-        found = tuple(simulate(jobs, cluster, find_policy(name), options).metrics for jobs in drawn)
-        rows.append(PolicyRow(policy=name, forecast=False, metrics=found))
-    return rows
-
-
 def _errors(workloads: Sequence[Workload], policy: str) -> dict[str, dict[float, float]]:
     """Mean average completion by kind and spread of the error."""
-    cluster = parse_cluster(REPLAY_CLUSTER)
+    cluster = parse_cluster(EVEN_CLUSTER)
 
     def mean(error: ForecastError) -> float:
-        found = [_replay(workload, cluster, policy, False, error) for workload in workloads]
-        return float(np.mean([m.average_completion_s for m in found]))
+        found = [
+            simulate(
+                list(drawn.actual.values()),
+                cluster,
+                find_policy(policy),
+                SimulationOptions(seed=drawn.seed, error=error),
+            )
+            for drawn in workloads
+        ]
+        return float(np.mean([one.metrics.average_completion_s for one in found]))
 
     none = {0.0: mean(ForecastError())}
     return {

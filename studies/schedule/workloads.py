@@ -14,7 +14,7 @@ from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 
-__all__ = ["NUM_WORKLOAD_JOBS", "Workload", "draw_workload", "read_philly"]
+__all__ = ["HELIOS_SHARES", "NUM_WORKLOAD_JOBS", "Workload", "draw_workload", "read_philly"]
 
 NUM_WORKLOAD_JOBS = 160
 WINDOW_HOURS = 8
@@ -29,6 +29,9 @@ _CLASS_APPLICATIONS = (("cifar10", "ncf"), ("deepspeech2", "bert"), ("yolov3",),
 
 Source: Qiao et al. 2021, "Pollux", table 1; the halves of medium as in Sia's artifact.
 """
+
+HELIOS_SHARES = {"cifar10": 1314, "yolov3": 70, "deepspeech2": 100, "bert": 70, "imagenet": 46}
+"""Jobs of each application among 1,600 of Helios' cluster Saturn. Source: siasosp23/artifacts, sia-simulator."""
 
 _REQUEST_EFFICIENCY = (0.5, 0.8)
 _LONGEST_ASKED_S = 12 * 3600.0
@@ -74,22 +77,25 @@ def draw_workload(
     kind: str,
     devices_per_node: int,
     num_jobs: int = NUM_WORKLOAD_JOBS,
-    from_one_day: bool = False,
+    shares: Mapping[str, float] | None = None,
 ) -> Workload:
     """One workload.
 
-    Arrivals are times of day drawn from the busiest eight hours of all days together, or of one drawn day, which is
-    often one user's burst. Sizes are drawn from the whole trace, whose shares of small to extra large jobs (75, 19, 5
-    and 2 %) are close to those that Pollux publishes. The size class gives the application, the application's own
-    scaling the request.
+    Arrivals are times of day drawn from the busiest eight hours of all days together. Sizes are drawn from the whole
+    trace, whose shares of small to extra large jobs (75, 19, 5 and 2 %) are close to those that Pollux publishes. The
+    size class gives the application, unless ``shares`` of applications are given; the application's own scaling the
+    request.
     """
     chance = np.random.default_rng([seed, num_jobs])
-    arrivals = _arrivals(philly, chance, num_jobs, from_one_day)
+    arrivals = _arrivals(philly, chance, num_jobs)
     hours = chance.choice(philly.gpu_seconds.to_numpy() / _HOUR_S, num_jobs, replace=False)
+    weights = np.asarray(list((shares or {}).values()), dtype=float)
+    weights /= weights.sum() if shares else 1.0
     actual, forecast = {}, {}
     for number, (arrival_s, device_h) in enumerate(zip(arrivals, hours, strict=True)):
         names = _CLASS_APPLICATIONS[int(np.digitize(device_h, _CLASSES_H))]
-        application = applications[names[chance.integers(len(names))]]
+        chosen = chance.choice(list(shares), p=weights) if shares else names[chance.integers(len(names))]
+        application = applications[chosen]
         requests = _requests(application, kind, devices_per_node)
         num_devices, batch = requests[int(chance.integers(len(requests)))]
         name = f"{application.name}-{number}"
@@ -97,20 +103,9 @@ def draw_workload(
     return Workload(seed=seed, actual=actual, forecast=forecast)
 
 
-def _arrivals(
-    philly: pd.DataFrame, chance: np.random.Generator, num_jobs: int, from_one_day: bool
-) -> list[float]:
+def _arrivals(philly: pd.DataFrame, chance: np.random.Generator, num_jobs: int) -> list[float]:
     """Arrivals from the busiest hours, ascending from 0 [s]."""
-    times = philly.time_s.to_numpy()
-    if from_one_day:
-        days = [
-            times[(times >= start) & (times < start + _DAY_S)] for start in np.arange(0, times[-1], _DAY_S)
-        ]
-        windows = [_busiest(day % _DAY_S) for day in days]
-        enough = [window for window in windows if len(window) >= num_jobs]
-        window = enough[chance.integers(len(enough))]
-    else:
-        window = _busiest(times % _DAY_S)
+    window = _busiest(philly.time_s.to_numpy() % _DAY_S)
     drawn = np.sort(chance.choice(window, num_jobs, replace=False))
     return [float(time_s) for time_s in drawn - drawn[0]]
 

@@ -157,7 +157,7 @@ def submit_a_long_job_and_two_short_ones(folder):
 
 
 def cancel_all():
-    for number in slurm("squeue", "-h", "-o", "%i").split():
+    for number in set(slurm("squeue", "-h", "-o", "%A").split()):
         slurm("scancel", number)
     wait_for(lambda: not slurm("squeue", "-h", "-o", "%i").split(), "an empty queue")
 
@@ -183,6 +183,71 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
         }
         assert settled.commands == ()
         cancel_all()
+
+
+def test_a_real_slurm_keeps_its_dependencies_arrays_partitions_and_reservations(tmp_path):
+    closed = "PartitionName=closed Nodes={host} State=DOWN\n"
+    with small_slurm(tmp_path, kinds={"t4": 2, "v100": 1}, more=closed):
+        submit(tmp_path, "long", "600", "gpu:t4:2", "points=2:100 steps=300000")
+        wait_for(lambda: running_jobs() == ["long"], "the long job")
+        (first,) = slurm("squeue", "-h", "-o", "%i").split()
+        slurm("scontrol", "create", "reservation", "ReservationName=later", "user=root", "start=now+9hours",
+              "duration=60", "nodes=ALL", "flags=ignore_jobs")  # fmt: skip
+        theirs = {
+            "after": [f"--dependency=afterok:{first}"],
+            "tasks": ["--array=0-3%1", "--gres=gpu:v100:1"],
+            "closed": ["--partition=closed"],
+            "later": ["--reservation=later"],
+        }
+        for name, words in theirs.items():
+            slurm("sbatch", "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
+        submit(tmp_path, "short", "30", "gpu:t4:1", "points=1:100 steps=3000")
+        wait_for(lambda: running_jobs() == ["long", "tasks"], "a task of the array")
+        before = slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines()
+        advice = schedule_live("slurm")
+        found = {item.title: str(item.action.kind) for item in advice.jobs}
+        # The task keeps its device, which the next one would take.
+        assert found == {"long": "stop", "short": "start", "tasks": "keep"}
+        for why in ("other jobs", "the tasks of its array", "its partition", "its reservation"):
+            assert any(note.endswith(f"waits for {why}: left alone") for note in advice.notes)
+        # What is printed is legal there: Slurm does it all, and starts what it should.
+        apply_commands(advice)
+        wait_for(lambda: running_jobs() == ["short", "tasks"], "the others")
+        still = [line for line in before if line.split()[1] in ("after", "tasks", "closed", "later")]
+        assert set(still) <= set(slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines())
+        cancel_all()
+
+
+def test_a_job_gets_nodes_of_its_own_partition(tmp_path):
+    nodes = [
+        {"name": "n1", "gres": "gpu:t4:2", "state": "idle", "partitions": ["day"]},
+        {"name": "n2", "gres": "gpu:t4:4", "state": "idle", "partitions": ["day", "night"]},
+        {"name": "n3", "gres": "gpu:t4:8", "state": "idle", "partitions": ["other"]},
+    ]
+    waits = SQUEUE["jobs"][1]
+    jobs = [
+        {**waits, "job_id": 20 + i, "partition": partition, **more}
+        for i, (partition, more) in enumerate(
+            [("night", {}), ("day", {"excluded_nodes": "n2"}), ("day,night", {}), ("gone", {})]
+        )
+    ]
+    new = {"name": "new", "points": "8:100", "num_devices": 8, "batch_size": 8, "steps": 600, "script": "./a"}
+    where = document(tmp_path, recorded_slurm(squeue={"jobs": jobs}, sinfo={"nodes": nodes}))
+    advice = schedule_live(where, [new])
+    assert advice.cluster == "1x8xt4+1x4xt4+1x2xt4"
+    given = {item.job: {node for node, _ in item.action.nodes} for item in advice.jobs}
+    assert given["20"] == {"n2"}
+    assert given["21"] == {"n1"}
+    assert given["22"] <= {"n1", "n2"}
+    assert given["new"] == {"n3"}
+    assert "--partition=other" in advice.commands[-1]
+    assert "job 23: no node of its partition and features takes jobs: left alone" in advice.notes
+    both = {**SQUEUE["jobs"][0], "nodes": "n1,n2", "gres_detail": ["gpu:t4:1", "gpu:t4:1"], "node_count": 2}
+    where = document(tmp_path, recorded_slurm(squeue={"jobs": [both, jobs[0]]}, sinfo={"nodes": nodes}))
+    divided = schedule_live(where)
+    assert actions(divided) == {"20": "start"}
+    assert divided.cluster == "1x8xt4+1x3xt4+1x1xt4"
+    assert "job 7 runs on nodes that are open to different jobs: it keeps them" in divided.notes
 
 
 def killed_schedules(folder, number):

@@ -139,6 +139,7 @@ def schedule_live(
             f"{live.system}: expected nodes with GPUs that take jobs, got none; {'; '.join(live.notes)}"
         )
     found = _Devices(live)
+    live = found.live
     known, notes = _known(live, new, found, Links(intra=intra, inter=inter))
     if not known:
         return _nothing(live, found, chosen.name)
@@ -175,32 +176,74 @@ def _nothing(live: LiveCluster, found: _Devices, policy: str) -> LiveSchedule:
 
 
 class _Devices:
-    """Nodes of a live cluster as groups of the simulator, and back."""
+    """Nodes of a live cluster as groups of the simulator, and back.
+
+    A group has one kind of devices and is open to the same jobs: where partitions or excluded nodes tell nodes of a
+    kind apart, their groups count as kinds of their own.
+
+    Attributes:
+        live: The cluster without jobs on nodes of several groups, which keep what they have.
+        kind_of: Catalogue name of the devices of each group.
+        cluster: The groups.
+        plain: The same with one group a kind, for speeds.
+    """
 
     def __init__(self, live: LiveCluster) -> None:
         nodes = largest_first(live.nodes)
         self.catalogue_name = {node.device: _catalogue_name(node.device) for node in nodes}
-        self.live_name = {ours: theirs for theirs, ours in self.catalogue_name.items()}
+        self._limits = list(dict.fromkeys(job.may_use for job in live.jobs if job.may_use is not None))
+        names: dict[tuple[str, tuple[bool, ...]], str] = {}
+        for node in nodes:
+            kind = self.catalogue_name[node.device]
+            number = sum(kind == other for other, _ in names)
+            names.setdefault((kind, self._open_to(node)), f"{kind}#{number}" if number else kind)
+        self.kind_of = {name: kind for (kind, _), name in names.items()}
+        self._open = {name: dict(zip(self._limits, signs, strict=True)) for (_, signs), name in names.items()}
+        group_of = {
+            (node.name, node.device): names[self.catalogue_name[node.device], self._open_to(node)]
+            for node in nodes
+        }
+        self.live, nodes = _without_divided(live, nodes, group_of)
+        if not nodes:
+            raise RecordError(
+                "every device is held by jobs on nodes that are open to different jobs; nothing to share"
+            )
+        by_group: dict[str, list[LiveNode]] = {name: [] for name in self.kind_of}
+        for node in nodes:
+            by_group[group_of[node.name, node.device]].append(node)
+        self.nodes = [node for group in by_group.values() for node in group]
+        self.live_name = {group_of[node.name, node.device]: node.device for node in nodes}
+        self.number = {
+            (node.name, name): i
+            for i, (name, node) in enumerate(
+                (name, node) for name, group in by_group.items() for node in group
+            )
+        }
+        self.cluster = _shared(by_group)
         by_kind: dict[str, list[LiveNode]] = {}
         for node in nodes:
             by_kind.setdefault(self.catalogue_name[node.device], []).append(node)
-        self.nodes = [node for group in by_kind.values() for node in group]
-        self.number = {(node.name, self.catalogue_name[node.device]): i for i, node in enumerate(self.nodes)}
-        self.cluster = SharedCluster(
-            groups=tuple(
-                NodeGroup(
-                    device=kind,
-                    num_nodes=len(group),
-                    devices_per_node=group[0].num_devices,
-                    devices_by_node=tuple(node.num_devices for node in group),
-                )
-                for kind, group in by_kind.items()
-            )
-        )
+        self.plain = _shared(by_kind)
+
+    def _open_to(self, node: LiveNode) -> tuple[bool, ...]:
+        return tuple(node.name in limit for limit in self._limits)
+
+    def speeds(
+        self, training: DataParallelTraining, may_use: frozenset[str] | None = None, only: str | None = None
+    ) -> DataParallelTraining:
+        """The same training with speeds on the groups that a job may use."""
+        found = {
+            name: training.speeds[kind]
+            for name, kind in self.kind_of.items()
+            if kind in training.speeds
+            and only in (None, kind)
+            and (may_use is None or self._open[name][may_use])
+        }
+        return replace(training, speeds=found)
 
     def __str__(self) -> str:
         parts = []
-        for group in self.cluster.groups:
+        for group in self.plain.groups:
             sizes = group.node_sizes
             parts += [f"{sizes.count(size)}x{size}x{group.device}" for size in dict.fromkeys(sizes)]
         return "+".join(parts)
@@ -209,7 +252,8 @@ class _Devices:
         """Kind and nodes of what a job has."""
         kinds = {kind for name, _ in job.nodes for node, kind in self.number if node == name}
         asked = self.catalogue_name.get(job.device, "")
-        kind = asked if asked in kinds else next((k for k in self.cluster.kinds if k in kinds), "")
+        able = [k for k in self.cluster.kinds if k in kinds]
+        kind = next((k for k in able if self.kind_of[k] == asked), next(iter(able), ""))
         if any((name, kind) not in self.number for name, _ in job.nodes):
             raise RecordError(
                 f"job {job.name} has {job.num_devices} devices of several kinds, or on nodes that are not listed "
@@ -217,6 +261,46 @@ class _Devices:
             )
         shares = sorted((self.number[name, kind], number) for name, number in job.nodes)
         return kind, tuple(NodeShare(node, number) for node, number in shares)
+
+
+def _shared(groups: Mapping[str, Sequence[LiveNode]]) -> SharedCluster:
+    return SharedCluster(
+        groups=tuple(
+            NodeGroup(
+                device=name,
+                num_nodes=len(nodes),
+                devices_per_node=max(node.num_devices for node in nodes),
+                devices_by_node=tuple(node.num_devices for node in nodes),
+            )
+            for name, nodes in groups.items()
+            if nodes
+        )
+    )
+
+
+def _without_divided(
+    live: LiveCluster, nodes: Sequence[LiveNode], group_of: Mapping[tuple[str, str], str]
+) -> tuple[LiveCluster, list[LiveNode]]:
+    """Takes out running jobs whose nodes lie in several groups of one kind, with the devices that they keep."""
+    groups: dict[str, set[str]] = {}
+    for (name, _), group in group_of.items():
+        groups.setdefault(name, set()).add(group)
+    kept, notes, taken = [], list(live.notes), dict.fromkeys(group_of, 0)
+    for job in live.jobs:
+        known = [groups[name] for name, _ in job.nodes if name in groups]
+        if not known or set.intersection(*known):
+            kept.append(job)
+            continue
+        notes.append(f"job {job.name} runs on nodes that are open to different jobs: it keeps them")
+        for name, number in job.nodes:
+            device = next(device for other, device in group_of if other == name)
+            taken[name, device] += number
+    left = [
+        replace(node, num_devices=node.num_devices - taken[node.name, node.device])
+        for node in nodes
+        if node.num_devices > taken[node.name, node.device]
+    ]
+    return replace(live, jobs=tuple(kept), notes=tuple(notes)), left
 
 
 def _catalogue_name(name: str) -> str:
@@ -233,7 +317,10 @@ def _known(
     live: LiveCluster, new: Sequence[JobEntry], found: _Devices, links: Links
 ) -> tuple[list[KnownJob], list[str]]:
     entries = [_entry(job, live.system) for job in live.jobs]
-    known = known_jobs([*entries, *new], found.cluster, links)
+    known = [
+        item if i < len(entries) else replace(item, job=replace(item.job, training=_on_groups(item, found)))
+        for i, item in enumerate(known_jobs([*entries, *new], found.plain, links))
+    ]
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
     for i, job in enumerate(live.jobs):
         known[i] = _as_it_runs(known[i], job, found)
@@ -275,18 +362,22 @@ def _row(job: LiveJob) -> dict[str, Any]:
     return fixed | dict(job.fields)
 
 
+def _on_groups(item: KnownJob, found: _Devices) -> DataParallelTraining:
+    assert isinstance(item.job.training, DataParallelTraining)
+    return found.speeds(item.job.training)
+
+
 def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
     """The job on the kind of devices that it asks for, uncertain if only its limit is known."""
     training = item.job.training
     assert isinstance(training, DataParallelTraining)
     # Its system starts it on the kind that was asked for, whatever would be faster elsewhere.
     only = found.catalogue_name.get(job.device)
-    if only is not None and only in training.speeds:
-        training = replace(training, speeds={only: training.speeds[only]})
-    elif job.device:
+    if job.device and only not in training.speeds:
         raise InvalidSetupError(
             f"job {job.name} asks for {job.device}, its speed is known on {', '.join(training.speeds)}; add a speed"
         )
+    training = found.speeds(training, job.may_use, only)
     spread = item.work_spread if _has_speed(job) else LIMIT_SPREAD
     return replace(item, job=replace(item.job, training=training), work_spread=spread)
 
@@ -317,6 +408,9 @@ def _advice(decision: Decision, job: LiveJob, found: _Devices, finish_s: Interva
     given = decision.allocation
     nodes = [(found.nodes[share.node].name, share.num_workers) for share in decision.placement]
     device = "" if given is None else found.live_name[given.device]
+    of = [set(found.nodes[share.node].partitions) for share in decision.placement]
+    if script and of and (shared := sorted(set.intersection(*of))):
+        job = replace(job, details={**job.details, "partition": shared[0]})
     action = action_of(job, device, nodes, script)
     return JobAdvice(
         job=job.name,

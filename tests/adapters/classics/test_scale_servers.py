@@ -59,6 +59,33 @@ def test_first_principles_use_the_link_the_workers_and_the_servers():
     assert rate(synchronous=False) != rate()
 
 
+def test_a_batch_is_that_of_each_worker_unless_all_share_one():
+    def points(**options):
+        asked = {"num_workers": [1, 4], "num_servers": [2], "coefficients": "optimus"} | options
+        return forerun.scale_servers("resnet50", **asked)
+
+    each, shared = points(batch_size=32), points(global_batch_size=128)
+    assert [p.batch_size_per_update for p in each.points] == [32, 128]
+    assert [p.batch_size_per_update for p in shared.points] == [128, 128]
+    # Four workers with 32 samples each are four workers that share 128.
+    assert each.points[1].step_time_s == pytest.approx(shared.points[1].step_time_s)
+    assert each.points[1].throughput_samples_per_s == pytest.approx(128 / each.points[1].step_time_s)
+    assert (each.is_global_batch, shared.is_global_batch) == (False, True)
+    # A worker has as much to do as alone, so that only what they send takes longer.
+    assert each.points[1].efficiency == pytest.approx(each.points[0].step_time_s / each.points[1].step_time_s)
+    apart = points(batch_size=32, synchronous=False)
+    assert [p.batch_size_per_update for p in apart.points] == [32, 32]
+
+
+def test_a_table_of_servers_is_asked_at_the_batch_of_a_worker(tmp_path):
+    points = table(tmp_path / "points.csv", server_rows())
+    own, asked = (
+        forerun.fit_speed(points, num_workers=[4], num_servers=[2], batch_size=batch).points[0]
+        for batch in (None, 32)
+    )
+    assert (own["batch_size_per_device"], asked["batch_size_per_device"]) == (16, 32)
+
+
 def test_a_fit_extrapolates_with_intervals_and_says_so(tmp_path):
     found = forerun.fit_speed(
         table(tmp_path / "points.csv", server_rows()), num_workers=[4, 16], num_servers=[2]
@@ -111,6 +138,10 @@ def test_proposals_leave_out_what_was_measured(tmp_path):
             "unknown column 'step_tme_s'; did you mean step_time_s",
         ),
         ([{"num_servers": 1, "step_time_s": 1}], "expected num_devices or num_workers, got neither"),
+        (
+            [{"num_devices": 2, "throughput_samples_per_s": 9}],
+            "line 2: expected the batch size of one device",
+        ),
         (
             [{"num_devices": 1, "batch_size_per_device": 8}],
             "expected step_time_s or throughput_samples_per_s above zero",

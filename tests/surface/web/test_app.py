@@ -322,13 +322,14 @@ def test_the_document_describes_every_question(client):
         "/plan",
         "/diagnose",
         "/captures",
+        "/trainjob",
         "/configs",
         "/hardware",
         "/models",
         "/datasets",
         "/currencies",
     }
-    for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs", "/captures"):
+    for path in ("/predict", "/scale", "/plan", "/diagnose", "/trainjob", "/configs", "/captures"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 

@@ -41,7 +41,8 @@ class _Sizes(TypedDict, total=False):
     global_batch_size: Annotated[
         int | None,
         Setting(
-            help="Batch size of all workers together, with synchronous parameter servers.",
+            help="Batch size of all workers together, which synchronous workers share; otherwise --batch-size is each "
+            "worker's.",
             group="servers",
             low=1,
         ),

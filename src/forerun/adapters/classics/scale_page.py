@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SERVER_COLUMNS: Columns[ServerPoint] = {
     "servers": lambda point: str(point.num_servers),
     "workers": lambda point: str(point.num_workers),
+    "batch": lambda point: f"{point.batch_size_per_update:,}",
     "step": lambda point: format_duration_s(point.step_time_s),
     "steps/s": lambda point: f"{point.steps_per_s:.3g}",
     "samples/s": lambda point: f"{point.throughput_samples_per_s:,.0f}",
@@ -37,10 +38,15 @@ def servers_page(curve: ServerCurve) -> RenderableType:
         f"{workers} workers with {servers} servers" for servers, workers in curve.best_workers.items()
     )
     lines = [f"Fastest: {best}."]
-    if first.num_steps_per_epoch is not None:
+    is_constant = len({point.batch_size_per_update for point in curve.points}) == 1
+    if first.num_steps_per_epoch is not None and is_constant:
         total = "" if first.num_steps is None else f", {first.num_steps:,} steps in {curve.epochs:g} epochs"
         steps = f"{first.num_steps_per_epoch:,} steps an epoch{total}"
-        lines.append(f"An update has {curve.batch_size_per_step} samples: {steps}.")
+        lines.append(f"An update has {first.batch_size_per_update:,} samples: {steps}.")
+    if not is_constant:
+        lines.append(
+            f"Each worker has {curve.batch_size:,} samples of an update; --global-batch-size shares one batch."
+        )
     head = Text(f"{curve.model}, {curve.mode} parameter servers", style="bold")
     notes = [Text(f"- {note}") for note in curve.notes]
     return Group(head, Text(""), table_of(curve.points, _SERVER_COLUMNS), *map(Text, lines), Text(""), *notes)

@@ -43,6 +43,7 @@ class ServerPoint(Answer):
 
     Attributes:
         num_workers, num_servers: Numbers of workers and servers.
+        batch_size_per_update: Samples of one update of the model: of all workers (synchronous) or of one.
         step_time_s: Step of all workers together (synchronous) or of one worker (asynchronous) [s].
         steps_per_s: Updates of the model per second, of all workers together.
         throughput_samples_per_s: Samples of all workers per second.
@@ -54,6 +55,7 @@ class ServerPoint(Answer):
 
     num_workers: int
     num_servers: int
+    batch_size_per_update: int
     step_time_s: float
     steps_per_s: float
     throughput_samples_per_s: float
@@ -72,7 +74,8 @@ class ServerCurve(Answer):
         model: The model as it was named.
         device: Device of a worker; None with published coefficients.
         mode: synchronous or asynchronous.
-        batch_size_per_step: Samples of one update of the model.
+        batch_size: Batch size of one worker; of all together where ``global_batch_size`` was given.
+        is_global_batch: Whether it is that of all workers together.
         epochs: Epochs in the question.
         points: One point per number of workers and servers.
         best_workers: Workers with the highest throughput, by number of servers.
@@ -83,7 +86,8 @@ class ServerCurve(Answer):
     model: str
     device: str | None
     mode: str
-    batch_size_per_step: int
+    batch_size: int
+    is_global_batch: bool
     epochs: float | None
     points: tuple[ServerPoint, ...]
     best_workers: Mapping[int, int]
@@ -109,12 +113,13 @@ def scale_servers(
         num_workers: Numbers of workers.
         num_servers: Numbers of servers.
         device: Device of a worker; not needed with published coefficients.
-        global_batch_size: Batch size of all workers together (synchronous); None for the batch size.
+        global_batch_size: Batch size of all workers together (synchronous), which they share; None: each has
+            ``batch_size`` of its own.
         synchronous: Whether workers wait for each other.
         coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
         use_cache: Whether to use the cache of traced graphs.
-        options: The settings of the run of a worker, see ``forerun.RunOptions``; ``batch_size`` is that of one worker
-            (asynchronous), ``inter`` the link of each worker and server, such as ``ethernet-10g``.
+        options: The settings of the run of a worker, see ``forerun.RunOptions``; ``batch_size`` is that of one worker,
+            ``inter`` the link of each worker and server, such as ``ethernet-10g``.
 
     Raises:
         UsageError: The question must be changed, or the device or link must be named.
@@ -127,9 +132,8 @@ def scale_servers(
             f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
         )
     workers, servers = sizes_of(num_workers), sizes_of(num_servers)
-    batch = given.get("batch_size", 32)
-    if synchronous and global_batch_size:
-        batch = whole("batch size", global_batch_size)
+    is_global = bool(synchronous and global_batch_size)
+    batch = whole("batch size", global_batch_size) if is_global else given.get("batch_size", 32)
     if coefficients is None and device is None:
         raise InvalidSetupError(
             "expected the device of a worker with --on, or --coefficients optimus; give one"
@@ -138,20 +142,24 @@ def scale_servers(
     # With published coefficients the device has no effect; any one serves to check the settings of the job.
     run = Run.of(model, device=device or "cpu", **{**given, "batch_size": batch})
     if coefficients is not None:
-        step_s, note = _published(batch, synchronous=synchronous)
+        step_s, note = _published(synchronous=synchronous)
     else:
         step_s, note = _first_principles(TracedModels(use_cache=use_cache).of(run), run, inter, synchronous)
-    points = [
-        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, run.job)
-        for p in servers
-        for w in workers
-    ]
+
+    def point(w: int, p: int) -> ServerPoint:
+        # Without a batch of all, each worker brings its own: an update has w times as many samples.
+        samples = batch * w if synchronous and not is_global else batch
+        alone_per_s = batch / step_s(1, p, batch)
+        return _server_point(w, p, step_s(w, p, samples), alone_per_s, samples, synchronous, run.job)
+
+    points = [point(w, p) for p in servers for w in workers]
     return ServerCurve(
         run=run,
         model=model,
         device=None if coefficients else device,
         mode="synchronous" if synchronous else "asynchronous",
-        batch_size_per_step=batch,
+        batch_size=batch,
+        is_global_batch=is_global,
         epochs=given.get("epochs"),
         points=tuple(points),
         best_workers={
@@ -164,15 +172,16 @@ def scale_servers(
     )
 
 
-_StepTime = Callable[[int, int], float]
+_StepTime = Callable[[int, int, float], float]
+"""Step [s] of workers, servers and samples of an update."""
 
 
-def _published(batch: int, *, synchronous: bool) -> tuple[_StepTime, str]:
-    """Step time by workers and servers from Optimus' coefficients, and notes on it."""
+def _published(*, synchronous: bool) -> tuple[_StepTime, str]:
+    """Step time from Optimus' coefficients, and a note on it."""
     theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
 
-    def step_s(w: int, p: int) -> float:
-        terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
+    def step_s(w: int, p: int, samples: float) -> float:
+        terms = synchronous_terms(w, p, samples) if synchronous else asynchronous_terms(w, p)
         return sum(t * x for t, x in zip(theta, terms, strict=True))
 
     return step_s, (
@@ -210,14 +219,26 @@ def _first_principles(
         update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
         latency_s=link.latency_s,
     )
+
+    def step_s(w: int, p: int, samples: float) -> float:
+        # An asynchronous worker computes its own batch, whatever the others do.
+        of_all = replace(setup, compute_s=compute_s * samples / batch) if synchronous else setup
+        return parameter_server_step_s(of_all, w, p, synchronous=synchronous)
+
     return (
-        lambda w, p: parameter_server_step_s(setup, w, p, synchronous=synchronous),
+        step_s,
         f"from first principles over {link.title}: compute, push, update and pull, none of it fitted",
     )
 
 
 def _server_point(
-    workers: int, servers: int, step_s: float, alone_s: float, batch: int, synchronous: bool, job: Job | None
+    workers: int,
+    servers: int,
+    step_s: float,
+    alone_per_s: float,
+    batch: int,
+    synchronous: bool,
+    job: Job | None,
 ) -> ServerPoint:
     steps_per_s = (1 if synchronous else workers) / step_s
     times: dict[str, Any] = {}
@@ -232,10 +253,11 @@ def _server_point(
     return ServerPoint(
         num_workers=workers,
         num_servers=servers,
+        batch_size_per_update=batch,
         step_time_s=step_s,
         steps_per_s=steps_per_s,
         throughput_samples_per_s=batch * steps_per_s,
-        efficiency=steps_per_s * alone_s / workers,
+        efficiency=batch * steps_per_s / alone_per_s / workers,
         **times,
     )
 
@@ -363,7 +385,7 @@ def _asked(
         return list({point.size: point for point in measured}.values())
     sizes = sorted(point.batch_size_per_device for point in measured)
     totals = {point.batch_size_global for point in measured}
-    if global_batch_size is None and measured[0].num_servers and len(totals) == 1:
+    if global_batch_size is None and batch_size is None and measured[0].num_servers and len(totals) == 1:
         global_batch_size = totals.pop()  # parameter servers were measured at one global batch
     found = []
     for p in servers or (sorted({point.num_servers for point in measured})[:1]):

@@ -23,7 +23,7 @@ from forerun.jobs.scheduling.live import (
 )
 
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
-_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
+_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
 _WAITING, _RUNNING = "PENDING", "RUNNING"
 _OWN_REASONS = {
     "dependency": "other jobs",
@@ -57,12 +57,15 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
     usable = {node.name for node in nodes}
     jobs = []
     for row in wanted_list(squeue, "jobs", "squeue --json"):
-        job = _job(row, now_s, notes)
+        job = _job(row, nodes, now_s, notes)
         if job is None:
             continue
         lost = [name for name, _ in job.nodes if name not in usable]
         if lost:
             notes.append(f"job {job.name} runs on {', '.join(lost)}, which takes no new jobs: left alone")
+            continue
+        if job.may_use is not None and not job.may_use:
+            notes.append(f"job {job.name}: no node of its partition and features takes jobs: left alone")
             continue
         jobs.append(job)
     return LiveCluster(system="slurm", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
@@ -71,6 +74,7 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
 def _nodes(sinfo: Any, notes: list[str]) -> tuple[LiveNode, ...]:
     key = "nodes" if isinstance(sinfo, dict) and "nodes" in sinfo else "sinfo"
     found: dict[tuple[str, str], int] = {}
+    partitions: dict[str, dict[str, None]] = {}
     for row in wanted_list(sinfo, key, "sinfo --json"):
         if key == "nodes":
             names, gres = [str(row.get("name"))], row.get("gres")
@@ -83,13 +87,33 @@ def _nodes(sinfo: Any, notes: list[str]) -> tuple[LiveNode, ...]:
         if any(bad in state for state in states for bad in _UNUSABLE):
             notes.append(f"left out, as {'/'.join(states).lower()}: {', '.join(names)}")
             continue
+        # A group of like nodes is of one partition, and a node in as many groups as it has partitions.
+        of = inside(row, "partition", "name") or row.get("partitions") or []
         for name in names:
+            partitions.setdefault(name, {}).update(dict.fromkeys([of] if isinstance(of, str) else of))
             for kind, number in _devices(str(gres or "")).items():
                 found[name, kind] = number
-    return tuple(LiveNode(name=name, device=kind, num_devices=n) for (name, kind), n in found.items() if n)
+    return tuple(
+        LiveNode(name=name, device=kind, num_devices=n, partitions=tuple(partitions[name]))
+        for (name, kind), n in found.items()
+        if n
+    )
 
 
-def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | None:
+def _may_use(row: Mapping[str, Any], nodes: Sequence[LiveNode]) -> frozenset[str] | None:
+    """Nodes of a job's partitions without those that it excludes; None where all of them."""
+    wanted = set(filter(None, _text(row.get("partition")).split(",")))
+    excluded = set(expand_host_list(_text(row.get("excluded_nodes"))))
+    able = [
+        node.name
+        for node in nodes
+        if node.name not in excluded
+        and (not wanted or not node.partitions or wanted.intersection(node.partitions))
+    ]
+    return None if len(able) == len(nodes) else frozenset(able)
+
+
+def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes: list[str]) -> LiveJob | None:
     """One job; None for one that neither runs nor waits, or that has no devices to share."""
     if "job_id" not in row or "job_state" not in row:
         raise RecordError(
@@ -125,7 +149,9 @@ def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | No
         nodes=tuple(zip(names, shares, strict=False)),
         ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
         limit_s=60.0 * limit_min,
-        can_restart=bool(row.get("requeue", True)),
+        # Where only some tasks of an array may run at once, the next of them would take what a stopped one leaves.
+        can_restart=bool(row.get("requeue", True)) and not _number(row.get("array_max_tasks"), 0),
+        may_use=_may_use(row, nodes),
         fields=fields_of_text(_text(row.get("comment")), name),
         details={"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {},
     )
@@ -135,8 +161,15 @@ def _why_not_ours(row: Mapping[str, Any]) -> str:
     """Reason for which a job waits beside devices, so that Slurm would not start it on ours; empty if nothing."""
     reason = str(row.get("state_reason") or "").removeprefix("Job").lower()
     found = next((words for start, words in _OWN_REASONS.items() if reason.startswith(start)), "")
-    # Tasks that were not yet told apart share one row: to give it nodes would give them to every task.
-    return found or ("the tasks of its array" if _text(row.get("array_task_string")) else "")
+    if found:
+        return found
+    # Tasks that were not yet told apart share one row: to give it nodes would give them to every task. The reason of a
+    # job that is held says nothing of what it waits for besides.
+    ways = {"array_task_string": "arraytasklimit", "dependency": "dependency", "resv_name": "reservation"}
+    more = [_OWN_REASONS[reason] for key, reason in ways.items() if _text(row.get(key))]
+    if _text(row.get("features")):
+        more.append("nodes with its features")
+    return next(iter(more), "")
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -251,8 +284,11 @@ def _commands(action: Action) -> list[str]:
     is_typed = action.device != "gpu" and (bool(job.device) or action.kind is ActionKind.SUBMIT)
     kind = f":{action.device}" if is_typed else ""
     if action.kind is ActionKind.SUBMIT:
+        partition = (
+            f"--partition={shlex.quote(job.details['partition'])} " if "partition" in job.details else ""
+        )
         return [
-            f"sbatch --job-name={name} --nodes={len(action.nodes)} --gres=gpu{kind}:{per_node} "
+            f"sbatch --job-name={name} {partition}--nodes={len(action.nodes)} --gres=gpu{kind}:{per_node} "
             f"--nodelist={shlex.quote(names)} --wrap {shlex.quote(action.script)}"
         ]
     lines = [f"scontrol requeuehold {name}"] if action.kind is ActionKind.CHANGE else []

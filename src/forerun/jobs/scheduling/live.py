@@ -37,11 +37,13 @@ class LiveNode:
         name: As its system calls it.
         device: Kind of the devices, as its system calls it; ``gpu`` where it does not say.
         num_devices: Number of devices.
+        partitions: Partitions that it belongs to; empty where its system has none.
     """
 
     name: str
     device: str
     num_devices: int
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class LiveJob:
         ran_s: Time since its start [s].
         limit_s: Longest time it may run, by its system [s]; infinite without a limit.
         can_restart: Whether its system may stop and start it again.
+        may_use: Names of the nodes that it may run on; None for all.
         fields: Columns of a file of jobs that its owner wrote into a comment, annotations or metadata.
         details: Further facts that commands for it need, such as a namespace.
     """
@@ -71,6 +74,7 @@ class LiveJob:
     ran_s: float = 0.0
     limit_s: float = inf
     can_restart: bool = True
+    may_use: frozenset[str] | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 

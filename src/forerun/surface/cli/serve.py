@@ -59,6 +59,10 @@ def serve(
         ),
     ] = None,
     allow_code: AllowCodeOption = None,
+    tls: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--tls", metavar="CERT KEY", help="Files of a certificate and its key: serve HTTPS."),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Write no log line for each request to stderr.")
     ] = False,
@@ -77,7 +81,7 @@ def serve(
 
     with quiet_libraries(debug=debug):
         app = make_app(limit_s=limit_s, hosts=_hosts(host, allow_host), code=_code_folder(allow_code))
-        _serve(host, port, app, quiet=quiet, debug=debug)
+        _serve(host, port, app, tls, quiet=quiet, debug=debug)
 
 
 def _code_folder(path: Path | None) -> Path | None:
@@ -91,7 +95,9 @@ def _hosts(host: str, allowed: list[str] | None) -> list[str]:
     return [host, *(allowed or []), *(["*"] if host not in _LOOPBACK else [])]
 
 
-def _serve(host: str, port: int, app: Any, *, quiet: bool, debug: bool) -> None:
+def _serve(
+    host: str, port: int, app: Any, tls: tuple[Path, Path] | None, *, quiet: bool, debug: bool
+) -> None:
     from forerun.surface.web.guard import REQUEST_LOG
     from forerun.surface.web.server import make_server
 
@@ -100,10 +106,11 @@ def _serve(host: str, port: int, app: Any, *, quiet: bool, debug: bool) -> None:
         REQUEST_LOG.addHandler(logging.StreamHandler(sys.stderr))
         REQUEST_LOG.setLevel(logging.INFO)
         REQUEST_LOG.propagate = False
-    server = make_server(app, debug=debug)
+    server = make_server(app, debug=debug, tls=tls)
     found_port = listener.getsockname()[1]
     typer.echo(
-        f"forerun at http://{'[::1]' if host == '::1' else host}:{found_port}/ (Ctrl-C ends it)", err=True
+        f"forerun at http{'s' if tls else ''}://{'[::1]' if host == '::1' else host}:{found_port}/ (Ctrl-C ends it)",
+        err=True,
     )
     status = 0
     try:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 import forerun
-from forerun.base.errors import ForerunError
+from forerun.base.errors import ForerunError, UsageError
 from forerun.base.kept import KeptBytes
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import kept_model_names, model_names, trace_model
@@ -69,6 +71,20 @@ class Answers:
     def predict(self, body: PredictBody) -> dict[str, Any]:
         """The JSON of ``forerun predict``."""
         return self._whole("predict", body.arguments())
+
+    def predict_of(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The same of settings by their names, checked as those of a request.
+
+        Raises:
+            UsageError: A setting is unknown or impossible.
+        """
+        try:
+            body = PredictBody(**settings)
+        except ValidationError as error:
+            part = error.errors()[0]
+            place = ".".join(map(str, part["loc"]))
+            raise UsageError(f"{place}: {part['msg']}, got {part.get('input')!r}; correct it") from None
+        return self.predict(body)
 
     def scale(self, body: ScaleBody) -> dict[str, Any]:
         """The JSON of ``forerun scale`` for devices."""

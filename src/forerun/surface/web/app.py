@@ -29,7 +29,7 @@ from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.reach import Reach
+from forerun.surface.web.reach import Reach, question
 
 _STATIC = Path(__file__).parent / "static"
 _NUM_TRACED_AT_ONCE = 2
@@ -236,6 +236,11 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     @app.post("/diagnose", responses=problems, summary="A measured step beside its prediction")
     async def diagnose(body: DiagnoseBody, request: Request) -> Response:
         return await desk.answer("diagnose", body, _client(request))
+
+    @app.post("/trainjob", responses=problems, summary="Size of a TrainJob of Kubeflow before it is admitted")
+    async def trainjob(document: dict[str, Any]) -> JSONResponse:
+        work = desk.computing.run(question("trainjob"), document, answers.predict_of)
+        return JSONResponse(await desk.in_time(work))
 
     @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
     async def configs(config: dict[str, Any]) -> JSONResponse:

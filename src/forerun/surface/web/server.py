@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from forerun.base.errors import UsageError
 
 HEADER_TIMEOUT_S = 10.0
 """Longest time in which the head of a request must arrive after the connection or its last answer [s]."""
@@ -65,12 +68,16 @@ class _Server(uvicorn.Server):
         self.config.app.state.close_soon()  # type: ignore[union-attr]
 
 
-def make_server(app: FastAPI, *, debug: bool) -> uvicorn.Server:
+def make_server(app: FastAPI, *, debug: bool, tls: tuple[Path, Path] | None = None) -> uvicorn.Server:
     """The server of an application.
 
     Args:
         app: From ``make_app``.
         debug: True logs what the library does.
+        tls: Files of a certificate and its key; None serves plain HTTP.
+
+    Raises:
+        UsageError: The certificate or its key cannot be read.
     """
     _allow_many_sockets()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -82,7 +89,15 @@ def make_server(app: FastAPI, *, debug: bool) -> uvicorn.Server:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
         server_header=False,
+        ssl_certfile=tls and tls[0],
+        ssl_keyfile=tls and tls[1],
     )
+    try:
+        settings.load()
+    except OSError as error:  # of TLS too
+        raise UsageError(
+            f"--tls {' '.join(map(str, tls or ()))}: {error.strerror or error}; give files of a certificate and its key"
+        ) from error
     return _Server(settings)
 
 

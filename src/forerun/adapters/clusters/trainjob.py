@@ -1,0 +1,296 @@
+"""Kubeflow Trainer: GPUs, memory and launch arguments of a TrainJob before it is admitted.
+
+The recommender of KEP-3328 as a mutating webhook of ``forerun serve``: it answers ``POST /trainjob`` with an
+AdmissionReview, or the changed TrainJob where only that was sent, as a controller would. A TrainJob opts in by the
+annotation ``trainer.kubeflow.org/autoconf-plugin: forerun``. Its question stands in
+
+- annotations ``forerun/NAME`` with the settings of ``forerun predict``, and ``forerun/model``, ``forerun/on`` (the
+  devices of a node, ``8xh100-sxm``), ``forerun/within`` (``time<=24h``), ``forerun/max-nodes``;
+- else the model that its initializer fetches (``hf://``) or its runtime of torchtune is for, the product that its
+  nodes are selected by, and the arguments of torchtune, Transformers and plain scripts.
+
+Source: kubeflow/trainer, docs/proposals/3328-automatic-resource-configuration, and its API ``v1alpha1``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from math import ceil
+from typing import Any
+
+import forerun
+from forerun.base.errors import ForerunError, UnknownDeviceError, UsageError
+from forerun.base.units import format_bytes
+from forerun.jobs.scheduling.live import inside, prefixed_fields
+from forerun.question.devices import find_device
+from forerun.question.devices.cluster import split_spec
+from forerun.question.model import find_architecture
+from forerun.question.options import RunOptions
+from forerun.question.settings import declared
+from forerun.surface.cli.submit import broken_limits
+
+PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
+"""Annotation that names the recommender of a TrainJob."""
+
+_GPU = "nvidia.com/gpu"
+_PRODUCT = "nvidia.com/gpu.product"
+_OWN = {"model", "on", "within", "max-nodes", "recommended"}
+_RUNTIMES = {
+    "torchtune-llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "torchtune-llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "torchtune-qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+}
+"""Models of the runtimes that come with the trainer. Source: kubeflow/trainer, manifests/base/runtimes/torchtune."""
+
+_ARGUMENTS = {
+    "batch_size": "batch_size",
+    "batch-size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
+    "epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_seq_len": "sequence_length",
+    "max_seq_length": "sequence_length",
+    "dtype": "precision",
+    "optimizer": "optimizer",
+    "model.lora_rank": "lora",
+}
+"""Arguments of torchtune, Transformers and plain scripts, and the settings that they are."""
+
+_LAUNCHED = {
+    "nproc_per_node": "devices",
+    "nproc-per-node": "devices",
+    "nnodes": "nodes",
+    "num_processes": "all",
+    "num_machines": "nodes",
+}
+"""Arguments of torchrun and accelerate that follow from the size of a job."""
+
+_DEVICES_PER_NODE = 8
+_MAX_NODES = 4
+_PROCESS_BYTES = 2**30
+"""Main memory of a training process without its model [bytes]; PyTorch and Transformers alone hold about half of it."""
+
+Predict = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def trainjob(document: Mapping[str, Any], predict: Predict | None = None) -> dict[str, Any]:
+    """The answer to an AdmissionReview with a TrainJob, or to a TrainJob.
+
+    A review is always allowed: where nothing can be recommended, a warning says why and the job stays as it is.
+
+    Args:
+        document: The review or the job, as JSON.
+        predict: Answers a question of ``forerun predict`` as its JSON; ``forerun.predict`` unless given.
+
+    Raises:
+        UsageError: It is neither, or nothing can be recommended for a TrainJob.
+    """
+    ask = predict or (lambda question: forerun.predict(**question).as_dict())
+    if document.get("kind") != "AdmissionReview":
+        return _recommended(document, ask)
+    job = inside(document, "request", "object")
+    answer: dict[str, Any] = {"uid": inside(document, "request", "uid") or "", "allowed": True}
+    if isinstance(job, Mapping) and (inside(job, "metadata", "annotations") or {}).get(PLUGIN) == "forerun":
+        try:
+            found = _recommended(job, ask)
+        except ForerunError as error:
+            answer["warnings"] = [f"forerun: {error}"]
+        else:
+            changes = [
+                {"op": "add", "path": "/metadata/annotations", "value": found["metadata"]["annotations"]},
+                {"op": "add", "path": "/spec/trainer", "value": found["spec"]["trainer"]},
+            ]
+            answer["patchType"] = "JSONPatch"
+            answer["patch"] = base64.b64encode(json.dumps(changes).encode()).decode()
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+
+
+def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
+    if job.get("kind") != "TrainJob" or not isinstance(job.get("spec"), Mapping):
+        raise UsageError(
+            f"expected a TrainJob with a spec or an AdmissionReview of one, got {job.get('kind')}"
+        )
+    told = prefixed_fields(inside(job, "metadata", "annotations"))
+    nodes_of, per_node, device = _offered(job, told)
+    question = _settings(job, told) | {"model": _model(job, told)}
+    for nodes, devices in _sizes(nodes_of, per_node):
+        asked = question | {"device": _spec(nodes, devices, device)}
+        if nodes * devices > 1 and "strategy" not in asked:
+            asked["strategy"] = "fsdp"
+        found = predict(asked)
+        # Memory first: a size that does not surely fit would end after it has waited for its devices.
+        if found["fits"] == "yes" and not any(broken_limits(found, told.get("within", ""))):
+            return _changed(job, found, nodes, devices)
+    limits = f" and keeps {told['within']}" if told.get("within") else ""
+    raise UsageError(
+        f"no size up to {nodes_of} x {per_node} {device} surely fits {question['model']}{limits}; lower "
+        "forerun/batch_size, add forerun/recompute or forerun/lora, or raise forerun/max-nodes"
+    )
+
+
+def _spec(nodes: int, devices: int, device: str) -> str:
+    if nodes > 1:
+        return f"{nodes}x{devices}x{device}"
+    return f"{devices}x{device}" if devices > 1 else device
+
+
+def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
+    """Nodes and devices of each: powers of two of one node, the whole node, then powers of two of whole nodes."""
+    yield from (
+        (1, n) for n in sorted({1 << k for k in range(per_node.bit_length())} | {per_node}) if n <= per_node
+    )
+    yield from ((1 << k, per_node) for k in range(1, max_nodes.bit_length()) if 1 << k <= max_nodes)
+
+
+def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int, str]:
+    """Most nodes, devices of a node, and their kind."""
+    products = [
+        found
+        for patch in [
+            *(inside(job, "spec", "runtimePatches") or []),
+            *(inside(job, "spec", "podTemplateOverrides") or []),
+        ]
+        for found in _all_of(patch, _PRODUCT)
+    ]
+    text = told.get("on") or next(iter(products), "")
+    if not text:
+        raise UsageError(
+            "expected the devices of the nodes, got none; annotate forerun/on: 8xh100-sxm, or select nodes by "
+            f"{_PRODUCT}"
+        )
+    nodes, per_node, kind = split_spec(text)
+    is_alone = kind == text
+    most = told.get("max-nodes", str(max(nodes, _MAX_NODES)))
+    if not most.isdigit() or not int(most):
+        raise UsageError(f"forerun/max-nodes must be a whole number from 1, got '{most}'")
+    return int(most), _DEVICES_PER_NODE if is_alone else per_node, _catalogue_name(kind)
+
+
+def _catalogue_name(kind: str) -> str:
+    for name in (kind, kind.replace("-", " "), kind.removeprefix("NVIDIA-").replace("-", " ")):
+        try:
+            return find_device(name).name
+        except UnknownDeviceError:
+            continue
+    return find_device(kind).name
+
+
+def _all_of(item: Any, key: str) -> Iterator[str]:
+    """Values of a key anywhere inside a document."""
+    if isinstance(item, Mapping):
+        for name, value in item.items():
+            if name == key and isinstance(value, str):
+                yield value
+            yield from _all_of(value, key)
+    elif isinstance(item, list):
+        for value in item:
+            yield from _all_of(value, key)
+
+
+def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
+    if told.get("model"):
+        return told["model"]
+    uri = str(inside(job, "spec", "initializer", "model", "storageUri") or "")
+    runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
+    named = uri.removeprefix("hf://") if uri.startswith("hf://") else _RUNTIMES.get(runtime, "")
+    # A model tuned to follow instructions has the layers of the one it was made from.
+    for name in (named, re.sub(r"-(Instruct|Chat|it)\b.*$", "", named)):
+        if name and find_architecture(name) is not None:
+            return name
+    raise UsageError(
+        f"expected a model that forerun knows, got {named or 'none'}; annotate forerun/model, such as "
+        "meta-llama/Llama-3.2-1B or torchvision:resnet50"
+    )
+
+
+def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the run: those of its arguments, then those of its annotations."""
+    known = declared(RunOptions)
+    given: dict[str, str] = {}
+    for name, value in _words(job):
+        setting = _ARGUMENTS.get(name)
+        if setting is not None and re.fullmatch(r"[\w.]+", value):
+            given[setting] = value.lower()
+        elif name in ("bf16", "fp16") and value.lower() in ("", "true"):
+            given["precision"] = "amp-bf16" if name == "bf16" else "amp"
+        elif name == "model.quantize_base" and value.lower() == "true":
+            given["quantize"] = "nf4"
+    given |= {name.replace("-", "_"): value for name, value in told.items() if name not in _OWN}
+    found = {}
+    for name, text in given.items():
+        if name not in known or name in ("num_devices", "num_nodes"):
+            raise UsageError(f"forerun/{name} is no setting of forerun predict; see forerun predict --help")
+        found[name] = _value(name, known[name].kind, text)
+    return found
+
+
+def _value(name: str, kind: type, text: str) -> Any:
+    if kind is bool:
+        return text.lower() == "true"
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        raise UsageError(f"forerun/{name} must be a number, got '{text}'") from None
+
+
+def _words(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values among command and arguments: ``name=value``, ``--name value``, ``--name``."""
+    trainer = inside(job, "spec", "trainer") or {}
+    words = [str(word) for word in [*(trainer.get("command") or []), *(trainer.get("args") or [])]]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if equals:
+            yield name.lstrip("-"), value
+        elif name.startswith("-"):
+            yield name.lstrip("-"), "" if following.startswith("-") else following
+
+
+def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devices: int) -> dict[str, Any]:
+    """The TrainJob with its size, memory and launch arguments, and the reason as an annotation."""
+    changed: dict[str, Any] = deepcopy(dict(job))
+    trainer = changed["spec"].setdefault("trainer", {})
+    trainer |= {"numNodes": nodes, "numProcPerNode": devices}
+    resources = trainer.setdefault("resourcesPerNode", {})
+    for part in ("requests", "limits"):
+        resources.setdefault(part, {})[_GPU] = devices
+    if "memory" not in resources["requests"]:
+        # Each process reads the weights into memory beside the model that takes them.
+        weights = 4 * found["num_parameters"] * (0.5 if found["precision"] in ("bf16", "fp16") else 1.0)
+        resources["requests"]["memory"] = f"{ceil(devices * (2 * weights + _PROCESS_BYTES) / 2**30)}Gi"
+    sizes = {"devices": devices, "nodes": nodes, "all": nodes * devices}
+    for part in ("command", "args"):
+        if trainer.get(part):
+            trainer[part] = _relaunched([str(word) for word in trainer[part]], sizes)
+    peak, step = found["peak_memory_bytes"], found["step_time_s"]
+    job_s = found.get("job_time_s")
+    time = (
+        f"job {job_s['low'] / 3600:.1f} to {job_s['high'] / 3600:.1f} h"
+        if job_s
+        else f"step {step['value']:.3g} s"
+    )
+    metadata = changed.setdefault("metadata", {})
+    metadata["annotations"] = {
+        **(metadata.get("annotations") or {}),
+        "forerun/recommended": (
+            f"{_spec(nodes, devices, found['device'])}: {format_bytes(peak['value'])} (at most "
+            f"{format_bytes(peak['high'])}) of {format_bytes(found['device_memory_bytes'])} a device, {time}"
+        ),
+    }
+    return changed
+
+
+def _relaunched(words: list[str], sizes: Mapping[str, int]) -> list[str]:
+    """The same words with the numbers of nodes and processes that torchrun or accelerate is told."""
+    changed = list(words)
+    for i, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        of = _LAUNCHED.get(name.lstrip("-")) if name.startswith("-") else None
+        if of is not None and equals:
+            changed[i] = f"{name}={sizes[of]}"
+        elif of is not None and i + 1 < len(words):
+            changed[i + 1] = str(sizes[of])
+    return changed

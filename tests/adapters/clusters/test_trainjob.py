@@ -1,0 +1,264 @@
+"""TrainJobs of Kubeflow Trainer, in the form of its examples, and the sizes that they get."""
+
+import base64
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+
+from forerun.adapters.clusters.trainjob import PLUGIN, trainjob
+from forerun.base.errors import UsageError
+from forerun.surface.web.app import make_app
+from forerun.surface.web.server import make_server
+
+MANIFEST = Path(__file__).parents[3] / "docs" / "how-to" / "trainjob-recommender.yaml"
+
+# As kubeflow/trainer, examples/yaml/advanced/02-kueue-integration.yaml: a script of its own, suspended for Kueue.
+OF_KUEUE = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata:
+  name: queued
+  namespace: team
+  labels: {kueue.x-k8s.io/queue-name: gpus}
+  annotations: {trainer.kubeflow.org/autoconf-plugin: forerun, forerun/model: "cnn:depth=2", forerun/on: 8xt4}
+spec:
+  suspend: true
+  runtimeRef: {apiGroup: trainer.kubeflow.org, kind: ClusterTrainingRuntime, name: torch-distributed}
+  trainer:
+    numNodes: 3
+    image: registry.example.org/train:1
+    command: [torchrun, --nnodes=3, --nproc_per_node, "4", train.py, --batch-size=64]
+    resourcesPerNode:
+      requests: {cpu: "2", memory: 4Gi}
+      limits: {cpu: "4", memory: 8Gi}
+"""
+
+# As examples/yaml/02-runtime-patches.yaml and the runtime torchtune/llama3_2_1B: its question is what it has anyway.
+OF_TORCHTUNE = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tune, annotations: {trainer.kubeflow.org/autoconf-plugin: forerun}}
+spec:
+  runtimeRef: {apiGroup: trainer.kubeflow.org, kind: ClusterTrainingRuntime, name: torchtune-llama3.2-1b}
+  initializer:
+    dataset: {storageUri: "hf://tatsu-lab/alpaca"}
+    model: {storageUri: "hf://meta-llama/Llama-3.2-1B-Instruct"}
+  trainer:
+    args: [dtype=bf16, batch_size=4, epochs=1, dataset.packed=True, dataset.max_seq_len=2048, optimizer=adamw]
+  runtimePatches:
+    - manager: example.org/platform
+      trainingRuntimeSpec:
+        template:
+          spec:
+            replicatedJobs:
+              - name: node
+                template: {spec: {template: {spec: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}}}}}
+"""
+
+
+def asked_of(fits):
+    """Answers of a predictor, and the questions that it was asked."""
+    questions = []
+
+    def predict(question):
+        questions.append(question)
+        return {
+            "fits": fits(question["device"]),
+            "device": "t4",
+            "precision": "fp32",
+            "num_parameters": 2**28,
+            "peak_memory_bytes": {"value": 9e9, "low": 8e9, "high": 1e10},
+            "device_memory_bytes": 16e9,
+            "step_time_s": {"value": 0.5, "low": 0.4, "high": 0.6},
+            "job_time_s": {"value": 7200.0, "low": 3600.0, "high": 9000.0},
+        }
+
+    return predict, questions
+
+
+def changed(text, **annotations):
+    job = yaml.safe_load(text)
+    job["metadata"]["annotations"] |= {
+        f"forerun/{name.replace('_', '-')}": v for name, v in annotations.items()
+    }
+    return job
+
+
+def test_the_smallest_size_that_surely_fits_with_its_launch_arguments_and_memory():
+    predict, questions = asked_of(lambda device: "yes" if device == "4xt4" else "likely")
+    found = trainjob(changed(OF_KUEUE), predict)
+    assert [q["device"] for q in questions] == ["t4", "2xt4", "4xt4"]
+    assert questions[0] == {"model": "cnn:depth=2", "device": "t4", "batch_size": 64}
+    assert questions[-1]["strategy"] == "fsdp"
+    trainer = found["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (1, 4)
+    assert trainer["command"] == [
+        "torchrun",
+        "--nnodes=1",
+        "--nproc_per_node",
+        "4",
+        "train.py",
+        "--batch-size=64",
+    ]
+    # What its owner asked for stays; the devices are added.
+    assert trainer["resourcesPerNode"]["requests"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": 4}
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 4
+    assert found["spec"]["suspend"] is True
+    assert found["metadata"]["annotations"]["forerun/recommended"].startswith("4xt4: ")
+    del trainer["resourcesPerNode"]
+    # Four processes with the weights twice, 2 GiB, and a GiB of their own.
+    assert trainjob(found, predict)["spec"]["trainer"]["resourcesPerNode"]["requests"]["memory"] == "12Gi"
+
+
+def test_whole_nodes_follow_a_full_node_and_a_limit_of_time_counts():
+    predict, questions = asked_of(lambda device: "yes")
+    slow = changed(OF_KUEUE, within="time<=2h", max_nodes="2")
+    with pytest.raises(
+        UsageError, match=r"no size up to 2 x 8 t4 surely fits cnn:depth=2 and keeps time<=2h"
+    ):
+        trainjob(
+            slow | {}, lambda q: predict(q) | {"job_time_s": {"value": 8000.0, "low": 1.0, "high": 9000.0}}
+        )
+    assert [q["device"] for q in questions] == ["t4", "2xt4", "4xt4", "8xt4", "2x8xt4"]
+
+
+def test_a_job_of_torchtune_says_its_model_product_and_arguments_itself():
+    predict, questions = asked_of(lambda device: "yes")
+    trainjob(changed(OF_TORCHTUNE), predict)
+    assert questions == [
+        {
+            "model": "meta-llama/Llama-3.2-1B",
+            "device": "a100-sxm4-80gb",
+            "batch_size": 4,
+            "epochs": 1.0,
+            "precision": "bf16",
+            "optimizer": "adamw",
+        }
+    ]
+
+
+def review(job):
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "7d0", "operation": "CREATE", "object": job},
+    }
+
+
+def test_a_review_is_answered_with_a_patch_or_a_warning_and_always_allowed():
+    predict, _ = asked_of(lambda device: "yes")
+    found = trainjob(review(changed(OF_KUEUE)), predict)["response"]
+    assert (found["uid"], found["allowed"], found["patchType"]) == ("7d0", True, "JSONPatch")
+    patch = {one["path"]: one["value"] for one in json.loads(base64.b64decode(found["patch"]))}
+    assert patch["/spec/trainer"]["numProcPerNode"] == 1
+    assert patch["/metadata/annotations"][PLUGIN] == "forerun"
+    lost = trainjob(review(changed(OF_KUEUE, model="nobody/knows", on="t4")), _refusing)["response"]
+    assert (lost["allowed"], "patch" in lost) == (True, False)
+    assert lost["warnings"] == ["forerun: no such model"]
+    for other in ({"metadata": {"annotations": {PLUGIN: "someone-else"}}}, {"metadata": {}}):
+        assert trainjob(review(changed(OF_KUEUE) | other), predict)["response"] == {
+            "uid": "7d0",
+            "allowed": True,
+        }
+
+
+def _refusing(question):
+    raise UsageError("no such model")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        ({"on": ""}, "expected the devices of the nodes, got none"),
+        ({"model": ""}, "expected a model that forerun knows, got none; annotate forerun/model"),
+        ({"max_nodes": "many"}, "forerun/max-nodes must be a whole number"),
+        ({"batch_size": "large"}, "forerun/batch_size must be a number, got 'large'"),
+        ({"batchsize": "4"}, "forerun/batchsize is no setting of forerun predict"),
+        ({"on": "8xh1000"}, "expected a device of the catalogue.* got 'h1000'"),
+    ],
+)
+def test_what_cannot_be_meant(annotations, message):
+    with pytest.raises(UsageError, match=message):
+        trainjob(changed(OF_KUEUE, **annotations), asked_of(lambda device: "yes")[0])
+
+
+def test_no_trainjob_is_refused():
+    with pytest.raises(UsageError, match=r"expected a TrainJob with a spec .* got Job"):
+        trainjob({"kind": "Job"})
+
+
+def test_the_server_sizes_a_job_within_five_seconds():
+    with TestClient(make_app(), base_url="http://localhost") as client:
+        job = changed(OF_KUEUE)
+        client.post("/trainjob", json=job)  # loads what every later question uses
+        begin_s = time.process_time()
+        answer = client.post("/trainjob", json=review(job))
+        assert time.process_time() - begin_s < 5
+        assert answer.status_code == 200
+        assert answer.json()["response"]["patchType"] == "JSONPatch"
+        refused = client.post("/trainjob", json=changed(OF_KUEUE, model="train.py:net"))
+        assert (refused.status_code, "code" in refused.json()["error"]) == (400, True), refused.json()
+
+
+def test_the_api_server_is_answered_over_https(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = make_server(make_app(), debug=False, tls=(certificate, key))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            address = f"https://localhost:{listener.getsockname()[1]}/trainjob"
+            body = json.dumps(review({"metadata": {}})).encode()
+            asked = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+            trusted = ssl.create_default_context(cafile=certificate)
+            with urllib.request.urlopen(asked, timeout=60, context=trusted) as answer:
+                assert json.load(answer)["response"] == {"uid": "7d0", "allowed": True}
+        finally:
+            server.should_exit = True
+            thread.join(timeout=60)
+    with pytest.raises(UsageError, match=r"--tls .*give files of a certificate and its key"):
+        make_server(make_app(), debug=False, tls=(tmp_path / "none", key))
+
+
+def test_the_manifest_reaches_the_route_within_its_time():
+    parts = {part["kind"]: part for part in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
+    (webhook,) = parts["MutatingWebhookConfiguration"]["webhooks"]
+    service, (container,) = (
+        webhook["clientConfig"]["service"],
+        parts["Deployment"]["spec"]["template"]["spec"]["containers"],
+    )
+    assert (service["path"], webhook["timeoutSeconds"], webhook["failurePolicy"]) == (
+        "/trainjob",
+        5,
+        "Ignore",
+    )
+    assert f"{service['name']}.{service['namespace']}.svc" in container["args"]
+    assert (
+        parts["Service"]["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"] == 8777
+    )
