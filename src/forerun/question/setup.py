@@ -246,10 +246,6 @@ class TrainingSetup:
                 "--new-tokens and --engine are those of a step that generates; ask for --phase generate, or for "
                 "--algorithm grpo or ppo"
             )
-        if self.generates and not self.fused_attention:
-            raise InvalidSetupError(
-                "tokens are generated with fused attention; leave --no-fused-attention out"
-            )
 
     @property
     def widens_unquantized(self) -> bool:
