@@ -18,6 +18,7 @@ EXTRA_OF_PACKAGE = {
     "timm": "timm",
     "transformers": "hf",
     "peft": "peft",
+    "diffusers": "diffusers",
     "onnx": "onnx",
     "keras": "keras",
     "tensorflow": "keras",

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, OpTable, StepPart
+from forerun.graph.graph import AllocationKind, ExpertLoad, Graph, MemoryEvent, OpClass, OpTable, StepPart
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -77,6 +77,7 @@ class Blocks:
         expert_product: True for the products of experts, (n,).
         weight_expert: True if the parameter holds one weight for each expert, (p,).
         num_experts: Experts of a block, the fewest of all that have any; None without experts.
+        expert_load: Their tokens, None for equally many.
         tied_bytes: Size of an embedding that the head uses as well; 0 without one [bytes].
         num_heads: Heads of attention per sample, the fewest of all blocks; None if no attention was found.
         hidden_size: Width of a token; 0 if no pair of products was found.
@@ -95,6 +96,7 @@ class Blocks:
     expert_product: Bools
     weight_expert: Bools
     num_experts: int | None
+    expert_load: ExpertLoad | None
     tied_bytes: float
     num_heads: int | None
     hidden_size: int
@@ -153,6 +155,7 @@ def _found(graph: Graph) -> Blocks:
         expert_product=expert_product,
         weight_expert=np.asarray(of_expert, dtype=bool),
         num_experts=round(experts.min()) if len(experts) else None,
+        expert_load=graph.expert_load,
         tied_bytes=tied_bytes,
         num_heads=round(heads.min()) if len(heads) else None,
         hidden_size=hidden,

@@ -4,7 +4,8 @@ With t devices of tensor parallelism a product whose weight is divided has n/t o
 between two such products n/t columns or heads. Under sequence parallelism everything else has 1/t of the tokens;
 context parallelism by c leaves 1/c of the tokens to every operation. Sizes become those that the device really
 computes, so that a cost model sees thin products as thin. Of experts divided among e devices, each has 1/e of them and
-e times the tokens of each: those that e devices send it.
+e times the tokens of each: those that e devices send it. Where some experts have more tokens than others, the device
+is the one with most.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.graph.blocks import Blocks, Division, Phase, weight_products, whole_sizes
+from forerun.graph.blocks import Blocks, Division, Phase, blocks_of, weight_products, whole_sizes
 from forerun.graph.graph import Graph, OpTable, Share, divided_of
 
 Floats = npt.NDArray[np.float64]
@@ -44,7 +45,12 @@ def token_shares(blocks: Blocks, shards: Shards) -> Floats:
     outside = 1 / shards.tensor if shards.sequence_parallel else 1.0
     share = np.where(blocks.division == Division.NONE, outside, 1 / shards.tensor)
     share[blocks.unit < 0] = 1.0
+    share[blocks.is_expert] *= _fullest(blocks, shards)
     return np.asarray(share / shards.context)
+
+
+def _fullest(blocks: Blocks, shards: Shards) -> float:
+    return 1.0 if blocks.expert_load is None else blocks.expert_load.fullest(shards.expert)
 
 
 def sharded_ops(graph: Graph, blocks: Blocks, shards: Shards) -> OpTable:
@@ -57,14 +63,26 @@ def sharded_ops(graph: Graph, blocks: Blocks, shards: Shards) -> OpTable:
     """
     if (shards.tensor, shards.context, shards.expert) == (1, 1, 1):
         return graph.ops
-    sides = _sides(graph.ops, blocks, shards)
+    return _with_sides(graph.ops, blocks, shards, _sides(graph.ops, blocks, shards))
+
+
+def _with_sides(ops: OpTable, blocks: Blocks, shards: Shards, sides: _Sides) -> OpTable:
     columns: dict[str, Any] = {}
     for column in fields(OpTable):
         declared = divided_of(column)
         for share in {declared.tensor, declared.context, declared.expert} - {Share.WHOLE}:
-            rule, values = _DIVIDE[share], getattr(graph.ops, column.name)
-            columns[column.name] = rule(values, graph.ops, blocks, shards, sides)
-    return replace(graph.ops, **columns)
+            rule, values = _DIVIDE[share], getattr(ops, column.name)
+            columns[column.name] = rule(values, ops, blocks, shards, sides)
+    return replace(ops, **columns)
+
+
+def with_kept_tokens(graph: Graph, kept: float) -> OpTable:
+    """The operations where experts take this share of the tokens that are sent to them."""
+    blocks, sides = blocks_of(graph), {}
+    for row in np.flatnonzero(blocks.expert_product).tolist():
+        sides[row] = graph.ops.gemm[row].copy()
+        sides[row][1:, 1] *= kept
+    return _with_sides(graph.ops, blocks, Shards(), sides)
 
 
 def _sides(ops: OpTable, blocks: Blocks, shards: Shards) -> dict[int, Floats]:
@@ -147,7 +165,7 @@ def _product(sizes: Floats, whole: Floats, blocks: Blocks, shards: Shards, row: 
     division = blocks.division[row]
     if blocks.expert_product[row]:
         sizes[0] /= shards.expert
-        sizes[1:, 1] *= shards.expert
+        sizes[1:, 1] *= shards.expert * _fullest(blocks, shards)
     if division in (Division.COLUMNS, Division.ROWS):
         target = int(blocks.divided_size[row])
         matching = [i for i in (1, 2, 3) if whole[i, 1] == 0 and round(whole[i, 0]) == target]
@@ -193,4 +211,5 @@ def allocation_shares(ops: OpTable, blocks: Blocks, shards: Shards) -> tuple[Flo
     by_columns = blocks.division[rows] == Division.COLUMNS
     divides_result = np.where(square, by_columns == forward, divides_result)
     growing[rows] = np.where(divides_result, 1 / shards.tensor / shards.context, outside)
+    growing[blocks.expert_product & is_product] *= _fullest(blocks, shards)
     return growing, fixed_shares(blocks, shards)

@@ -271,8 +271,14 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
     device, is_keras = run.cluster.device, is_keras_graph(model.graph)
     notes = list(model.graph.notes)
     if expert_products(model.graph.ops).any():
+        load, layout = model.graph.expert_load, run.sharing.layout
         notes.append(
-            "experts: tokens are assumed to spread evenly; with uneven routing, the fullest expert sets the pace"
+            "experts: tokens are assumed to spread evenly (--expert-load says otherwise)"
+            if load is None
+            else f"experts: the fullest of {layout.expert} devices that divide them has "
+            f"{load.fullest(layout.expert):.2f} times the mean of their tokens"
+            if layout is not None and layout.expert > 1
+            else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
     missing = missing_format_note(device, run.setup.precision)
     if missing:

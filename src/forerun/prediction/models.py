@@ -12,14 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
 from forerun.base.kept import KeptBytes, cache_folder
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
+from forerun.graph.blocks import expert_products
 from forerun.graph.graph import Graph
+from forerun.graph.shards import with_kept_tokens
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.question.job import read_expert_load
 from forerun.question.model import ModelRequest, architectures, capture_path
 from forerun.question.post_training import PostTraining
 from forerun.question.run import HERE, Run
@@ -37,6 +42,7 @@ _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32
 _PLAIN = PostTraining()
+_EVEN = "even"
 
 
 def is_fixed(model: str) -> bool:
@@ -65,7 +71,51 @@ def _named_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool) 
 
 
 def _step_of(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> Graph:
-    """The graph of a step: traced, or composed of several traced passes."""
+    """The graph of a step: traced, or composed of several traced passes, with the load of its experts."""
+    load, most = setup.expert_load, setup.expert_capacity
+    setup = replace(setup, expert_load=_EVEN, expert_capacity=None)
+    return with_experts(_plain_step(request, setup, module, **ways), load, most)
+
+
+def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
+    """The graph with the tokens of its experts.
+
+    Args:
+        graph: The step.
+        load: See ``read_expert_load``.
+        most: Most tokens of an expert in parts of the mean, None for all that it is sent.
+
+    Raises:
+        InvalidSetupError: It has no experts, or the law or file is not theirs.
+    """
+    if load == _EVEN and most is None:
+        return graph
+    rows = np.flatnonzero(expert_products(graph.ops))
+    if not len(rows) or not graph.tokens_per_sample or graph.only_batch_size is not None:
+        why = "writes few tokens at a time" if len(rows) else "has none"
+        raise InvalidSetupError(
+            f"--expert-load and --expert-capacity are for steps of models with experts, and {graph.model} {why}; leave "
+            "them out"
+        )
+    first = graph.ops.gemm[rows[0]]
+    num_experts = round(float(first[0, 0]))
+    found = read_expert_load(
+        load, num_experts, float(first[1:, 1].max()) * num_experts / graph.tokens_per_sample
+    )
+    if most is None:
+        return replace(graph, expert_load=found)
+    parts = np.minimum(found.parts, most)
+    kept = float(parts.mean())
+    note = f"experts drop {100 * (1 - kept):.0f} % of the tokens above {most:g} times the mean"
+    return replace(
+        graph,
+        ops=with_kept_tokens(graph, kept),
+        expert_load=replace(found, parts=tuple((parts / kept).tolist())),
+        notes=(*graph.notes, note),
+    )
+
+
+def _plain_step(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> Graph:
     if setup.post == _PLAIN and setup.phase is not Phase.GENERATE:
         return trace(request, setup, module, **ways)
     from forerun.prediction.post_training import composed_step

@@ -217,7 +217,12 @@ class _Parts:
         is_fused = self.post.engine is Engine.VLLM
         # The first token needs the head for the last place of the prompt alone.
         prefill = _rows(prompt.ops, np.arange(_end_of_blocks(prompt.ops)))
+        if is_fused:
+            prefill = _with_fused_attention(prefill)
         shape = _cache_shape(self.request, one.ops)
+        if not is_fused:
+            written_out = self.trace(replace(self.request, sequence_length=1), self._generating).ops
+            shape = replace(shape, copied_bytes=_copied_bytes(written_out, shape.num_heads))
         mean_context = tokens.prompt + (tokens.new + 1) / 2
         routed = one.ops if self.only_batch_size is None else _routed(one.ops, self.only_batch_size)
         decode = _decoding(routed, mean_context, tokens.new, shape)
@@ -238,15 +243,19 @@ class _Parts:
         saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
             saving = replace(saving, quantize=None, unquantized=None)  # engines write with weights in 16 bits
-        return replace(self.inference, precision=precision, saving=saving)
+        is_fused = self.inference.fused_attention or self.post.engine is Engine.VLLM
+        return replace(self.inference, precision=precision, saving=saving, fused_attention=is_fused)
 
     def _one_token(self) -> Graph:
         found = self.trace(replace(self.request, sequence_length=1), self._generating)
         _check_reads_tokens(found)
+        found = replace(
+            found, ops=_with_fused_attention(found.ops, keeps_launches=self.post.engine is not Engine.VLLM)
+        )
         if not (found.ops.op_class == OpClass.ATTENTION).any():
             raise InvalidSetupError(
-                f"{self.request.model} has no fused attention here, and generation is known of models with it; ask for "
-                "--phase inference"
+                f"{self.request.model} has no attention that is known here, and generation is known of models with it; "
+                "ask for --phase inference"
             )
         return found
 
@@ -346,11 +355,13 @@ class _CacheShape:
     Attributes:
         num_heads: Heads that have keys of their own; None if each head of the queries has.
         key_size, value_size: Numbers of a key and of a value; 0 for a value that is a part of its key.
+        copied_bytes: Traffic of copies of a token's keys and values that attention makes where it is written out.
     """
 
     num_heads: int
     key_size: int
     value_size: int
+    copied_bytes: float = 0.0
 
     @property
     def bytes_per_token(self) -> float:
@@ -387,6 +398,72 @@ def _configuration(model: str) -> Mapping[str, Any]:
     return found
 
 
+def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTable:
+    """The operations with attention as one kernel where a model writes it out.
+
+    Written out it is a product of queries with keys, what follows on the scores, and a product with values, all in one
+    module. One kernel does their 2 B h Lq Lk (d + dv) FLOP and moves queries, keys, values and results once.
+
+    Args:
+        ops: Operations of a forward pass.
+        keeps_launches: Whether the operations between stay, as one token launches them all.
+    """
+    found = np.flatnonzero((ops.op_class == OpClass.BMM) & (ops.gemm[:, 0, 1] > 0) & ~expert_products(ops))
+    of_module = ops.module[found]
+    # One product alone is that of rotary frequencies with places.
+    found = found[
+        np.isin(of_module, [each for each in set(of_module.tolist()) if (of_module == each).sum() == 2])
+    ]
+    scores, values = found[0::2], found[1::2]
+    if not len(scores):
+        return ops
+    heads, queries, keys, size = (ops.gemm[scores, axis, int(axis == 0)] for axis in range(4))
+    value_size = ops.gemm[values, 2, 0]
+    read, written = (
+        2.0 * heads * (queries * size + keys * (size + value_size)),
+        2.0 * heads * queries * value_size,
+    )
+    new = {
+        "op_class": OpClass.ATTENTION,
+        "element_bytes": 2.0,
+        "flops": 2.0 * heads * queries * keys * (size + value_size),
+        "read_bytes": read,
+        "write_bytes": written,
+        "joined_bytes": read + written,
+        "elements": (read + written) / 2,
+        "width": keys,
+    }
+    columns = {name: getattr(ops, name).copy() for name in new}
+    for name, value in new.items():
+        columns[name][(scores, 1) if columns[name].ndim == 2 else scores] = value
+    inside = np.zeros(len(ops), dtype=bool)
+    for first, last in zip(scores, values, strict=True):
+        inside[first + 1 : last + 1] = True
+    kept = np.arange(len(ops)) if keeps_launches else np.flatnonzero(~inside)
+    return _rows(replace(ops, **columns), kept)
+
+
+def _copied_bytes(ops: OpTable, num_shared: int) -> float:
+    """Traffic of a token's keys and values where attention is written out, beside one read of each [bytes].
+
+    Heads that share a key get copies of it, which are written and read again; keys that are multiplied in fp32 are
+    converted first (GPT-J).
+
+    Args:
+        ops: Operations of one token.
+        num_shared: Heads that have keys of their own.
+    """
+    found = np.flatnonzero((ops.op_class == OpClass.BMM) & (ops.gemm[:, 0, 1] > 0) & ~expert_products(ops))
+    of_module = ops.module[found].tolist()
+    rows = [row for row, module in zip(found, of_module, strict=True) if of_module.count(module) == 2]
+    if not rows:
+        return 0.0
+    heads, size = ops.gemm[rows[0], 0, 1], ops.gemm[rows[0], 3, 0]
+    value_size = ops.gemm[rows[1], 2, 0]
+    copies = 2 * 2.0 * heads * (size + value_size) if heads > num_shared else 0.0
+    return float(copies + (8.0 * heads * size if ops.element_bytes[rows[0]] > 2 else 0.0))
+
+
 def _rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:
     taken = {
         column.name: getattr(ops, column.name)[rows]
@@ -419,7 +496,7 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape)
         for name in ("flops", "read_bytes", "joined_bytes", "gemm", "elements", "law_size", "width")
     }
     heads = ops.gemm[rows, 0, 1]
-    read = shape.bytes_per_token * context
+    read = (shape.bytes_per_token + shape.copied_bytes) * context
     columns["flops"][rows, 1] = (
         2.0 * heads * context * (shape.key_size + (shape.value_size or shape.key_size))
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.graph.graph import ExpertLoad
 from forerun.question.settings import Setting, from_settings, refuse, setting
 
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
@@ -391,6 +392,52 @@ def _texts(part: Any) -> Iterator[str]:
     elif isinstance(part, Sequence):
         for value in part:
             yield from _texts(value)
+
+
+def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertLoad:
+    """Tokens of experts from a law or a file.
+
+    Zipf's law gives the n-th of e experts n^-s times the tokens of the first. A token that chooses k of them goes to
+    each at most once, so that none has more than e/k times the mean: what is above goes to the others.
+
+    Args:
+        words: ``even``, ``zipf:1.2``, or a ``.csv`` or ``.json`` file with the tokens of each expert.
+        num_experts: Experts of a block.
+        num_chosen: Experts of a token.
+
+    >>> [round(each, 2) for each in read_expert_load("zipf:1", 4, 1).parts]
+    [1.92, 0.96, 0.64, 0.48]
+
+    Raises:
+        InvalidSetupError: The law is not known, or the file has another number of experts.
+    """
+    law = re.fullmatch(r"zipf:(\d+(?:\.\d+)?)", words)
+    if words == "even" or (law and float(law[1]) == 0):
+        return ExpertLoad((1.0,) * num_experts, has_places=False)
+    if law and float(law[1]) <= 10:
+        parts = [(rank + 1) ** -float(law[1]) for rank in range(num_experts)]
+        return ExpertLoad(_within(parts, num_experts / max(num_chosen, 1.0)), has_places=False)
+    if not words.lower().endswith((".csv", ".json", ".jsonl")):
+        raise InvalidSetupError(
+            f"--expert-load is even, zipf:1.2 with an exponent up to 10, or a .csv or .json file, got '{words}'"
+        )
+    tokens = read_lengths(words).tokens
+    if len(tokens) != num_experts:
+        raise InvalidSetupError(
+            f"the model has {num_experts} experts in a block, but '{words}' has tokens of {len(tokens)}; give a line "
+            "for each"
+        )
+    return ExpertLoad(_within(tokens, float(num_experts)), has_places=True)
+
+
+def _within(tokens: Sequence[float], most: float) -> tuple[float, ...]:
+    """Tokens in parts of their mean, none above ``most``."""
+    parts = [each * len(tokens) / sum(tokens) for each in tokens]
+    while max(parts) > most * (1 + 1e-9):
+        free = [each for each in parts if each < most]
+        room = len(parts) - most * (len(parts) - len(free))
+        parts = [most if each >= most else each * room / sum(free) for each in parts]
+    return tuple(parts)
 
 
 _samples = partial(setting, group="job", only_changed=True)

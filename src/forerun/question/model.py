@@ -147,9 +147,10 @@ def own_layout(model: Any) -> Layout:
 
 
 def own_settings(model: Any) -> dict[str, Any]:
-    """Settings that a model has by itself: a catalogued language model is trained in bf16 by AdamW, a sample a step."""
+    """Settings of a model's own: bf16, AdamW and a sample a step for catalogued language models and for diffusers."""
     known = find_architecture(model) if isinstance(model, str) else None
-    if known is None or not known.is_language_model:
+    is_denoiser = isinstance(model, str) and model.startswith("diffusers:")
+    if not is_denoiser and (known is None or not known.is_language_model):
         return {}
     return {"precision": "bf16", "optimizer": "adamw", "batch_size": 1}
 

@@ -193,6 +193,22 @@ class TrainingSetup:
         group="run",
         only_changed=True,
     )
+    expert_load: str = setting(
+        "even",
+        help="Tokens of a model's experts: even, zipf:1.2 (the n-th has n^-1.2 times those of the first), or a .csv or "
+        ".json file with the tokens of each.",
+        group="run",
+        metavar="LAW",
+        only_changed=True,
+    )
+    expert_capacity: float | None = setting(
+        None,
+        help="Most tokens that an expert takes, in parts of the mean; the others are dropped, such as at 1.25.",
+        group="run",
+        default="no token is dropped",
+        above=0,
+        high=1e6,
+    )
     zero_grad_to_none: bool = True
     autocast_backward: bool = False
     keeps_gradients: bool = False
@@ -229,10 +245,6 @@ class TrainingSetup:
             raise InvalidSetupError(
                 "--new-tokens and --engine are those of a step that generates; ask for --phase generate, or for "
                 "--algorithm grpo or ppo"
-            )
-        if self.generates and not self.fused_attention:
-            raise InvalidSetupError(
-                "tokens are generated with fused attention; leave --no-fused-attention out"
             )
 
     @property
@@ -380,6 +392,8 @@ class SetupOptions(PostTrainingOptions, total=False):
     phase: str | None
     fused_attention: bool | None
     attention_kernel: str | None
+    expert_load: str | None
+    expert_capacity: float | None
 
 
 class SoftwareOptions(TypedDict, total=False):

@@ -7,6 +7,7 @@
 ``llama-3.1-8b``              a public architecture of the catalogue, see ``question.model``
 ``hf:CONFIG.json``            a Transformers configuration
 ``hf:ORG/NAME``               the configuration of a model on the hub
+``diffusers:flux.1-dev``      a denoiser of diffusers, see ``adapters.diffusion``
 ``onnx:FILE.onnx``            an ONNX file
 ``mlpredict:FILE.json``       a model file of mlpredict
 ``PREFIX:...``                a source of another package, see ``tracing.source``
@@ -144,7 +145,7 @@ def _unknown(spec: str) -> UnknownModelError:
 
 _ELSEWHERE = {
     r"yolo": "from ultralytics.nn.tasks import DetectionModel; return DetectionModel('yolo11m.yaml')",
-    r"flux|sdxl|sd-?\d|stable.?diffusion|\bdit\b": "return a network of diffusers and an example batch",
+    r"\bdit\b": "return a network of diffusers and an example batch",
     r"u-?net": "return the network, such as one of monai.networks.nets",
     r"gcn|gat|gnn|sage|graph": "return a network of torch_geometric and an example batch (x, edge_index)",
     r"dlrm|recommend|two.?tower": "return the network and an example batch",
@@ -154,6 +155,8 @@ _ELSEWHERE = {
 
 def _elsewhere(name: str) -> str:
     """The end of the message about a name: the way through a file of one's own where the library is none of ours."""
+    if re.search(r"flux|sdxl|sd-?\d|stable.?diffusion|\bwan|\bltx", name.lower()):
+        return "; networks of diffusers are named diffusers:sdxl, diffusers:flux.1-dev, ... (docs/models.md)"
     body = next((body for words, body in _ELSEWHERE.items() if re.search(words, name.lower())), None)
     if body is None:
         return f"; a model is {_FORMS}"

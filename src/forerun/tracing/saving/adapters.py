@@ -91,6 +91,8 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
             ends.setdefault(path.rpartition(".")[2], layer)
     for target in saving.lora_targets:
         layer = layers.get(target) or ends.get(target)
+        if layer is None and "." in target:  # such as to_out.0, which peft takes as the end of a path
+            layer = next((layers[path] for path in layers if path.endswith("." + target)), None)
         if layer is None:
             known = sorted({path.rpartition(".")[2] for path in linears})
             raise InvalidSetupError(

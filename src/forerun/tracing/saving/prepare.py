@@ -54,7 +54,10 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
 
 
 def _heads(module: nn.Module) -> set[nn.Module]:
-    """Layers that make the outputs: that of a language model, and a last linear layer outside of all blocks."""
+    """Layers that stay as they are: those that make the outputs, and all of parts that only make inputs.
+
+    The first are that of a language model, and a last linear layer outside of all blocks.
+    """
     found: set[nn.Module] = set()
     get = getattr(module, "get_output_embeddings", None)
     head = get() if get is not None else None
@@ -67,6 +70,8 @@ def _heads(module: nn.Module) -> set[nn.Module]:
     ]  # fmt: skip
     if not found and outside:
         found.add(outside[-1])
+    for part in getattr(module, "frozen_parts", ()):
+        found.update(layer for layer in part.modules() if isinstance(layer, nn.Linear))
     return found
 
 
