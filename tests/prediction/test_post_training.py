@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import forerun
@@ -99,6 +100,29 @@ def test_models_that_write_attention_out_generate(tmp_path):
     assert found.generation.cache_bytes == 32 * 256 * 2 * 2 * 4 * 64 * 2
 
 
+def test_unequal_answers_last_as_long_as_the_longest(tmp_path):
+    asked = {"phase": "generate", "optimizer": None, "new_tokens": 128}
+    longest = ask(**asked)
+    path = tmp_path / "answers.csv"
+    path.write_text("128\n" * 4)
+    assert value(ask(**asked, answer_lengths=str(path))) == pytest.approx(value(longest), rel=1e-9)
+    law = "lognormal:median=30,p95=100"
+    found = {engine: ask(**asked, answer_lengths=law, engine=engine) for engine in ("vllm", "transformers")}
+    drawn = np.random.default_rng(0).lognormal(np.log(30), np.log(100 / 30) / 1.645, (100_000, 4))
+    tokens = np.minimum(drawn, 128)
+    for each in found.values():
+        assert each.generation.new_tokens == pytest.approx(tokens.max(axis=1).mean(), abs=1)
+        written = each.generation.new_tokens_per_s.value * each.generation.time_per_token_s.value
+        assert written == pytest.approx(4 * tokens.mean() / each.generation.new_tokens, rel=0.02)
+    assert value(found["vllm"]) < value(longest)
+    shorter, padded = (
+        ask(algorithm="grpo", new_tokens=128, answer_lengths=law),
+        ask(algorithm="grpo", new_tokens=128),
+    )
+    assert value(shorter) < value(padded)
+    assert "the longest of a batch" in " ".join(shorter.notes)
+
+
 def test_few_tokens_read_few_experts():
     options = {"device": "h100-sxm", "phase": "generate", "sequence_length": 64, "new_tokens": 32}
     one, many = (forerun.predict("deepseek-v2-lite", batch_size=size, **options) for size in (1, 64))
@@ -186,8 +210,9 @@ def test_several_devices_and_verbs_agree():
     ("model", "options", "message"),
     [
         (SMALL, {"algorithm": "dpo", "phase": "inference"}, "--algorithm cannot be used here"),
-        (SMALL, {"new_tokens": 5}, "--new-tokens and --engine are those of a step that generates"),
+        (SMALL, {"new_tokens": 5}, "--answer-lengths and --engine are those of a step that generates"),
         (SMALL, {"phase": "generate", "new_tokens": 256, "sequence_length": 256}, "leave no prompt"),
+        (SMALL, {"phase": "generate", "answer_lengths": "uniform:3"}, "lognormal:median=300"),
         (SMALL, {"algorithm": "rlhf"}, "unknown algorithm 'rlhf'; expected one of sft, dpo"),
         ("torchvision:resnet50", {"algorithm": "dpo"}, "reads no tokens"),
         ("torchvision:resnet50", {"phase": "generate"}, "reads no tokens"),

@@ -55,16 +55,17 @@ def with_samples(graph: Graph, number: int) -> Graph:
     tokens = graph.tokens_per_sample
     return replace(
         graph,
-        ops=_faster(graph.ops, number),
-        memory=_faster(graph.memory, number),
+        ops=of_samples(graph.ops, number),
+        memory=of_samples(graph.memory, number),
         tokens_per_sample=None if tokens is None else tokens * number,
         model_flops=(graph.model_flops[0], graph.model_flops[1] * number),
         recomputed_flops=(graph.recomputed_flops[0], graph.recomputed_flops[1] * number),
-        eager_memory=None if graph.eager_memory is None else _faster(graph.eager_memory, number),
+        eager_memory=None if graph.eager_memory is None else of_samples(graph.eager_memory, number),
     )
 
 
-def _faster(table: Any, number: int) -> Any:
+def of_samples(table: Any, number: float) -> Any:
+    """A table whose sizes grow so many times as fast with the batch."""
     columns = {
         column.name: getattr(table, column.name) * np.array([1.0, number])
         for column in fields(table)

@@ -32,9 +32,10 @@ from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.rows import MATRIX_CLASSES, joined_kernels
 from forerun.graph.blocks import expert_products
 from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable
-from forerun.graph.passes import Held, Pass, pass_rows, step_of_passes, with_samples
+from forerun.graph.passes import Held, Pass, of_samples, pass_rows, step_of_passes, with_samples
 from forerun.prediction.estimate import BreakdownPart, Generation
 from forerun.prediction.step import PreparedModel, StepPrediction
+from forerun.question.job import read_lengths
 from forerun.question.model import ModelRequest, find_architecture
 from forerun.question.post_training import Algorithm, Engine, PostTraining
 from forerun.question.run import Run
@@ -61,17 +62,30 @@ _Trace = Callable[[ModelRequest, TrainingSetup], Graph]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Tokens of a sample: its prompt, and what is written."""
+    """Tokens of a sample.
+
+    Attributes:
+        prompt: Those of the prompt.
+        new: Those that are written; of unequal answers those of the longest of a batch.
+        mean: Those of an answer in the mean.
+        mean_context: Tokens that a written one sees in the mean.
+    """
 
     prompt: int
     new: int
+    mean: float
+    mean_context: float
 
 
 def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
     """The prompt and the written tokens of a sample.
 
+    The longest of B answers has E[max] = sum over the sorted lengths x_i of x_i ((i/n)^B - ((i-1)/n)^B) tokens. A token
+    of an answer of length L sees the prompt and (L+1)/2 tokens of the answer in the mean.
+
     Raises:
         InvalidSetupError: Nothing is left for the prompt.
+        UsageError: The lengths of the answers cannot be read.
     """
     total = request.sequence_length or _DEFAULT_TOKENS
     new = setup.post.new_tokens or total // 2
@@ -80,7 +94,18 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
             f"{new:,} new tokens leave no prompt in a sequence of {total:,}; give a --sequence-length above "
             f"{new:,}, which counts the prompt and the answer, or fewer --new-tokens"
         )
-    return Tokens(prompt=total - new, new=new)
+    prompt, law = total - new, setup.post.answer_lengths
+    if law is None:
+        return Tokens(prompt=prompt, new=new, mean=new, mean_context=prompt + (new + 1) / 2)
+    lengths = np.minimum(np.sort(np.asarray(read_lengths(law).tokens, dtype=np.float64)), new)
+    below = (np.arange(len(lengths) + 1) / len(lengths)) ** setup.batch_size_per_device
+    mean = float(lengths.mean())
+    return Tokens(
+        prompt=prompt,
+        new=max(1, round(float(lengths @ np.diff(below)))),
+        mean=mean,
+        mean_context=prompt + (float((lengths**2).mean()) / mean + 1) / 2,
+    )
 
 
 def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) -> Graph:
@@ -101,7 +126,10 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
             trace(request, replace(setup, phase=Phase.INFERENCE, post=PostTraining(), optimizer="none"))
         )
         request = replace(request, sequence_length=_DEFAULT_TOKENS)
-    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace)
+    tokens = tokens_of(request, setup) if setup.generates else None
+    if tokens is not None:  # what is trained on is filled up to the longest answer
+        request = replace(request, sequence_length=tokens.prompt + tokens.new)
+    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
     return _STEPS[setup.post.algorithm](parts)
@@ -134,7 +162,7 @@ def generation_of(
         new_tokens=tokens.new,
         time_to_first_token_s=share[PREFILL],
         time_per_token_s=writing,
-        new_tokens_per_s=writing.inverse(batch),
+        new_tokens_per_s=writing.inverse(batch * tokens.mean / tokens.new),
         cache_bytes=shape.bytes_per_token * layers * batch * (tokens.prompt + tokens.new),
     )
 
@@ -147,6 +175,7 @@ class _Parts:
     setup: TrainingSetup
     post: PostTraining
     trace: _Trace
+    tokens: Tokens | None
 
     @property
     def num_samples(self) -> int:
@@ -204,15 +233,26 @@ class _Parts:
     def _notes(self) -> tuple[str, ...]:
         if not self.post.algorithm.is_online:
             return ()
+        return (f"{self._answers()}; generation and training take turns on the same devices",)
+
+    def _answers(self) -> str:
+        assert self.tokens is not None
+        if self.post.answer_lengths is None:
+            return "answers are taken as equally long (--answer-lengths says otherwise)"
+        leaves = (
+            "those that are done leave the batch"
+            if self.post.engine is Engine.VLLM
+            else "all are computed until it is done"
+        )
         return (
-            "answers are taken as equally long: a batch lasts as long as its longest; generation and training "
-            "take turns on the same devices",
+            f"answers have {self.tokens.mean:,.0f} tokens in the mean and the longest of a batch {self.tokens.new:,}: "
+            f"{leaves}"
         )
 
     def writing(self) -> tuple[Pass, Pass]:
         """The passes that write an answer: the prompt at once, then token by token."""
-        tokens = tokens_of(self.request, replace(self.setup, post=self.post))
-        one = self._one_token()
+        assert self.tokens is not None
+        tokens, one = self.tokens, self._one_token()
         prompt = self.trace(replace(self.request, sequence_length=tokens.prompt), self._generating)
         is_fused = self.post.engine is Engine.VLLM
         # The first token needs the head for the last place of the prompt alone.
@@ -223,9 +263,12 @@ class _Parts:
         if not is_fused:
             written_out = self.trace(replace(self.request, sequence_length=1), self._generating).ops
             shape = replace(shape, copied_bytes=_copied_bytes(written_out, shape.num_heads))
-        mean_context = tokens.prompt + (tokens.new + 1) / 2
-        routed = one.ops if self.only_batch_size is None else _routed(one.ops, self.only_batch_size)
-        decode = _decoding(routed, mean_context, tokens.new, shape)
+        batch = self.only_batch_size
+        routed = one.ops if batch is None or not expert_products(one.ops).any() else _routed(one.ops, batch)
+        if is_fused:  # samples whose answers are not done yet, in the mean over the steps
+            routed = of_samples(routed, tokens.mean / tokens.new)
+        context = tokens.mean_context if is_fused else tokens.prompt + (tokens.new + 1) / 2
+        decode = _decoding(routed, context, tokens.new, shape)
         pairs = Held(
             (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
             AllocationKind.ACTIVATION,
@@ -265,22 +308,27 @@ class _Parts:
         if self.setup.phase is not Phase.GENERATE and not self.post.algorithm.is_online:
             return None
         ops, batch = self._one_token().ops, self.setup.batch_size_per_device
+        if self.post.answer_lengths is not None:
+            return batch  # the longest of more answers is longer
         tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch
         return batch if len(tokens_per_expert) and tokens_per_expert.min() < _ALL_EXPERTS else None
 
     def generation(self) -> Graph:
         """A batch of answers of a model alone."""
         one, passes = self._one_token(), self.writing()
+        assert self.tokens is not None
         nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
-        tokens = tokens_of(self.request, replace(self.setup, post=self.post))
+        tokens = self.tokens
         found = step_of_passes(nothing, passes)
         note = (
             f"a step writes {tokens.new:,} tokens of each sample after a prompt of {tokens.prompt:,}; tokens a second "
             "are those written"
+            if self.post.answer_lengths is None
+            else f"after a prompt of {tokens.prompt:,} tokens {self._answers()}; tokens a second are those written"
         )
         return replace(
             found,
-            tokens_per_sample=tokens.new,
+            tokens_per_sample=round(tokens.mean),
             input_shape=(tokens.prompt,),
             only_batch_size=self.only_batch_size,
             notes=(*found.notes, note),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
+from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import setting
 
 
@@ -62,6 +63,23 @@ class PostTraining:
         group="post-training",
         only_changed=True,
     )
+    answer_lengths: str | None = setting(
+        None,
+        help="Lengths of the answers that a step writes: a .csv or .json file of token counts, or a law such as "
+        "lognormal:median=300,p95=1200; --new-tokens is then the longest.",
+        group="post-training",
+        default="all as long as --new-tokens",
+        metavar="LAW",
+        only_changed=True,
+    )
+
+    def __post_init__(self) -> None:
+        words = (self.answer_lengths or "lognormal:").lower()
+        if not words.startswith("lognormal:") and not words.endswith((".csv", ".json")):
+            raise InvalidSetupError(
+                "--answer-lengths is a law, lognormal:median=300,p95=1200, or a .csv or .json file, got "
+                f"'{self.answer_lengths}'"
+            )
 
 
 class PostTrainingOptions(TypedDict, total=False):
@@ -70,3 +88,4 @@ class PostTrainingOptions(TypedDict, total=False):
     algorithm: str | None
     new_tokens: int | None
     engine: str | None
+    answer_lengths: str | None

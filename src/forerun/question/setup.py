@@ -243,8 +243,8 @@ class TrainingSetup:
             )
         if not self.generates and post != PostTraining(algorithm=post.algorithm):
             raise InvalidSetupError(
-                "--new-tokens and --engine are those of a step that generates; ask for --phase generate, or for "
-                "--algorithm grpo or ppo"
+                "--new-tokens, --answer-lengths and --engine are those of a step that generates; ask for --phase "
+                "generate, or for --algorithm grpo or ppo"
             )
 
     @property
