@@ -10,6 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+PATIENCE_S = 300.0
+"""Time that a busy machine has for what an idle one does in seconds; only a fault lasts longer."""
+
 
 @contextlib.contextmanager
 def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
@@ -32,7 +35,7 @@ def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
         cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):
             cluster.add_node(num_cpus=1, object_store_memory=store_bytes)
-        cluster.wait_for_nodes()
+        cluster.wait_for_nodes(timeout=PATIENCE_S)
         yield cluster
         cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

@@ -200,7 +200,8 @@ def test_a_real_slurm_keeps_its_dependencies_arrays_partitions_and_reservations(
             "later": ["--reservation=later"],
         }
         for name, words in theirs.items():
-            slurm("sbatch", "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
+            where = f"--chdir={tmp_path}"
+            slurm("sbatch", where, "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
         submit(tmp_path, "short", "30", "gpu:t4:1", "points=1:100 steps=3000")
         wait_for(lambda: running_jobs() == ["long", "tasks"], "a task of the array")
         before = slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines()

@@ -469,6 +469,17 @@ class Samples:
             read_lengths(self.lengths)
 
 
+TIME_MARGIN = 1.15
+"""Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
+
+_MARGIN_FLOOR_S = 300.0
+
+
+def time_limit_s(job_high_s: float) -> int:
+    """Time limit to ask a scheduler for [s]: 1.15 times the upper end of the job's time and 5 min, in whole minutes."""
+    return ceil((job_high_s * TIME_MARGIN + _MARGIN_FLOOR_S) / 60) * 60
+
+
 class SamplesOptions(TypedDict, total=False):
     """Samples of unequal length by name."""
 

@@ -7,8 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 import forerun
-from forerun.adapters.clusters.job_formats import SKYPILOT_ACCELERATORS, time_estimator
-from forerun.base.errors import InvalidSetupError, UnknownDeviceError
+from forerun.adapters.clusters.job_formats import (
+    SKYPILOT_ACCELERATORS,
+    dstack_lines,
+    sbatch_line,
+    sky_lines,
+    time_estimator,
+)
+from forerun.base.errors import InvalidSetupError, UnknownDeviceError, UsageError
 
 MODEL = "cnn:depth=2,base_filters=32"
 JOB = {"dataset": "cifar10", "epochs": 3, "batch_size": 64}
@@ -48,6 +54,18 @@ def test_several_accelerators_share_the_job():
 def test_resources_that_cannot_be_meant_are_refused(resources, error, words):
     with pytest.raises(error, match=words):
         time_estimator(MODEL, **JOB)(resources)
+
+
+def test_schedulers_are_told_nodes_and_devices_by_their_own_names():
+    asked = {"inter": "infiniband-ndr", **JOB}
+    several = forerun.predict(MODEL, device="2x8xa100-sxm4-80gb", **asked)
+    assert sbatch_line(several).startswith("#SBATCH --nodes=2 --gres=gpu:8 --time=")
+    assert sky_lines(several) == "resources: {accelerators: 'A100-80GB-SXM:8'}\nnum_nodes: 2"
+    assert "nodes: 2\nresources: {gpu: 'A100:80GB:8'}\nmax_duration: " in dstack_lines(several)
+    planned = forerun.plan(MODEL, devices="2x8xa100-sxm4-80gb", batch_sizes=[64], dataset="cifar10", epochs=3,
+                           inter="infiniband-ndr")  # fmt: skip
+    with pytest.raises(UsageError, match="a plan does not say on how many nodes its 16 devices are"):
+        sbatch_line(planned)
 
 
 @pytest.mark.parametrize("question", [{}, {"dataset": "cifar10"}, {"epochs": 3}, {**JOB, "device": "t4"}])

@@ -17,7 +17,7 @@ from forerun.base.errors import MeasurementError, MissingExtraError
 from forerun.evidence.measurement import session
 from forerun.evidence.records.measurement import Outcome
 from forerun.question.devices.local import lock_device
-from small_clusters import raylet_pid, small_cluster
+from small_clusters import PATIENCE_S, raylet_pid, small_cluster
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
 
@@ -122,7 +122,7 @@ def test_a_node_killed_in_the_middle_of_a_job_loses_nothing(cluster, tmp_path):
 
 
 def _running_child(started, num_lines):
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         lines = started.read_text().splitlines()
         if len(lines) >= num_lines:

@@ -14,7 +14,7 @@ from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
 from forerun.script.tuning.tuner import Task, Tuner
-from small_clusters import node_of, raylet_pid, small_cluster
+from small_clusters import PATIENCE_S, node_of, raylet_pid, small_cluster
 
 NUM_ROUNDS = 16
 CEILINGS = [0.9, 0.8, 0.7, 0.6, 0.2]
@@ -73,7 +73,7 @@ def store(tmp_path):
 def order(tmp_path, *words, **changes) -> TrialOrder:
     (tmp_path / "train.py").write_text(SCRIPT.format(started=str(tmp_path / "started")))
     command = (sys.executable, str(tmp_path / "train.py"), *words)
-    return TrialOrder(command=command, is_short=False, timeout_s=120.0, **{"metric": METRIC, **changes})
+    return TrialOrder(command=command, is_short=False, timeout_s=PATIENCE_S, **{"metric": METRIC, **changes})
 
 
 def test_a_value_told_twice_changes_nothing(store, recwarn):
@@ -163,7 +163,7 @@ def test_a_trial_that_nobody_can_judge_any_more_runs_to_its_end(cluster, tmp_pat
         raylet = psutil.Process(raylet_pid(cluster.head_node))
         (mailbox,) = [child for child in raylet.children() if child.cmdline()[0].startswith("ray::_Mailbox")]
         mailbox.kill()
-        mailbox.wait(60)
+        mailbox.wait(PATIENCE_S)
         return False
 
     with ray_runner(cluster.address) as run:
@@ -183,7 +183,7 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
             process = psutil.Process(int((tmp_path / "started").read_text()))
             cluster.remove_node(node_of(cluster, process.pid), allow_graceful=False)
             # The answer finds nobody: whoever asked has died before its script.
-            process.wait(60)
+            process.wait(PATIENCE_S)
         return judge(number, value)
 
     # Its last values must not be on their way yet when the node goes, however slow the one who reads them is.

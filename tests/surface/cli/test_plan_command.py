@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import yaml
 from command_line import invoke, run
 
 from forerun.search.plan_answer import Plan
@@ -97,6 +98,18 @@ def test_a_scheduler_gets_the_job_as_one_object(answer):
     assert f"--time={found['slurm_time']}\n" == invoke(*QUESTION, *JOB, "--format", "slurm-time").stdout
 
 
+def test_every_scheduler_gets_its_words_of_the_same_job(answer):
+    limit_s = json.loads(invoke(*QUESTION, *JOB, "--format", "job").stdout)["time_limit_s"]
+    words = {
+        name: invoke(*QUESTION, *JOB, "--format", name).stdout for name in ("sbatch", "dstack", "ray", "sky")
+    }
+    minutes = limit_s // 60
+    assert words["sbatch"] == f"#SBATCH --nodes=1 --gres=gpu:1 --time={minutes}\n"
+    assert yaml.safe_load(words["dstack"])["max_duration"] == f"{minutes}m"
+    assert words["ray"] == f"ray job submit --entrypoint-num-gpus 1 -- timeout {limit_s}\n"
+    assert yaml.safe_load(words["sky"])["num_nodes"] == 1
+
+
 def test_without_a_choice_there_is_no_job_to_schedule():
     result = invoke(*QUESTION, *JOB, "--within", "time<=1s", "--format", "slurm-time")
     assert result.exit_code == 1
@@ -119,7 +132,7 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--precision", ","), "at least one precision"),
         (
             ("--format", "yaml"),
-            "the format of a plan must be one of table, json, csv, markdown, job, slurm-time, got 'yaml'",
+            "one of table, json, csv, markdown, job, slurm-time, sbatch, sky, dstack, ray, got 'yaml'",
         ),
         (("--pareto", "nowhere/front.png"), "nowhere"),
         (("--accuracies", "none.csv"), "cannot be read"),

@@ -1,21 +1,18 @@
-"""A predicted job in the formats of schedulers: a JSON estimate, Slurm's ``--time``, SkyPilot's time estimator."""
+"""A predicted job in the words of schedulers: a JSON estimate, Slurm, SkyPilot and its time estimator, dstack, Ray."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from forerun.base.answers import plain
 from forerun.base.errors import FailureError, InvalidSetupError, UnknownDeviceError, UsageError, near_matches
 from forerun.prediction.estimate import Estimate, Interval
+from forerun.question.job import time_limit_s
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.predict import predict
-
-TIME_MARGIN = 1.15
-"""Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
-
-_MARGIN_FLOOR_S = 300.0
 
 
 def slurm_time(answer: Plan | Estimate) -> str:
@@ -30,14 +27,13 @@ def slurm_time(answer: Plan | Estimate) -> str:
         FailureError: The plan has no chosen candidate.
         UsageError: The prediction has no job.
     """
-    return f"--time={_days(_limit_s(_job_time(answer)))}"
+    return f"--time={_days(time_limit_s(_job_time(answer).high))}"
 
 
 def job_estimate(answer: Plan | Estimate) -> dict[str, Any]:
     """The job as one object: model, devices, duration, and the limits to ask a scheduler for."""
     job_s = _job_time(answer)
-    what = answer.chosen if isinstance(answer, Plan) else answer
-    assert what is not None
+    what = _chosen(answer)
     assert what.peak_memory_bytes is not None
     return {
         "model": what.model,
@@ -47,8 +43,8 @@ def job_estimate(answer: Plan | Estimate) -> dict[str, Any]:
         "precision": what.precision,
         **(what.settings if isinstance(what, PlanPoint) else {}),
         "job_time_s": plain(job_s),
-        "time_limit_s": _limit_s(job_s),
-        "slurm_time": _days(_limit_s(job_s)),
+        "time_limit_s": time_limit_s(job_s.high),
+        "slurm_time": _days(time_limit_s(job_s.high)),
         "peak_memory_bytes": plain(what.peak_memory_bytes),
         "throughput_samples_per_s": plain(what.throughput_samples_per_s),
         "cost_usd": plain(what.cost_usd),
@@ -56,17 +52,18 @@ def job_estimate(answer: Plan | Estimate) -> dict[str, Any]:
     }
 
 
-def _job_time(answer: Plan | Estimate) -> Interval:
+def _chosen(answer: Plan | Estimate) -> PlanPoint | Estimate:
     what: PlanPoint | Estimate | None = answer.chosen if isinstance(answer, Plan) else answer
     if what is None:
         raise FailureError("no candidate keeps the limits, so there is no job to schedule; relax a limit")
+    return what
+
+
+def _job_time(answer: Plan | Estimate) -> Interval:
+    what = _chosen(answer)
     if what.job_time_s is None:
         raise UsageError("a time limit needs the length of the job: give a dataset and the number of epochs")
     return what.job_time_s
-
-
-def _limit_s(job_s: Interval) -> int:
-    return math.ceil((job_s.high * TIME_MARGIN + _MARGIN_FLOOR_S) / 60) * 60
 
 
 def _days(limit_s: int) -> str:
@@ -94,6 +91,46 @@ SKYPILOT_ACCELERATORS: Mapping[str, str] = {
     "V100": "v100-sxm2-16gb",
 }
 """SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
+
+
+def _line(answer: Plan | Estimate, words: str) -> str:
+    """Words of a scheduler with the devices and the time limit of the job."""
+    what, limit_s = _chosen(answer), time_limit_s(_job_time(answer).high)
+    nodes = answer.run.cluster.num_nodes if isinstance(answer, Estimate) else 1
+    if what.num_devices > _LARGEST_NODE * nodes:
+        raise UsageError(
+            f"a plan does not say on how many nodes its {what.num_devices} devices are; ask forerun predict about "
+            f"2x8x{what.device}, say, with --json, and forerun report --format for that"
+        )
+    device = what.device
+    name = next((theirs for theirs, ours in SKYPILOT_ACCELERATORS.items() if ours == device), device)
+    memory = re.search(r"-(\d+GB)", name)
+    return words.format(
+        nodes=nodes,
+        per_node=what.num_devices // nodes,
+        name=name,
+        # dstack tells devices of one name apart by their memory.
+        short=f"{name.partition('-')[0]}{f':{memory[1]}' if memory else ''}",
+        minutes=limit_s // 60,
+        limit_s=limit_s,
+    )
+
+
+_LARGEST_NODE = 8
+"""Devices above which a job is on several nodes, where the answer does not say."""
+
+_WORDS = {
+    "sbatch": "#SBATCH --nodes={nodes} --gres=gpu:{per_node} --time={minutes}",
+    "sky": "resources: {{accelerators: '{name}:{per_node}'}}\nnum_nodes: {nodes}",
+    "dstack": "nodes: {nodes}\nresources: {{gpu: '{short}:{per_node}'}}\nmax_duration: {minutes}m",
+    "ray": "ray job submit --entrypoint-num-gpus {per_node} -- timeout {limit_s}",
+}
+"""What each scheduler is told of a job. Ray itself ends no job, so that ``timeout`` does.
+
+Sources: Slurm, sbatch(1); SkyPilot, "Task YAML"; dstack, "Reference: task"; Ray, "ray job submit".
+"""
+
+sbatch_line, sky_lines, dstack_lines, ray_line = (partial(_line, words=words) for words in _WORDS.values())
 
 
 def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:

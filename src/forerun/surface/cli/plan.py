@@ -143,8 +143,8 @@ def plan(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler) or slurm-time "
-            "(a --time with a margin).",
+            help="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler), slurm-time "
+            "(a --time with a margin), or sbatch, sky, dstack or ray (what each is told).",
         ),
     ] = "table",
     unsafe_files: UnsafeFilesOption = False,

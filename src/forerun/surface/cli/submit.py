@@ -276,9 +276,9 @@ def sbatch(
     found = _estimate_of(read, on, within)
     filled = []
     if not read.has_time and found["job_time_s"]:
-        # As --format slurm-time: 1.15 times the upper end and five minutes, in whole minutes.
-        minutes = int((1.15 * found["job_time_s"]["high"] + 300) // 60) + 1
-        filled = [f"--time={minutes}"]
+        from forerun.question.job import time_limit_s
+
+        filled = [f"--time={time_limit_s(found['job_time_s']['high']) // 60}"]
         typer.echo(f"forerun: the job has no time limit; {filled[0]} minutes is added", err=True)
     _hand_over(["sbatch", *filled, *job[1:], job[0]], found, dry_run=dry_run)
 
