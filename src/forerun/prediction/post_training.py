@@ -43,9 +43,14 @@ from forerun.question.setup import Phase, Precision, TrainingSetup
 
 PREFILL = "prefill"
 DECODE = "decode"
-_OWN_PASS = "forward, backward and update"
+CRITIC = "critic"
+OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD)
 _DEFAULT_TOKENS = 2048
+_OF_ONE_DEVICE = ("algorithm", "new_tokens", "engine")
+_ONLINE_NOTES = (
+    "moves of states to the host and back, the scoring of answers and the loading of data are not counted",
+)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
@@ -95,6 +100,11 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         InvalidSetupError: The model writes no tokens, or has no head with one value.
         UsageError, FailureError: It cannot be built or traced.
     """
+    if setup.post != PostTraining(**{name: getattr(setup.post, name) for name in _OF_ONE_DEVICE}):
+        raise InvalidSetupError(
+            "--longest-tokens, --generation-tensor and --generation-on are those of devices that divide a model; give "
+            "--parallel, such as dp=8, or --strategy fsdp"
+        )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
         _check_reads_tokens(
@@ -107,11 +117,87 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     return _STEPS[setup.post.algorithm](parts)
 
 
+def divided_step(
+    request: ModelRequest, setup: TrainingSetup, trace: _Trace
+) -> tuple[Graph, dict[str, Graph]]:
+    """The training step of a run whose devices divide it, and the graphs of its other passes by their names.
+
+    Raises:
+        InvalidSetupError: The model writes no tokens, or has no head with one value.
+        UsageError, FailureError: It cannot be built or traced.
+    """
+    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace)
+    is_headed = setup.post.algorithm is Algorithm.REWARD
+    found, beside = (parts.with_head() if is_headed else parts).training(), {}
+    if setup.post.algorithm is Algorithm.PPO:
+        beside[CRITIC] = parts.with_head().training()
+    if setup.post.algorithm.is_online:
+        tokens = tokens_of(request, setup)
+        beside |= {PREFILL: parts.prompt(tokens), DECODE: parts.one_token()}
+    return replace(found, notes=(*found.notes, *_ONLINE_NOTES * setup.post.algorithm.is_online)), beside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPass:
+    """A pass before that of the policy, of a step that devices divide.
+
+    Attributes:
+        name: Its name.
+        times: Sequences of each sample, over those of the policy.
+        is_trained: Whether it has a backward pass and an update as well.
+        has_own_weights: Whether its model is not the policy.
+        is_headed: Whether its model has a head of one value.
+    """
+
+    name: str
+    times: int = 1
+    is_trained: bool = False
+    has_own_weights: bool = True
+    is_headed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The passes of an algorithm by name: what ``_Parts`` composes of graphs."""
+
+    is_headed: bool = False
+
+    def with_head(self) -> _Named:
+        return _Named(is_headed=True)
+
+    def writing(self) -> tuple[OtherPass, ...]:
+        return ()  # engines have a division of their own
+
+    def forward(self, name: str, **kind: Any) -> OtherPass:
+        return OtherPass(name=name, is_headed=self.is_headed, **kind)
+
+    def trained(self, name: str) -> OtherPass:
+        return OtherPass(name=name, is_headed=True, is_trained=True)
+
+    def step(self, *passes: OtherPass) -> tuple[OtherPass, ...]:
+        return passes
+
+
+def other_passes(setup: TrainingSetup) -> tuple[OtherPass, ...]:
+    """Passes without answers before that of the policy, in their order."""
+    found: tuple[OtherPass, ...] = _STEPS[setup.post.algorithm](_Named())
+    return found
+
+
+def generating_setup(request: ModelRequest, setup: TrainingSetup) -> TrainingSetup:
+    """The setup in which an engine writes the answers of a step."""
+
+    def none(request: ModelRequest, setup: TrainingSetup) -> Graph:
+        raise AssertionError("a setup needs no trace")
+
+    return _Parts(request, replace(setup, post=PostTraining()), setup.post, none).generating
+
+
 def passes_of(model: PreparedModel, step: StepPrediction) -> tuple[BreakdownPart, ...]:
     """The passes of a step in their order, with times that add up to the step."""
     ops, rows = model.graph.ops, pass_rows(model.graph.ops)
     row_s = (step.kernel_s / model.ops.count)[model.ops.group_of_row] * ops.count
-    sums = {name or _OWN_PASS: float(row_s[found].sum()) for name, found in rows.items()}
+    sums = {name or OWN_PASS: float(row_s[found].sum()) for name, found in rows.items()}
     # Where the host is waited for, every pass waits by its share.
     scale = step.step_s.value / sum(sums.values())
     return tuple(BreakdownPart(name, time_s * scale) for name, time_s in sums.items())
@@ -126,7 +212,7 @@ def generation_of(
         return None
     tokens, batch = tokens_of(run.model, run.setup), run.setup.batch_size_per_device
     share = {name: step.step_s.scaled(time_s / step.step_s.value) for name, time_s in times.items()}
-    shape = _cache_shape(run.model, model.graph.ops)
+    shape = cache_shape(run.model, model.graph.ops)
     layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[DECODE]] == OpClass.ATTENTION).sum())
     writing = share[DECODE].scaled(1 / tokens.new)
     return Generation(
@@ -212,36 +298,43 @@ class _Parts:
     def writing(self) -> tuple[Pass, Pass]:
         """The passes that write an answer: the prompt at once, then token by token."""
         tokens = tokens_of(self.request, replace(self.setup, post=self.post))
-        one = self._one_token()
-        prompt = self.trace(replace(self.request, sequence_length=tokens.prompt), self._generating)
+        one = self.one_token()
         is_fused = self.post.engine is Engine.VLLM
-        # The first token needs the head for the last place of the prompt alone.
-        prefill = _rows(prompt.ops, np.arange(_end_of_blocks(prompt.ops)))
-        shape = _cache_shape(self.request, one.ops)
+        shape = cache_shape(self.request, one.ops)
         mean_context = tokens.prompt + (tokens.new + 1) / 2
-        routed = one.ops if self.only_batch_size is None else _routed(one.ops, self.only_batch_size)
-        decode = _decoding(routed, mean_context, tokens.new, shape)
+        decode = decode_ops(one.ops, mean_context, tokens.new, shape, self.only_batch_size, self.post.engine)
         pairs = Held(
-            (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
+            (0.0, shape.bytes_per_token * num_attentions(one.ops) * (tokens.prompt + tokens.new)),
             AllocationKind.ACTIVATION,
         )
         own = is_fused and self.setup.phase is not Phase.GENERATE
         copy = (Held((2.0 * one.num_parameters, 0.0), AllocationKind.BUFFER),) if own else ()
         return (
-            Pass(name=PREFILL, ops=_fused(prefill) if is_fused else prefill, kept=copy),
-            Pass(name=DECODE, ops=_fused(decode) if is_fused else decode, held=(pairs,)),
+            Pass(name=PREFILL, ops=prefill_ops(self.prompt(tokens).ops, self.post.engine), kept=copy),
+            Pass(name=DECODE, ops=decode, held=(pairs,)),
         )
 
+    def trained(self, name: str) -> Pass:
+        """Forward and backward pass with the update of a model of its own."""
+        found = self.training()
+        states = Held(_state_bytes(found), AllocationKind.OPTIMIZER_STATE)
+        return Pass(name=name, ops=found.ops, memory=found.memory, kept=(states,))
+
+    def prompt(self, tokens: Tokens) -> Graph:
+        """The pass over a prompt."""
+        return self.trace(replace(self.request, sequence_length=tokens.prompt), self.generating)
+
     @property
-    def _generating(self) -> TrainingSetup:
+    def generating(self) -> TrainingSetup:
         precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
         saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
             saving = replace(saving, quantize=None, unquantized=None)  # engines write with weights in 16 bits
         return replace(self.inference, precision=precision, saving=saving)
 
-    def _one_token(self) -> Graph:
-        found = self.trace(replace(self.request, sequence_length=1), self._generating)
+    def one_token(self) -> Graph:
+        """The pass over a single token."""
+        found = self.trace(replace(self.request, sequence_length=1), self.generating)
         _check_reads_tokens(found)
         if not (found.ops.op_class == OpClass.ATTENTION).any():
             raise InvalidSetupError(
@@ -255,13 +348,12 @@ class _Parts:
         """The batch size, where a token of each sample leaves experts without one; None if all have some."""
         if self.setup.phase is not Phase.GENERATE and not self.post.algorithm.is_online:
             return None
-        ops, batch = self._one_token().ops, self.setup.batch_size_per_device
-        tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch
-        return batch if len(tokens_per_expert) and tokens_per_expert.min() < _ALL_EXPERTS else None
+        batch = self.setup.batch_size_per_device
+        return batch if leaves_experts_out(self.one_token().ops, batch) else None
 
     def generation(self) -> Graph:
         """A batch of answers of a model alone."""
-        one, passes = self._one_token(), self.writing()
+        one, passes = self.one_token(), self.writing()
         nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
         tokens = tokens_of(self.request, replace(self.setup, post=self.post))
         found = step_of_passes(nothing, passes)
@@ -286,21 +378,21 @@ def _check_reads_tokens(graph: Graph) -> None:
         )
 
 
-def _dpo(parts: _Parts) -> Graph:
+def _dpo(parts: Any) -> Any:
     return parts.step(parts.forward("reference"))
 
 
-def _kto(parts: _Parts) -> Graph:
+def _kto(parts: Any) -> Any:
     return parts.step(
         parts.forward("mismatched answers", has_own_weights=False), parts.forward("reference", times=2)
     )
 
 
-def _reward(parts: _Parts) -> Graph:
+def _reward(parts: Any) -> Any:
     return parts.with_head().step()
 
 
-def _grpo(parts: _Parts) -> Graph:
+def _grpo(parts: Any) -> Any:
     return parts.step(
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
@@ -308,18 +400,16 @@ def _grpo(parts: _Parts) -> Graph:
     )
 
 
-def _ppo(parts: _Parts) -> Graph:
+def _ppo(parts: Any) -> Any:
     """The value model is as large as the policy, and is trained as it is."""
     headed = parts.with_head()
-    critic = headed.training()
-    states = Held(_state_bytes(critic), AllocationKind.OPTIMIZER_STATE)
     return parts.step(
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
         parts.forward("reference"),
         headed.forward("reward"),
         headed.forward("value"),
-        Pass(name="value training", ops=critic.ops, memory=critic.memory, kept=(states,)),
+        headed.trained("value training"),
     )
 
 
@@ -329,7 +419,7 @@ def _state_bytes(graph: Graph) -> tuple[float, float]:
     return float(constant), float(slope)
 
 
-_STEPS: Mapping[Algorithm, Callable[[_Parts], Graph]] = {
+_STEPS: Mapping[Algorithm, Callable[[Any], Any]] = {
     Algorithm.DPO: _dpo,
     Algorithm.ORPO: lambda parts: parts.step(),
     Algorithm.KTO: _kto,
@@ -337,10 +427,11 @@ _STEPS: Mapping[Algorithm, Callable[[_Parts], Graph]] = {
     Algorithm.GRPO: _grpo,
     Algorithm.PPO: _ppo,
 }
+"""Steps of ``_Parts``, which are graphs, or of ``_Named``, which are lists of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CacheShape:
+class CacheShape:
     """Keys and values of one layer.
 
     Attributes:
@@ -358,15 +449,15 @@ class _CacheShape:
         return 2.0 * self.num_heads * (self.key_size + self.value_size)
 
 
-def _cache_shape(request: ModelRequest, ops: OpTable) -> _CacheShape:
+def cache_shape(request: ModelRequest, ops: OpTable) -> CacheShape:
     """The shape of the cache, from the configuration of the model where it has one, else from its first attention."""
     config = _configuration(request.model)
     first = int(np.flatnonzero(ops.op_class == OpClass.ATTENTION)[0])
     heads, size = round(ops.gemm[first, 0, 1]), round(ops.gemm[first, 3, 0])
     latent = config.get("kv_lora_rank")
     if latent:  # multi-head latent attention: one latent and one rotary part serve all heads
-        return _CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
-    return _CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
+        return CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
+    return CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
 
 
 def _configuration(model: str) -> Mapping[str, Any]:
@@ -403,11 +494,32 @@ def _end_of_blocks(ops: OpTable) -> int:
     return int(inside[-1]) + 1 if len(inside) else len(ops)
 
 
-def _num_attentions(ops: OpTable) -> float:
+def num_attentions(ops: OpTable) -> float:
+    """Attentions of a pass, one in each layer."""
     return float(ops.count[ops.op_class == OpClass.ATTENTION].sum())
 
 
-def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape) -> OpTable:
+def prefill_ops(ops: OpTable, engine: Engine) -> OpTable:
+    """Operations of the pass over a prompt: the first token needs the head for the last place alone."""
+    found = _rows(ops, np.arange(_end_of_blocks(ops)))
+    return _fused(found) if engine is Engine.VLLM else found
+
+
+def decode_ops(
+    ops: OpTable, context: float, num_tokens: int, shape: CacheShape, batch_size: float | None, engine: Engine
+) -> OpTable:
+    """Operations of ``num_tokens`` steps of one token each; with a batch size, only experts with a token are read."""
+    found = _decoding(ops if batch_size is None else _routed(ops, batch_size), context, num_tokens, shape)
+    return _fused(found) if engine is Engine.VLLM else found
+
+
+def leaves_experts_out(ops: OpTable, batch_size: float) -> bool:
+    """True if a token of each sample leaves experts without one."""
+    tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch_size
+    return bool(len(tokens_per_expert)) and bool(tokens_per_expert.min() < _ALL_EXPERTS)
+
+
+def _decoding(ops: OpTable, context: float, num_tokens: int, shape: CacheShape) -> OpTable:
     """Operations of ``num_tokens`` steps of one token each, whose attention reads a context of this mean length.
 
     Every size of attention is affine in the length of the context, so that the mean length gives the mean time of
@@ -437,7 +549,7 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape)
     return replace(ops, **columns, count=ops.count * num_tokens)
 
 
-def _routed(ops: OpTable, batch_size: int) -> OpTable:
+def _routed(ops: OpTable, batch_size: float) -> OpTable:
     """Products of the experts that have a token: of E experts, k for each of B tokens, E (1 - (1 - k/E)^B).
 
     Tokens go to each with equal chance; weights of the others are not read.

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
+from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import setting
+
+AUTO_DEVICES = "auto"
+_MOST_DEVICES = 100_000
 
 
 class Algorithm(StrEnum):
@@ -63,6 +67,41 @@ class PostTraining:
         only_changed=True,
     )
 
+    longest_tokens: int | None = setting(
+        None,
+        help="With ppo, grpo and several devices: tokens of the longest answer of a batch.",
+        group="post-training",
+        default="--new-tokens",
+        low=1,
+        high=10_000_000,
+        http_high=131_072,
+    )
+    generation_tensor: int | None = setting(
+        None,
+        help="With ppo, grpo and several devices: devices that divide the weights of one engine.",
+        group="post-training",
+        default="the fewest whose memory is half free beside the weights",
+        low=1,
+        high=1024,
+    )
+    generation_on: str | None = setting(
+        None,
+        help="With ppo, grpo and several devices: devices besides those of --on that write the next answers meanwhile: "
+        "a number, or auto for the one that wastes least.",
+        group="post-training",
+        default="the devices that train, in turn",
+        metavar="16",
+        read=str,
+    )
+
+    def __post_init__(self) -> None:
+        word = self.generation_on
+        if word in (None, AUTO_DEVICES) or (word.isdigit() and 1 <= int(word) <= _MOST_DEVICES):
+            return
+        raise InvalidSetupError(
+            f"--generation-on takes a number of devices from 1 to {_MOST_DEVICES:,} or auto, got '{word}'"
+        )
+
 
 class PostTrainingOptions(TypedDict, total=False):
     """Settings of post-training and generation."""
@@ -70,3 +109,6 @@ class PostTrainingOptions(TypedDict, total=False):
     algorithm: str | None
     new_tokens: int | None
     engine: str | None
+    longest_tokens: int | None
+    generation_tensor: int | None
+    generation_on: str | None

@@ -371,7 +371,7 @@ class Engine:
         constants = self._constants[number]
         if uses_layout(run):
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
-            stages = layout_memory(DividedModel(model=model), of_size, constants)
+            stages = layout_memory(DividedModel.of(model), of_size, constants)
             peak = max((stage.peak_bytes for stage in stages), key=lambda peak: peak.value)
             return np.asarray([peak.value, peak.low, peak.high])
         # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
