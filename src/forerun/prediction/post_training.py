@@ -114,7 +114,8 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
-    return _STEPS[setup.post.algorithm](parts)
+    found: Graph = _STEPS[setup.post.algorithm](parts)
+    return found
 
 
 def divided_step(
