@@ -223,6 +223,94 @@ def test_what_has_no_meaning_is_refused(model, options, message):
         forerun.predict(model, device=DEVICE, **options)
 
 
-def test_passes_are_not_divided_by_layouts():
-    with pytest.raises(InvalidSetupError, match="not divided among devices"):
-        forerun.predict(SMALL, device=f"2x{DEVICE}", algorithm="dpo", strategy="fsdp", **LENGTHS)
+PARALLEL = {"strategy": "fsdp"}, {"parallel": "tp=2,pp=2", "accumulation": 4}, {"parallel": "cp=2,dp=2"}
+
+
+def on_four(model=SMALL, **options):
+    return forerun.predict(model, device=f"4x{DEVICE}", **{**LENGTHS, **options})
+
+
+@pytest.mark.parametrize("layout", PARALLEL)
+@pytest.mark.parametrize("algorithm", ["dpo", "orpo", "kto", "reward", "ppo", "grpo"])
+def test_layouts_divide_every_pass(algorithm, layout):
+    model = "llama-3.2-1b" if algorithm in ("reward", "ppo") else SMALL  # gpt has no head of one value
+    found, plain = on_four(model, algorithm=algorithm, **layout), on_four(model, **layout)
+    assert value(found) == pytest.approx(sum(part.time_s for part in found.passes))
+    assert value(found) == pytest.approx(sum(part.time_s for part in found.breakdown))
+    own = found.passes[-1].time_s
+    pairs = 2 if algorithm in ("dpo", "orpo", "reward") else 1
+    doubled = value(on_four(model, **{**layout, "batch_size": 4 * pairs}))
+    assert own == pytest.approx(doubled, rel=0.3 if algorithm == "reward" else 1e-3)  # which has another head
+    if algorithm in ("dpo", "kto", "ppo", "grpo"):
+        forward = next(part.time_s for part in found.passes if part.name == "reference")
+        assert forward < 0.6 * own * (2 if algorithm == "kto" else 1)
+        assert found.peak_memory_bytes.value > plain.peak_memory_bytes.value
+
+
+def test_engines_that_write_beside_the_training_are_waited_for():
+    options = {"algorithm": "grpo", "parallel": "dp=4"}
+    turns = on_four(**options)
+    few, many = (on_four(**options, generation_on=number) for number in (1, 8))
+    writing = [sum(part.time_s for part in found.passes[:2]) for found in (turns, few, many)]
+    training = sum(part.time_s for part in turns.passes[3:])
+    assert value(turns) == pytest.approx(writing[0] + turns.passes[2].time_s + training)
+    for found, own in ((few, writing[1]), (many, writing[2])):
+        assert value(found) == pytest.approx(max(own, training) + found.passes[2].time_s)
+    assert writing[2] < writing[1]
+    # What wastes least device time is no worse than any number that is named.
+    auto, price = on_four(**options, generation_on="auto", price_usd_per_hour=1.0, dataset_size=1600), []
+    for number in (1, 2, 4, 8):
+        priced = on_four(**options, generation_on=number, price_usd_per_hour=1.0, dataset_size=1600)
+        price.append(priced.cost_usd.value)
+    assert auto.cost_usd.value <= min(price) * (1 + 1e-9)
+    assert "devices more write" in " ".join(auto.notes)
+
+
+def test_the_longest_answer_sets_the_pace():
+    options = {"algorithm": "grpo", "parallel": "dp=4", "batch_size": 4}
+    alike = on_four(**options, sequence_length=200, new_tokens=100)
+    uneven = on_four(**options, sequence_length=300, new_tokens=200, answer_lengths="mean:100")
+    assert alike.passes[1].time_s < uneven.passes[1].time_s <= 2 * alike.passes[1].time_s * 1.001
+    assert uneven.generation.cache_bytes == alike.generation.cache_bytes
+
+
+def test_engines_divide_weights_and_keys():
+    one, two = (on_four(algorithm="grpo", parallel="dp=4", generation_tensor=number) for number in (1, 2))
+    assert two.passes[2].time_s < one.passes[2].time_s  # each device gathers its part
+    assert two.generation.cache_bytes == pytest.approx(
+        one.generation.cache_bytes
+    )  # half the heads, twice the samples
+
+
+def test_verbs_agree_on_a_layout():
+    options = {"algorithm": "grpo", "strategy": "fsdp", **LENGTHS}
+    curve = forerun.scale(SMALL, device=DEVICE, num_devices=[4], **options)
+    assert curve.points[0].step_time_s.value == pytest.approx(value(on_four(**options)))
+    plan = forerun.plan(
+        SMALL,
+        devices=[f"4x{DEVICE}"],
+        batch_sizes=[4],
+        precisions=["bf16"],
+        dataset_size=1600,
+        **{k: v for k, v in options.items() if k not in ("batch_size", "precision")},
+    )
+    assert plan.chosen.step_time_s.value == pytest.approx(value(on_four(**options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "dpo", "generation_on": 4, "parallel": "dp=4"}, "those of a step that generates"),
+        ({"algorithm": "grpo", "generation_on": "some", "parallel": "dp=4"}, "number of devices from 1"),
+        ({"algorithm": "grpo", "generation_on": 4}, "give --parallel"),
+        (
+            {"algorithm": "grpo", "generation_on": 3, "generation_tensor": 2, "parallel": "dp=4"},
+            "no whole number",
+        ),
+        ({"algorithm": "grpo", "generation_tensor": 16, "parallel": "dp=4"}, "does not divide the"),
+        ({"algorithm": "grpo", "answer_lengths": "mean:9999", "parallel": "dp=4"}, "is at most the"),
+    ],
+)
+def test_generation_that_no_engine_offers_is_refused(options, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        on_four(**options)

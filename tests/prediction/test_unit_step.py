@@ -15,10 +15,12 @@ from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.cost.communication.constants import load_layout_table
 from forerun.cost.memory.units import unit_memory
 from forerun.graph.blocks import blocks_of
+from forerun.graph.graph import OpClass
 from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.division import pipeline_s, stage_units
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.step import prepare
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
@@ -203,6 +205,47 @@ def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: di
     assert hidden.step_s.value < plain.step_s.value
     assert hidden.communication_s == pytest.approx(plain.communication_s)
     assert Run.of(MODEL, **{k: v for k, v in runs[1].json_fields().items() if k != "model"}) == runs[1]
+
+
+def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
+    """What 1F1B waits for, though the interleaved schedule hands over twice as often."""
+    options: dict[str, Any] = {"parallel": "pp=2,dp=4", "accumulation": 16, "batch_size": 64}
+    ways = ({}, {"pipeline_schedule": "interleaved", "virtual_stages": 2})
+    runs = [run_of("8xh100-sxm", **options, **way) for way in ways]
+    model = DividedModel(model=MODELS.of(runs[0]))
+    plain, interleaved = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
+    assert plain.stages[0].handover_s > 0
+    assert interleaved.stages[0].handover_s == 0
+    assert interleaved.communication_s > plain.communication_s
+    assert interleaved.step_s.value < plain.step_s.value
+
+
+def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:
+    """Four heads of queries that share one pair of keys and values send a quarter of what four pairs would."""
+    run = run_of("2x8xh100-sxm", parallel="cp=16", inter="ethernet-10g", batch_size=64)
+    model = DividedModel(model=MODELS.of(run))
+    ops = model.model.graph.ops
+    attends = ops.op_class == OpClass.ATTENTION
+    read = ops.read_bytes.copy()
+    read[attends] -= 0.75 * (ops.read_bytes - ops.write_bytes)[attends]
+    shared = prepare(replace(model.model.graph, ops=replace(ops, read_bytes=read)))
+    whole, quarter = (
+        layout_step(each, run, cost_model_of(run), load_layout_table()).stages[0].context_s
+        for each in (model, DividedModel(model=shared))
+    )
+    assert quarter < 0.45 * whole  # small messages are far from the full rate
+
+
+def test_devices_of_a_layout_wait_for_each_other_as_replicas_do() -> None:
+    """1 + cv E_n of what each computes; E_8 = 1.4236 (Harter 1961, Biometrika 48)."""
+    options: dict[str, Any] = {"parallel": "tp=2,dp=4", "batch_size": 64}
+    alike, apart = (run_of("8xh100-sxm", **options, variation=value) for value in (0.0, 0.05))
+    steps = [
+        layout_step(DividedModel(model=MODELS.of(run)), run, cost_model_of(run), load_layout_table())
+        for run in (alike, apart)
+    ]
+    waited_s = steps[1].step_s.value - steps[0].step_s.value
+    assert waited_s == pytest.approx(0.05 * 1.4236 * steps[0].compute_s, rel=1e-3)
 
 
 def test_copies_of_fsdp_are_those_of_its_version() -> None:

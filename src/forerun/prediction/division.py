@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
 from forerun.graph.blocks import Blocks
-from forerun.prediction.estimate import BreakdownPart, Interval
+from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
@@ -182,6 +182,9 @@ class DividedStep:
         bubble_s: Waiting of the slowest stage for the others [s].
         stages: Micro-step of each stage; empty where every device has the whole model.
         shape: What the error of a step by units depends on, before any correction.
+        passes: Passes of a step of post-training, each with its whole time; those of other devices among them.
+        generation: The part that writes answers, None without one.
+        num_writers: Devices besides those of the run that write answers.
     """
 
     step_s: Interval
@@ -196,6 +199,9 @@ class DividedStep:
     bubble_s: float = 0.0
     stages: tuple[StageTime, ...] = ()
     shape: StepShape | None = None
+    passes: tuple[BreakdownPart, ...] = ()
+    generation: Generation | None = None
+    num_writers: int = 0
 
 
 def stage_units(

@@ -85,7 +85,7 @@ def estimate_run(
         epoch_time_s=times.epoch_time_s if times else None,
         job_time_s=times.job_time_s if times else None,
         peak_memory_bytes=memory.peak,
-        cost_usd=_cost(run, duration),
+        cost_usd=_cost(run, duration, _num_writers(step)),
         energy_j=_energy(model, run, step, duration),
         max_batch_size=memory.max_batch,
         fits=memory.verdict,
@@ -117,6 +117,7 @@ def estimate_run(
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
             *_notes_of_several(run),
+            *_note_of_writers(step),
             *_note_of_loader(run, step),
         ),
     )
@@ -129,6 +130,8 @@ def _passes(model: PreparedModel, run: Run, step: RunStep) -> dict[str, Any]:
         return {}
     from forerun.prediction.post_training import generation_of, passes_of
 
+    if step.several is not None and step.several.passes:
+        return {"passes": step.several.passes, "generation": step.several.generation}
     passes = passes_of(model, step.alone)
     return {"passes": passes, "generation": generation_of(model, run, step.alone, passes)}
 
@@ -169,16 +172,26 @@ def _num_steps(run: Run, times: JobTimes | None) -> int | None:
     return None if times is None or epochs is None else ceil(epochs * times.num_steps_per_epoch)
 
 
-def hourly_price_usd(run: Run) -> float | None:
-    """Price of all devices of a run, the asker's or the cheapest on demand in the table of prices [USD/h]."""
+def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:
+    """Price of all devices of a run, the asker's or the cheapest on demand in the table of prices [USD/h].
+
+    Args:
+        run: The run.
+        num_writers: Devices besides its own that write answers.
+    """
+    number = run.cluster.num_devices + num_writers
     if run.price_usd_per_hour is not None:
-        return run.cluster.num_devices * run.price_usd_per_hour
-    rental = known_rental(run.cluster.device.name, run.cluster.num_devices)
+        return number * run.price_usd_per_hour
+    rental = known_rental(run.cluster.device.name, number)
     return None if rental is None else rental.usd_per_hour
 
 
-def _cost(run: Run, duration: Interval | None) -> Interval | None:
-    price = None if duration is None else hourly_price_usd(run)
+def _num_writers(step: RunStep) -> int:
+    return step.several.num_writers if step.several is not None else 0
+
+
+def _cost(run: Run, duration: Interval | None, num_writers: int) -> Interval | None:
+    price = None if duration is None else hourly_price_usd(run, num_writers)
     return None if duration is None or price is None else duration.scaled(price / 3600.0)
 
 
@@ -202,7 +215,7 @@ def _energy(model: PreparedModel, run: Run, step: RunStep, duration: Interval | 
     # A device that waits for its loader draws less.
     activity *= step.busy_s.value / step.step_s.value
     found = training_energy_j(run.cluster.device, duration or step.step_s, activity, fraction)
-    return None if found is None else found.scaled(run.cluster.num_devices)
+    return None if found is None else found.scaled(run.cluster.num_devices + _num_writers(step))
 
 
 def _breakdown(step: RunStep) -> tuple[BreakdownPart, ...]:
@@ -247,6 +260,16 @@ def _parallelism(run: Run, step: DividedStep, memory: tuple[StageMemory, ...]) -
 def _bound_by(run: Run, step: RunStep) -> str:
     waits = run.loader is not None and is_loader_bound(step.step_s.value, step.busy_s.value, run.loader)
     return "data loader" if waits else step.alone.bound_by
+
+
+def _note_of_writers(step: RunStep) -> tuple[str, ...]:
+    number = _num_writers(step)
+    if not number:
+        return ()
+    return (
+        f"{number} devices more write the answers of the next step meanwhile: a step is the longer of writing and "
+        "training, and the refit; money and energy are for all",
+    )
 
 
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from forerun.prediction.division import Axes, uses_layout, wide_factor
 from forerun.prediction.estimate import Interval, MemoryShare
 from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device
+from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
@@ -148,12 +149,14 @@ def _stage_peak(
     # The update finds no activation left, but its temporaries may still need more than the passes did.
     peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
-    static = held.weights + held.buffers + held.state + held.gathered + memory.inputs
+    others = _other_models_bytes(run, held, float(every.weights[own].sum()))
+    static = held.weights + held.buffers + held.state + held.gathered + memory.inputs + others
     allocated = static + activations + temporaries + gradients
     fragmentation = allocated * (constants.live_factor - 1)
     buffers = _COMMUNICATOR_BYTES * _num_communicators(run)
     parts = (
         MemoryShare("weights", held.weights + held.buffers),
+        MemoryShare("weights and states of other models", others),
         MemoryShare("gathered weights of input and head", held.gathered),
         MemoryShare("gradients", gradients),
         MemoryShare("optimizer state", held.state),
@@ -173,6 +176,24 @@ def _stage_peak(
         parts=tuple(part for part in parts if part.size_bytes > 0),
         peak_bytes=Interval(peak, peak - (1 - width.low) * whole, peak + (width.high - 1) * whole),
         allocated_bytes=allocated,
+    )
+
+
+def _other_models_bytes(run: Run, held: _Held, weights: float) -> float:
+    """Reference and reward models of post-training, divided as the policy is; a value model with its states [bytes].
+
+    The engine that writes answers sleeps while the policy is trained, and a reference of adapters is the model itself.
+    """
+    if run.setup.post.algorithm is Algorithm.SFT:
+        return 0.0
+    from forerun.prediction.post_training import other_passes
+
+    number = Axes.of(run).shard if run.sharing.strategy.stage == 3 else 1
+    frozen = 0.0 if run.setup.saving.lora_rank is not None else weights / number
+    return sum(
+        held.weights + held.gradients + held.state if one.is_trained else frozen
+        for one in other_passes(run.setup)
+        if one.has_own_weights and one.name != "value"  # of the value model that is trained
     )
 
 

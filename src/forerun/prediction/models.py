@@ -64,17 +64,10 @@ def _named_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool) 
     key = (request, setup, few_blocks)
     found = _models.find(key)
     if found is None:
-        found = prepare(_step_of(request, setup, few_blocks=few_blocks))
+        found = _prepared(request, setup, few_blocks=few_blocks)
         # Kept beside the graph: its distinct kernels, and features of steps; together about as large again.
         _models.keep(key, found, 2 * found.graph.size_bytes)
     return found
-
-
-def _step_of(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> Graph:
-    """The graph of a step: traced, or composed of several traced passes, with the load of its experts."""
-    load, most = setup.expert_load, setup.expert_capacity
-    setup = replace(setup, expert_load=_EVEN, expert_capacity=None)
-    return with_experts(_plain_step(request, setup, module, **ways), load, most)
 
 
 def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
@@ -115,17 +108,23 @@ def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
     )
 
 
-def _plain_step(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> Graph:
-    if setup.post == _PLAIN and setup.phase is not Phase.GENERATE:
-        return trace(request, setup, module, **ways)
-    from forerun.prediction.post_training import composed_step
+def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> PreparedModel:
+    """The step of a model, with the load of its experts: traced, or composed of several traced passes."""
+    load, most = setup.expert_load, setup.expert_capacity
+    setup = replace(setup, expert_load=_EVEN, expert_capacity=None)
 
-    if ways.pop("few_blocks", False):
-        raise InvalidSetupError(
-            "passes of post-training and generation are not divided among devices by --parallel or fsdp; give "
-            "--strategy ddp, zero1 or zero2, or one device"
-        )
-    return composed_step(request, setup, lambda request, setup: trace(request, setup, module, **ways))
+    def traced(request: ModelRequest, setup: TrainingSetup) -> Graph:
+        return trace(request, setup, module, **ways)
+
+    if setup.post == _PLAIN and setup.phase is not Phase.GENERATE:
+        return prepare(with_experts(traced(request, setup), load, most))
+    from forerun.prediction.post_training import composed_step, divided_step
+
+    if ways.get("few_blocks"):
+        policy, beside = divided_step(request, setup, traced)
+        policy = with_experts(policy, load, most)
+        return replace(prepare(policy), beside={name: prepare(graph) for name, graph in beside.items()})
+    return prepare(with_experts(composed_step(request, setup, traced), load, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +146,8 @@ class TracedModels:
             UsageError, FailureError: It cannot be built or traced.
         """
         wanted = compute_setup(run) if setup is None else setup
+        if uses_layout(run) and wanted.post != _PLAIN:
+            return self.divided(run).model
         # A graph that holds for any batch size is kept under one of them.
         general = self._traced(run, replace(wanted, batch_size_per_device=_GENERAL_BATCH_SIZE))
         if general.graph.only_batch_size in (None, wanted.batch_size_per_device):
@@ -207,8 +208,8 @@ class TracedModels:
             return _named_model(run.model, setup, few_blocks)
         key = (run.model, setup, few_blocks)
         if key not in self._own:
-            self._own[key] = prepare(
-                _step_of(run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks)
+            self._own[key] = _prepared(
+                run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks
             )
         return self._own[key]
 

@@ -44,9 +44,14 @@ from forerun.question.setup import Phase, Precision, TrainingSetup
 
 PREFILL = "prefill"
 DECODE = "decode"
-_OWN_PASS = "forward, backward and update"
+CRITIC = "critic"
+OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD)
 _DEFAULT_TOKENS = 2048
+_OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine")
+_ONLINE_NOTES = (
+    "moves of states to the host and back, the scoring of answers and the loading of data are not counted",
+)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
@@ -97,6 +102,12 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
     prompt, law = total - new, setup.post.answer_lengths
     if law is None:
         return Tokens(prompt=prompt, new=new, mean=new, mean_context=prompt + (new + 1) / 2)
+    if (known := setup.post.mean_answer_tokens) is not None:
+        if known > new:
+            raise InvalidSetupError(
+                f"the mean of the answers is at most the {new:,} --new-tokens of the longest, got {known:,.0f}"
+            )
+        return Tokens(prompt=prompt, new=new, mean=known, mean_context=prompt + (known + 1) / 2)
     lengths = np.minimum(np.sort(np.asarray(read_lengths(law).tokens, dtype=np.float64)), new)
     below = (np.arange(len(lengths) + 1) / len(lengths)) ** setup.batch_size_per_device
     mean = float(lengths.mean())
@@ -120,6 +131,11 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         InvalidSetupError: The model writes no tokens, or has no head with one value.
         UsageError, FailureError: It cannot be built or traced.
     """
+    if setup.post != PostTraining(**{name: getattr(setup.post, name) for name in _OF_ONE_DEVICE}):
+        raise InvalidSetupError(
+            "--generation-tensor and --generation-on are those of devices that divide a model; give --parallel, such "
+            "as dp=8, or --strategy fsdp"
+        )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
         _check_reads_tokens(
@@ -132,14 +148,94 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
-    return _STEPS[setup.post.algorithm](parts)
+    found: Graph = _STEPS[setup.post.algorithm](parts)
+    return found
+
+
+def divided_step(
+    request: ModelRequest, setup: TrainingSetup, trace: _Trace
+) -> tuple[Graph, dict[str, Graph]]:
+    """The training step of a run whose devices divide it, and the graphs of its other passes by their names.
+
+    Raises:
+        InvalidSetupError: The model writes no tokens, or has no head with one value.
+        UsageError, FailureError: It cannot be built or traced.
+    """
+    tokens = tokens_of(request, setup) if setup.generates else None
+    if tokens is not None:  # trainers of many devices pack their samples
+        request = replace(request, sequence_length=round(tokens.prompt + tokens.mean))
+    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
+    is_headed = setup.post.algorithm is Algorithm.REWARD
+    found, beside = (parts.with_head() if is_headed else parts).training(), {}
+    if setup.post.algorithm is Algorithm.PPO:
+        beside[CRITIC] = parts.with_head().training()
+    if tokens is None:
+        return found, beside
+    beside |= {PREFILL: parts.prompt(tokens), DECODE: parts.one_token()}
+    return replace(found, notes=(*found.notes, parts.answers(), *_ONLINE_NOTES)), beside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPass:
+    """A pass before that of the policy, of a step that devices divide.
+
+    Attributes:
+        name: Its name.
+        times: Sequences of each sample, over those of the policy.
+        is_trained: Whether it has a backward pass and an update as well.
+        has_own_weights: Whether its model is not the policy.
+        is_headed: Whether its model has a head of one value.
+    """
+
+    name: str
+    times: int = 1
+    is_trained: bool = False
+    has_own_weights: bool = True
+    is_headed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The passes of an algorithm by name: what ``_Parts`` composes of graphs."""
+
+    is_headed: bool = False
+
+    def with_head(self) -> _Named:
+        return _Named(is_headed=True)
+
+    def writing(self) -> tuple[OtherPass, ...]:
+        return ()  # engines have a division of their own
+
+    def forward(self, name: str, **kind: Any) -> OtherPass:
+        return OtherPass(name=name, is_headed=self.is_headed, **kind)
+
+    def trained(self, name: str) -> OtherPass:
+        return OtherPass(name=name, is_headed=True, is_trained=True)
+
+    def step(self, *passes: OtherPass) -> tuple[OtherPass, ...]:
+        return passes
+
+
+def other_passes(setup: TrainingSetup) -> tuple[OtherPass, ...]:
+    """Passes without answers before that of the policy, in their order."""
+    found: tuple[OtherPass, ...] = _STEPS[setup.post.algorithm](_Named())
+    return found
+
+
+def generating_setup(request: ModelRequest, setup: TrainingSetup) -> TrainingSetup:
+    """The setup in which an engine writes the answers of a step."""
+
+    def none(request: ModelRequest, setup: TrainingSetup) -> Graph:
+        raise AssertionError("a setup needs no trace")
+
+    return _Parts(request, replace(setup, post=PostTraining()), setup.post, none, None).generating
 
 
 def passes_of(model: PreparedModel, step: StepPrediction) -> tuple[BreakdownPart, ...]:
     """The passes of a step in their order, with times that add up to the step."""
     ops, rows = model.graph.ops, pass_rows(model.graph.ops)
     row_s = (step.kernel_s / model.ops.count)[model.ops.group_of_row] * ops.count
-    sums = {name or _OWN_PASS: float(row_s[found].sum()) for name, found in rows.items()}
+    sums = {name or OWN_PASS: float(row_s[found].sum()) for name, found in rows.items()}
     # Where the host is waited for, every pass waits by its share.
     scale = step.step_s.value / sum(sums.values())
     return tuple(BreakdownPart(name, time_s * scale) for name, time_s in sums.items())
@@ -154,7 +250,7 @@ def generation_of(
         return None
     tokens, batch = tokens_of(run.model, run.setup), run.setup.batch_size_per_device
     share = {name: step.step_s.scaled(time_s / step.step_s.value) for name, time_s in times.items()}
-    shape = _cache_shape(run.model, model.graph.ops)
+    shape = cache_shape(run.model, model.graph.ops)
     layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[DECODE]] == OpClass.ATTENTION).sum())
     writing = share[DECODE].scaled(1 / tokens.new)
     return Generation(
@@ -233,9 +329,10 @@ class _Parts:
     def _notes(self) -> tuple[str, ...]:
         if not self.post.algorithm.is_online:
             return ()
-        return (f"{self._answers()}; generation and training take turns on the same devices",)
+        return (f"{self.answers()}; generation and training take turns on the same devices",)
 
-    def _answers(self) -> str:
+    def answers(self) -> str:
+        """How long answers are, as a note."""
         assert self.tokens is not None
         if self.post.answer_lengths is None:
             return "answers are taken as equally long (--answer-lengths says otherwise)"
@@ -252,36 +349,40 @@ class _Parts:
     def writing(self) -> tuple[Pass, Pass]:
         """The passes that write an answer: the prompt at once, then token by token."""
         assert self.tokens is not None
-        tokens, one = self.tokens, self._one_token()
-        prompt = self.trace(replace(self.request, sequence_length=tokens.prompt), self._generating)
+        tokens, one = self.tokens, self.one_token()
         is_fused = self.post.engine is Engine.VLLM
-        # The first token needs the head for the last place of the prompt alone.
-        prefill = _rows(prompt.ops, np.arange(_end_of_blocks(prompt.ops)))
-        if is_fused:
-            prefill = _with_fused_attention(prefill)
-        shape = _cache_shape(self.request, one.ops)
+        shape = cache_shape(self.request, one.ops)
         if not is_fused:
-            written_out = self.trace(replace(self.request, sequence_length=1), self._generating).ops
+            written_out = self.trace(replace(self.request, sequence_length=1), self.generating).ops
             shape = replace(shape, copied_bytes=_copied_bytes(written_out, shape.num_heads))
-        batch = self.only_batch_size
-        routed = one.ops if batch is None or not expert_products(one.ops).any() else _routed(one.ops, batch)
-        if is_fused:  # samples whose answers are not done yet, in the mean over the steps
-            routed = of_samples(routed, tokens.mean / tokens.new)
         context = tokens.mean_context if is_fused else tokens.prompt + (tokens.new + 1) / 2
-        decode = _decoding(routed, context, tokens.new, shape)
+        alive = tokens.mean / tokens.new if is_fused else 1.0
+        decode = decode_ops(
+            one.ops, context, tokens.new, shape, self.only_batch_size, self.post.engine, alive=alive
+        )
         pairs = Held(
-            (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
+            (0.0, shape.bytes_per_token * num_attentions(one.ops) * (tokens.prompt + tokens.new)),
             AllocationKind.ACTIVATION,
         )
         own = is_fused and self.setup.phase is not Phase.GENERATE
         copy = (Held((2.0 * one.num_parameters, 0.0), AllocationKind.BUFFER),) if own else ()
         return (
-            Pass(name=PREFILL, ops=_fused(prefill) if is_fused else prefill, kept=copy),
-            Pass(name=DECODE, ops=_fused(decode) if is_fused else decode, held=(pairs,)),
+            Pass(name=PREFILL, ops=prefill_ops(self.prompt(tokens).ops, self.post.engine), kept=copy),
+            Pass(name=DECODE, ops=decode, held=(pairs,)),
         )
 
+    def trained(self, name: str) -> Pass:
+        """Forward and backward pass with the update of a model of its own."""
+        found = self.training()
+        states = Held(_state_bytes(found), AllocationKind.OPTIMIZER_STATE)
+        return Pass(name=name, ops=found.ops, memory=found.memory, kept=(states,))
+
+    def prompt(self, tokens: Tokens) -> Graph:
+        """The pass over a prompt."""
+        return self.trace(replace(self.request, sequence_length=tokens.prompt), self.generating)
+
     @property
-    def _generating(self) -> TrainingSetup:
+    def generating(self) -> TrainingSetup:
         precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
         saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
@@ -289,8 +390,9 @@ class _Parts:
         is_fused = self.inference.fused_attention or self.post.engine is Engine.VLLM
         return replace(self.inference, precision=precision, saving=saving, fused_attention=is_fused)
 
-    def _one_token(self) -> Graph:
-        found = self.trace(replace(self.request, sequence_length=1), self._generating)
+    def one_token(self) -> Graph:
+        """The pass over a single token."""
+        found = self.trace(replace(self.request, sequence_length=1), self.generating)
         _check_reads_tokens(found)
         found = replace(
             found, ops=_with_fused_attention(found.ops, keeps_launches=self.post.engine is not Engine.VLLM)
@@ -307,15 +409,14 @@ class _Parts:
         """The batch size, where a token of each sample leaves experts without one; None if all have some."""
         if self.setup.phase is not Phase.GENERATE and not self.post.algorithm.is_online:
             return None
-        ops, batch = self._one_token().ops, self.setup.batch_size_per_device
+        batch = self.setup.batch_size_per_device
         if self.post.answer_lengths is not None:
             return batch  # the longest of more answers is longer
-        tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch
-        return batch if len(tokens_per_expert) and tokens_per_expert.min() < _ALL_EXPERTS else None
+        return batch if leaves_experts_out(self.one_token().ops, batch) else None
 
     def generation(self) -> Graph:
         """A batch of answers of a model alone."""
-        one, passes = self._one_token(), self.writing()
+        one, passes = self.one_token(), self.writing()
         assert self.tokens is not None
         nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
         tokens = self.tokens
@@ -324,7 +425,7 @@ class _Parts:
             f"a step writes {tokens.new:,} tokens of each sample after a prompt of {tokens.prompt:,}; tokens a second "
             "are those written"
             if self.post.answer_lengths is None
-            else f"after a prompt of {tokens.prompt:,} tokens {self._answers()}; tokens a second are those written"
+            else f"after a prompt of {tokens.prompt:,} tokens {self.answers()}; tokens a second are those written"
         )
         return replace(
             found,
@@ -343,21 +444,21 @@ def _check_reads_tokens(graph: Graph) -> None:
         )
 
 
-def _dpo(parts: _Parts) -> Graph:
+def _dpo(parts: Any) -> Any:
     return parts.step(parts.forward("reference"))
 
 
-def _kto(parts: _Parts) -> Graph:
+def _kto(parts: Any) -> Any:
     return parts.step(
         parts.forward("mismatched answers", has_own_weights=False), parts.forward("reference", times=2)
     )
 
 
-def _reward(parts: _Parts) -> Graph:
+def _reward(parts: Any) -> Any:
     return parts.with_head().step()
 
 
-def _grpo(parts: _Parts) -> Graph:
+def _grpo(parts: Any) -> Any:
     return parts.step(
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
@@ -365,18 +466,16 @@ def _grpo(parts: _Parts) -> Graph:
     )
 
 
-def _ppo(parts: _Parts) -> Graph:
+def _ppo(parts: Any) -> Any:
     """The value model is as large as the policy, and is trained as it is."""
     headed = parts.with_head()
-    critic = headed.training()
-    states = Held(_state_bytes(critic), AllocationKind.OPTIMIZER_STATE)
     return parts.step(
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
         parts.forward("reference"),
         headed.forward("reward"),
         headed.forward("value"),
-        Pass(name="value training", ops=critic.ops, memory=critic.memory, kept=(states,)),
+        headed.trained("value training"),
     )
 
 
@@ -386,7 +485,7 @@ def _state_bytes(graph: Graph) -> tuple[float, float]:
     return float(constant), float(slope)
 
 
-_STEPS: Mapping[Algorithm, Callable[[_Parts], Graph]] = {
+_STEPS: Mapping[Algorithm, Callable[[Any], Any]] = {
     Algorithm.DPO: _dpo,
     Algorithm.ORPO: lambda parts: parts.step(),
     Algorithm.KTO: _kto,
@@ -394,10 +493,11 @@ _STEPS: Mapping[Algorithm, Callable[[_Parts], Graph]] = {
     Algorithm.GRPO: _grpo,
     Algorithm.PPO: _ppo,
 }
+"""Steps of ``_Parts``, which are graphs, or of ``_Named``, which are lists of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CacheShape:
+class CacheShape:
     """Keys and values of one layer.
 
     Attributes:
@@ -417,15 +517,15 @@ class _CacheShape:
         return 2.0 * self.num_heads * (self.key_size + self.value_size)
 
 
-def _cache_shape(request: ModelRequest, ops: OpTable) -> _CacheShape:
+def cache_shape(request: ModelRequest, ops: OpTable) -> CacheShape:
     """The shape of the cache, from the configuration of the model where it has one, else from its first attention."""
     config = _configuration(request.model)
     first = int(np.flatnonzero(ops.op_class == OpClass.ATTENTION)[0])
     heads, size = round(ops.gemm[first, 0, 1]), round(ops.gemm[first, 3, 0])
     latent = config.get("kv_lora_rank")
     if latent:  # multi-head latent attention: one latent and one rotary part serve all heads
-        return _CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
-    return _CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
+        return CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
+    return CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
 
 
 def _configuration(model: str) -> Mapping[str, Any]:
@@ -528,11 +628,50 @@ def _end_of_blocks(ops: OpTable) -> int:
     return int(inside[-1]) + 1 if len(inside) else len(ops)
 
 
-def _num_attentions(ops: OpTable) -> float:
+def num_attentions(ops: OpTable) -> float:
+    """Attentions of a pass, one in each layer."""
     return float(ops.count[ops.op_class == OpClass.ATTENTION].sum())
 
 
-def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape) -> OpTable:
+def prefill_ops(ops: OpTable, engine: Engine) -> OpTable:
+    """Operations of the pass over a prompt: the first token needs the head for the last place alone."""
+    found = _rows(ops, np.arange(_end_of_blocks(ops)))
+    return _fused(_with_fused_attention(found)) if engine is Engine.VLLM else found
+
+
+def decode_ops(
+    ops: OpTable,
+    context: float,
+    num_tokens: int,
+    shape: CacheShape,
+    batch_size: float | None,
+    engine: Engine,
+    *,
+    alive: float = 1.0,
+) -> OpTable:
+    """Operations of ``num_tokens`` steps of one token each.
+
+    Args:
+        ops: Those of one token.
+        context: Tokens that a written one sees in the mean.
+        num_tokens: Steps.
+        shape: Keys and values.
+        batch_size: Samples; only experts with a token of one are read then.
+        engine: Who launches them.
+        alive: Share of the samples whose answers are not done yet, in the mean over the steps.
+    """
+    routed = ops if batch_size is None else _routed(ops, batch_size)
+    found = _decoding(of_samples(routed, alive), context, num_tokens, shape)
+    return _fused(found) if engine is Engine.VLLM else found
+
+
+def leaves_experts_out(ops: OpTable, batch_size: float) -> bool:
+    """True if a token of each sample leaves experts without one."""
+    tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch_size
+    return bool(len(tokens_per_expert)) and bool(tokens_per_expert.min() < _ALL_EXPERTS)
+
+
+def _decoding(ops: OpTable, context: float, num_tokens: int, shape: CacheShape) -> OpTable:
     """Operations of ``num_tokens`` steps of one token each, whose attention reads a context of this mean length.
 
     Every size of attention is affine in the length of the context, so that the mean length gives the mean time of
@@ -562,7 +701,7 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape)
     return replace(ops, **columns, count=ops.count * num_tokens)
 
 
-def _routed(ops: OpTable, batch_size: int) -> OpTable:
+def _routed(ops: OpTable, batch_size: float) -> OpTable:
     """Products of the experts that have a token: of E experts, k for each of B tokens, E (1 - (1 - k/E)^B).
 
     Tokens go to each with equal chance; weights of the others are not read.

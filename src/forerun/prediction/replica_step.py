@@ -42,10 +42,11 @@ from forerun.question.sharing import Sharing, Strategy
 Floats = npt.NDArray[np.float64]
 
 _ONE_STEPS: Kept[list[OneStep]] = Kept(512)
+STRAGGLER_PART = "waiting for other devices"
 _SHARED_PARTS = (
     ("exposed_s", "gradient synchronisation"),
     ("contention_s", "slowed by communication"),
-    ("straggler_s", "waiting for other devices"),
+    ("straggler_s", STRAGGLER_PART),
     ("overhead_s", "work of several devices"),
 )
 _UPDATE_PART = "optimizer"
@@ -214,6 +215,11 @@ def scaled_step(
     low_s = parts.step_s * one.step_s.value / one.step_s.high
     least_s = max(min(low_s, parts.compute_s), peak_s)
     return widened(parts.step_s, one.step_s, table.spread_of(kind), least_s), parts
+
+
+def drag_of(run: Run) -> float:
+    """Coefficient of variation of devices that wait for each other: the asker's, or that of training on such links."""
+    return _constants(load_scaling_table(), run.sharing, link_class(run.cluster)).drag
 
 
 def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingConstants:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,14 @@ _TRANSFER_BOUND = "offload"
 class PreparedModel:
     """A graph with its distinct kernels, ready to be evaluated at any point.
 
-    ``is_whole`` is False where the kernels are a part of the network's, which no published step is about.
+    ``is_whole`` is False where the kernels are a part of the network's, which no published step is about. ``beside``
+    has the graphs of the other passes of a step that devices divide, by their names.
     """
 
     graph: Graph
     ops: DistinctOps
     is_whole: bool = True
+    beside: Mapping[str, PreparedModel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

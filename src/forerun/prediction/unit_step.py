@@ -13,7 +13,7 @@ Ranks count tensor, context, data, pipeline, so that devices which talk most are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, exp
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from forerun.cost.communication.collectives import Collective, Group, group_of
 from forerun.cost.communication.constants import LayoutConstants, LayoutTable, MeasuredLayouts, StepShape
+from forerun.cost.communication.data_parallel import straggler_factor
 from forerun.cost.memory.units import UnitMemory
 from forerun.cost.time.law import sustained_products
 from forerun.cost.time.step_times import smooth_maximum
@@ -41,10 +42,12 @@ from forerun.prediction.division import (
     wide_factor,
 )
 from forerun.prediction.estimate import BreakdownPart, Interval
+from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
+from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
-from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion
+from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, PipelineSchedule
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,7 +67,46 @@ class _Groups:
 
 
 def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
-    """The step of a run with a layout.
+    """The step of a run with a layout, all its passes; see ``trained_step``."""
+    step = trained_step(model, run, weights, table)
+    if run.setup.post.algorithm is Algorithm.SFT:
+        return step
+    from forerun.prediction.layout_passes import with_passes
+
+    return with_passes(step, model, run, weights, table)
+
+
+def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable, times: int = 1) -> float:
+    """A pass without gradients of all micro-steps through all stages, over ``times`` their samples [s]."""
+    shards, setup = Axes.of(run).shards, compute_setup(run)
+    setup = replace(setup, batch_size_per_device=times * setup.batch_size_per_device)
+    (both,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
+    memory, units = model.memory(shards, setup.batch_size_per_device), model.stages(run.layout)
+    groups, kinds = _groups(run, table.constants), _kinds(both, memory, units)
+    share = both.forward_s / np.maximum(both.forward_s + both.backward_s + both.weight_gradient_s, 1e-30)
+    only = replace(
+        both,
+        backward_s=np.zeros_like(share),
+        weight_gradient_s=np.zeros_like(share),
+        launch_s=both.launch_s * share,
+    )
+    known = {
+        kind: _stage(run, only, memory, groups, own, table.constants, is_forward=True).total_s
+        for kind, own in zip(kinds, units, strict=True)
+    }
+    stage_s = [float(known[kind]) for kind in kinds]
+    groups_of_blocks = run.layout.virtual_stages
+    return pipeline_s(
+        stage_s,
+        [0.0] * len(stage_s),
+        run.sharing.num_accumulation_steps,
+        PipelineSchedule.INTERLEAVED if groups_of_blocks > 1 else PipelineSchedule.GPIPE,
+        groups_of_blocks,
+    )
+
+
+def trained_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
+    """The forward and backward pass of all micro-steps, and the update, of a run with a layout.
 
     Args:
         model: The step traced in ``compute_setup``.
@@ -110,14 +152,25 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     last = max(range(len(stages)), key=lambda k: synchronised[k].exposed_s + updates[k])
     hidden_s = synchronised[last].busy_s - synchronised[last].exposed_s
     slowed_s = table.constants.slowdown * max(0.0, hidden_s)
-    step_s = through_s + synchronised[last].exposed_s + updates[last] + slowed_s + times.overhead_s
     stage = stages[slowest]
+    compute_s = micro_steps * stage.compute_s + updates[last]
+    straggler_s = compute_s * (straggler_factor(run.cluster.num_devices, drag_of(run)) - 1)
+    rest_s = slowed_s + straggler_s + times.overhead_s
+    step_s = through_s + synchronised[last].exposed_s + updates[last] + rest_s
     bubble_s = through_s - micro_steps * stage.total_s
     parts = _parts(
-        times.alone, stage, micro_steps, bubble_s, synchronised[last].exposed_s, updates[last], slowed_s
+        times.alone,
+        stage,
+        micro_steps,
+        {
+            "optimizer": updates[last],
+            "pipeline bubble": bubble_s,
+            "gradient synchronisation": synchronised[last].exposed_s,
+            STRAGGLER_PART: straggler_s,
+        },
+        slowed_s,
     )
     least_s = micro_steps * times.alone.least_s / layout.pipeline
-    compute_s = micro_steps * stage.compute_s + updates[last]
     found = DividedStep(
         step_s=_interval(run, model, step_s, times.alone.step_s, table.log_spread, least_s),
         model=times.model,
@@ -227,28 +280,34 @@ def _stage(
     groups: _Groups,
     units: range,
     constants: LayoutConstants,
+    *,
+    is_forward: bool = False,
 ) -> StageTime:
+    """One micro-step of a stage, or its forward pass alone."""
     own = list(units)
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
-    tensor = _tensor(run, times, groups.tensor, own)
-    context = _context(run, times, groups.context, own)
-    expert = _expert(run, times, groups.expert, own)
+    tensor: Sequence[Floats] = _tensor(run, times, groups.tensor, own)
+    context: Sequence[Floats] = _context(run, times, groups.context, own)
+    expert: Sequence[Floats] = _expert(run, times, groups.expert, own)
+    copies: Sequence[Floats] = [*_copies(run, memory, groups, own)]
+    if is_forward:
+        tensor, context, expert, copies = (
+            (part[0], *[np.zeros(len(own))] * (len(part) - 1)) for part in (tensor, context, expert, copies)
+        )
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
-    copies = _copies(run, memory, groups, own)
     forward, backward = forward + copies[0], backward + copies[1]
-    gather = _gathering(run, memory, groups, own, forward, backward)
-    handover_s = 0.0
-    if run.layout.pipeline > 1:
-        crossings = 2 * run.layout.virtual_stages
-        handover_s = crossings * (groups.pipeline.send_s(_handed_bytes(times, run)) + constants.stage_s)
-    hidden_s = gather.busy_s - gather.exposed_s + float(tensor[2].sum() + context[2].sum())
+    gather = _gathering(run, memory, groups, own, forward, None if is_forward else backward)
+    passes_s = float(forward.sum() + backward.sum())
+    handover = _handover(run, times, groups.pipeline, constants, passes_s, 1 if is_forward else 2)
+    hidden_s = sum(one.busy_s - one.exposed_s for one in (gather, handover))
+    hidden_s += float(tensor[2].sum() + context[2].sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
-    copied_s = float(copies.sum())
+    copied_s = float(sum(part.sum() for part in copies))
     slowed_s = constants.slowdown * max(0.0, hidden_s)
-    device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
-    launched = _num_collectives(run, times, own)
+    device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover.exposed_s
+    launched = _num_collectives(run, times, own) / (2 if is_forward else 1)
     waiting_s = 0.0
     if launched:
         host_s = float(times.launch_s[own].sum()) + launched * constants.launch_s
@@ -263,9 +322,27 @@ def _stage(
         copied_s=copied_s,
         slowed_s=slowed_s,
         waiting_s=waiting_s,
-        handover_s=handover_s,
-        communication_s=sum(exposed) + gather.exposed_s + hidden_s + handover_s,
+        handover_s=handover.exposed_s,
+        communication_s=sum(exposed) + gather.exposed_s + hidden_s + handover.exposed_s,
     )
+
+
+def _handover(
+    run: Run, times: UnitTimes, group: Group, constants: LayoutConstants, passes_s: float, num_passes: int
+) -> Overlap:
+    """Handing tokens to the next stage and gradients back in one micro-step.
+
+    In the interleaved schedule a group of blocks is handed over beside the computation of the next one (Megatron-LM,
+    ``megatron/training/arguments.py``, which ``--no-overlap-p2p-communication`` turns off); else it is waited for.
+    """
+    layout = run.layout
+    if layout.pipeline == 1:
+        return Overlap(0.0, 0.0)
+    crossings = num_passes * layout.virtual_stages
+    # With sequence parallelism a device hands over its own tokens; without, each its part, which are gathered.
+    busy_s = crossings * (group.send_s(times.message_bytes / layout.tensor) + constants.stage_s)
+    beside_s = passes_s if layout.schedule is PipelineSchedule.INTERLEAVED else 0.0
+    return Overlap(max(0.0, busy_s - beside_s), busy_s)
 
 
 def _num_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
@@ -293,11 +370,6 @@ def _collectives_of_pair(layout: DeviceLayout) -> float:
     if not layout.sequence_parallel:
         return 2.0
     return 4.0 if layout.keep_gathered else 5.0
-
-
-def _handed_bytes(times: UnitTimes, run: Run) -> float:
-    # With sequence parallelism a device hands over its own tokens; without, each its part of them, which are gathered.
-    return times.message_bytes / run.layout.tensor
 
 
 def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
@@ -354,11 +426,13 @@ def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tu
     if number == 1 or not has.any():
         return zero, zero, zero
     tokens = times.message_bytes / run.layout.tensor
+    pair = times.key_value_bytes or 2 * tokens
     if run.layout.context_kind == "ulysses":
-        each_s = 4 * group.time_s(Collective.ALL_TO_ALL, tokens)  # queries, keys, values, and the result back
+        # Queries and the result back, keys and values.
+        each_s = 2 * sum(group.time_s(Collective.ALL_TO_ALL, bytes_) for bytes_ in (tokens, pair / 2))
         return has * each_s, has * each_s, zero
-    forward_s = (number - 1) * group.send_s(2 * tokens)  # keys and values
-    backward_s = (number - 1) * group.send_s(4 * tokens)  # and their gradients
+    forward_s = (number - 1) * group.send_s(pair)
+    backward_s = (number - 1) * group.send_s(2 * pair)  # and their gradients
     covered = attention * (number - 1) / number
     exposed = [
         has * np.maximum(0.0, one_s - cover)
@@ -380,9 +454,14 @@ def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
 
 
 def _gathering(
-    run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int], forward: Floats, backward: Floats
+    run: Run,
+    memory: UnitMemory,
+    groups: _Groups,
+    own: Sequence[int],
+    forward: Floats,
+    backward: Floats | None,
 ) -> Overlap:
-    """Exposed and whole communication of FSDP in one micro-step."""
+    """Exposed and whole communication of FSDP in one micro-step, or without a backward pass."""
     sharing = run.sharing
     if sharing.strategy.stage < 3 or groups.data.num_devices == 1:
         return Overlap(0.0, 0.0)
@@ -407,6 +486,9 @@ def _gathering(
     ahead = fully_sharded_forward(
         [forward[place[unit]] for unit in blocks], gathers, prefetch=sharing.prefetch
     )
+    root_s = gather_s(memory.weights[ends].sum()) if ends else 0.0
+    if backward is None:
+        return Overlap(ahead.exposed_s + root_s, ahead.busy_s + root_s)
     behind = fully_sharded_backward(
         [backward[place[unit]] for unit in reversed(blocks)],
         gathers[::-1] if sharing.reshard else [0.0] * len(blocks),
@@ -414,7 +496,7 @@ def _gathering(
         prefetch=sharing.prefetch,
     )
     # Input and head are one group of weights: gathered first, kept, and scattered last.
-    root_s = gather_s(memory.weights[ends].sum()) + scatter_s(memory.gradients[ends].sum()) if ends else 0.0
+    root_s += scatter_s(memory.gradients[ends].sum()) if ends else 0.0
     return Overlap(ahead.exposed_s + behind.exposed_s + root_s, ahead.busy_s + behind.busy_s + root_s)
 
 
@@ -484,9 +566,7 @@ def _parts(
     alone: StepPrediction,
     stage: StageTime,
     micro_steps: int,
-    bubble_s: float,
-    synchronised_s: float,
-    update_s: float,
+    of_step: Mapping[str, float],
     slowed_s: float,
 ) -> tuple[BreakdownPart, ...]:
     """Parts of the step, the longest first; computation by what the operations do."""
@@ -497,7 +577,7 @@ def _parts(
     waiting_s = shares.pop(HOST_PART) * scale + micro_steps * stage.waiting_s + alone.overhead_s
     found = [BreakdownPart(name, time_s * scale) for name, time_s in shares.items()]
     found += [
-        BreakdownPart("optimizer", update_s),
+        *(BreakdownPart(name, time_s) for name, time_s in of_step.items()),
         BreakdownPart(HOST_PART, waiting_s),
         BreakdownPart("tensor parallelism", micro_steps * stage.tensor_s),
         BreakdownPart("context parallelism", micro_steps * stage.context_s),
@@ -506,7 +586,5 @@ def _parts(
         BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
         BreakdownPart("handover of stages", micro_steps * stage.handover_s),
         BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
-        BreakdownPart("pipeline bubble", bubble_s),
-        BreakdownPart("gradient synchronisation", synchronised_s),
     ]
     return tuple(sorted((part for part in found if part.time_s > 0), key=lambda part: -part.time_s))

@@ -45,6 +45,7 @@ class UnitTimes:
         host_s: Time of the host that no unit causes: launches of the update, and once a step [s].
         overhead_s: Time of a step beside its operations [s].
         message_bytes: Tokens that tensor parallelism exchanges after a pair of products [bytes].
+        key_value_bytes: Keys and values of a block that fused attention reads; 0 where its products are apart [bytes].
         num_pairs: Pairs of divided products in the forward pass, (units,).
         num_recomputed_pairs: Pairs whose forward pass is repeated in the backward pass, (units,).
         routed_bytes: Tokens that go to experts and come back in a forward pass, (units,) [bytes].
@@ -62,6 +63,7 @@ class UnitTimes:
     host_s: float
     overhead_s: float
     message_bytes: float
+    key_value_bytes: float
     num_pairs: Floats
     num_recomputed_pairs: Floats
     routed_bytes: Floats
@@ -156,6 +158,7 @@ def _by_unit(
         host_s=host_s,
         overhead_s=step.overhead_s,
         message_bytes=_message_bytes(graph, closes & forward, batch_size),
+        key_value_bytes=_key_value_bytes(ops, forward & (blocks.unit > 0), batch_size),
         num_pairs=pairs,
         num_recomputed_pairs=np.maximum(0.0, in_backward - pairs),
         routed_bytes=sent,
@@ -198,6 +201,14 @@ def _message_bytes(graph: Graph, closes: npt.NDArray[np.bool_], batch_size: int)
         return 0.0
     sizes = at_batch(graph.ops.gemm[rows[0]], batch_size)
     return float(sizes[1] * sizes[2] * graph.ops.element_bytes[rows[0]])
+
+
+def _key_value_bytes(ops: OpTable, forward: npt.NDArray[np.bool_], batch_size: int) -> float:
+    """Operands of the first fused attention less its queries, which are as large as its result [bytes]."""
+    rows = np.flatnonzero(forward & (ops.op_class == OpClass.ATTENTION))[:1]
+    return float(
+        (at_batch(ops.read_bytes[rows], batch_size) - at_batch(ops.write_bytes[rows], batch_size)).sum()
+    )
 
 
 _Units = TypeVar("_Units", UnitTimes, UnitMemory)

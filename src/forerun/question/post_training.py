@@ -9,6 +9,9 @@ from typing import TypedDict
 from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import setting
 
+AUTO_DEVICES = "auto"
+_MOST_DEVICES = 100_000
+
 
 class Algorithm(StrEnum):
     """Algorithm of a training step: which passes it has besides the forward and backward pass of the policy."""
@@ -65,21 +68,52 @@ class PostTraining:
     )
     answer_lengths: str | None = setting(
         None,
-        help="Lengths of the answers that a step writes: a .csv or .json file of token counts, or a law such as "
-        "lognormal:median=300,p95=1200; --new-tokens is then the longest.",
+        help="Lengths of the answers that a step writes: a .csv or .json file of token counts, a law such as "
+        "lognormal:median=300,p95=1200, or mean:300; --new-tokens is then the longest.",
         group="post-training",
         default="all as long as --new-tokens",
         metavar="LAW",
         only_changed=True,
     )
 
+    generation_tensor: int | None = setting(
+        None,
+        help="With ppo, grpo and several devices: devices that divide the weights of one engine.",
+        group="post-training",
+        default="the fewest whose memory is half free beside the weights",
+        low=1,
+        high=1024,
+    )
+    generation_on: str | None = setting(
+        None,
+        help="With ppo, grpo and several devices: devices besides those of --on that write the next answers meanwhile: "
+        "a number, or auto for the one that wastes least.",
+        group="post-training",
+        default="the devices that train, in turn",
+        metavar="16",
+        read=str,
+    )
+
     def __post_init__(self) -> None:
         words = (self.answer_lengths or "lognormal:").lower()
-        if not words.startswith("lognormal:") and not words.endswith((".csv", ".json")):
+        is_known = words.startswith("lognormal:") or words.endswith((".csv", ".json"))
+        if not is_known and self.mean_answer_tokens is None:
             raise InvalidSetupError(
-                "--answer-lengths is a law, lognormal:median=300,p95=1200, or a .csv or .json file, got "
-                f"'{self.answer_lengths}'"
+                "--answer-lengths is a law, lognormal:median=300,p95=1200, a mean such as mean:300, or a .csv or .json "
+                f"file, got '{self.answer_lengths}'"
             )
+        word = self.generation_on
+        if word in (None, AUTO_DEVICES) or (word.isdigit() and 1 <= int(word) <= _MOST_DEVICES):
+            return
+        raise InvalidSetupError(
+            f"--generation-on takes a number of devices from 1 to {_MOST_DEVICES:,} or auto, got '{word}'"
+        )
+
+    @property
+    def mean_answer_tokens(self) -> float | None:
+        """Tokens of an answer in the mean where nothing else is known of their lengths, else None."""
+        name, _, number = (self.answer_lengths or "").partition(":")
+        return float(number) if name == "mean" and number.isdigit() and int(number) else None
 
 
 class PostTrainingOptions(TypedDict, total=False):
@@ -89,3 +123,5 @@ class PostTrainingOptions(TypedDict, total=False):
     new_tokens: int | None
     engine: str | None
     answer_lengths: str | None
+    generation_tensor: int | None
+    generation_on: str | None

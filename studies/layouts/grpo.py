@@ -1,0 +1,114 @@
+"""Published steps of reinforcement learning (GRPO) asked plainly: nothing is fitted to them.
+
+A row gives the whole step alone: writing, refit, log-probabilities, training. What it leaves open is taken as follows:
+prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. Rows that train one step behind have devices
+of their own for writing, and do not say how many: those that are fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import forerun
+from forerun.base.errors import UsageError
+
+__all__ = ["grpo_page", "grpo_rows"]
+
+_MODELS = {"DeepSeek V3": "deepseek-v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b"}
+_DEVICES = {"h100": ("h100-sxm", 8), "gb200": ("gb200", 64)}
+"""Boards, and how many of them share NVLink; of 72 a power of two."""
+_PROMPT = 128
+_NUM_AXES = 4
+
+
+def grpo_rows(folder: Path) -> pd.DataFrame:
+    """All rows of the table with the predicted step [s], which is not a number where a row cannot be asked."""
+    table: Any = pd.read_parquet(folder / "steps" / "grpo_nemo_rl.parquet").itertuples()
+    found = []
+    for row in table:
+        steps = list(_steps(row))
+        found.append(
+            {
+                "model": row.model,
+                "device": row.device,
+                "devices": int(row.gpus),
+                "policy": row.policy,
+                "precision": "fp8" if "FP8" in row.table else "bf16",
+                "measured_s": row.step_time_s,
+                "predicted_s": min(steps, default=(np.nan, ""))[0],
+                "passes": min(steps, default=(np.nan, "not in the catalogue"))[1],
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def _steps(row: Any) -> Iterator[tuple[float, str]]:
+    """Steps of a row by its possible numbers of devices that write, with their longest passes in words."""
+    if row.model not in _MODELS:
+        return
+    axes = [int(part) for part in row.training_tp_cp_ep_pp_vpp.strip("[]").split(",")[:_NUM_AXES]]
+    engine = int(row.generation_tp_pp.strip("[]").split(",")[0])
+    total, least = int(row.gpus), axes[0] * axes[1] * axes[3]
+    if row.policy == "On policy":
+        numbers = [0]
+    else:
+        step = max(engine, total // 16)
+        numbers = [n for n in range(step, total - least + 1, step) if (total - n) % least == 0]
+    for number in numbers:
+        try:
+            found = _estimate(row, axes, engine, total - number, number)
+        except UsageError:
+            continue  # experts or samples that so many devices do not divide
+        words = ", ".join(f"{part.name} {part.time_s:.0f}" for part in found.passes)
+        yield found.step_time_s.value, f"{number} write; {words}" if number else words
+
+
+def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: int) -> forerun.Estimate:
+    tensor, context, expert, pipeline = axes
+    device, domain = _DEVICES[row.device]
+    nodes = -(-training // domain)
+    data = training // (tensor * context * pipeline)
+    mean, longest = int(row.mean_generated_sequence_tokens), int(row.max_sequence_tokens)
+    several: dict[str, Any] = {"inter": "infiniband-ndr"} if nodes > 1 else {}
+    beside: dict[str, Any] = {"generation_on": writing} if writing else {}
+    return forerun.predict(
+        _MODELS[row.model],
+        device=f"{nodes}x{training // nodes}x{device}",
+        algorithm="grpo",
+        parallel=f"tp={tensor},cp={context},ep={expert},pp={pipeline}",
+        strategy="zero1",
+        accumulation=max(1, round(row.generation_global_batch / data)),
+        batch_size=1,
+        sequence_length=longest,
+        new_tokens=longest - _PROMPT,
+        answer_lengths=f"mean:{mean - _PROMPT}",
+        generation_tensor=engine,
+        precision="fp8" if "FP8" in row.table else "amp-bf16",
+        optimizer="adamw",
+        attention_kernel="flash-2",
+        **several,
+        **beside,
+    )
+
+
+def grpo_page(folder: Path) -> str:
+    """Every row as a line of a Markdown table, and the mean error."""
+    rows: Any = grpo_rows(folder)
+    lines = [
+        "| model | devices | policy | measured [s] | predicted [s] | error | passes [s] |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows.itertuples():
+        error = f"{row.predicted_s / row.measured_s - 1:+.0%}" if row.predicted_s > 0 else "-"
+        lines.append(
+            f"| {row.model}, {row.precision} | {row.devices} {row.device} | {row.policy} | {row.measured_s:.0f} | "
+            f"{row.predicted_s:.0f} | {error} | {row.passes} |"
+        )
+    errors = (rows.predicted_s / rows.measured_s - 1).abs().dropna()
+    lines += ["", f"{len(errors)} of {len(rows)} rows can be asked; mean error {errors.mean():.0%}."]
+    return "\n".join(lines) + "\n"
