@@ -21,7 +21,7 @@ LARGEST_FILE_BYTES = 128 * 1024**2
 _LARGEST_TENSORS_BYTES = 32 * 1024**2
 """Most bytes of a fitted model; the largest kind, a refined calibration, has 140 kB."""
 _LARGEST_JSON_BYTES = 4 * 1024**2
-"""Most bytes of a table in JSON, which takes up to twenty times as many once it is read."""
+"""Most bytes of a table in JSON or YAML, which takes up to twenty times as many once it is read."""
 _CHECKSUM = "sha256"
 _LONGEST_WORDS = 300
 _LONGEST_NAME = 200
@@ -106,6 +106,46 @@ def read_json(path: Path) -> Any:
     with path.open("rb") as file:
         text = file.read(_LARGEST_JSON_BYTES + 1)  # a device such as /dev/zero has no size
     return _without_checksum(parsed_json(text), {})
+
+
+def parsed_yaml(text: str) -> Any:
+    """The value of a text in YAML, none of which is code, and whose references stand for no more than it could hold.
+
+    Raises:
+        ValueError: It is no YAML, too large, or refers to itself.
+
+    >>> parsed_yaml("a: &a [*a]")
+    Traceback (most recent call last):
+    ValueError: a part of it contains itself
+    """
+    import yaml
+
+    if len(text) > _LARGEST_JSON_BYTES:
+        raise ValueError(f"its text has more than {_LARGEST_JSON_BYTES:,} characters")
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ValueError(in_a_line(error)) from error
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+    _num_values(found, {})
+    return found
+
+
+def _num_values(part: Any, known: dict[int, int]) -> int:
+    """Number of values that a part stands for, each reference counted as what it refers to."""
+    if not isinstance(part, dict | list):
+        return 1
+    if id(part) not in known:
+        known[id(part)] = -1
+        inner = part.values() if isinstance(part, dict) else part
+        known[id(part)] = 1 + sum(_num_values(each, known) for each in inner)
+    number = known[id(part)]
+    if number < 0:
+        raise ValueError("a part of it contains itself")
+    if number > _LARGEST_JSON_BYTES:
+        raise ValueError(f"its references stand for more than {_LARGEST_JSON_BYTES:,} values")
+    return number
 
 
 def json_file(document: Mapping[str, Any]) -> str:

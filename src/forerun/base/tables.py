@@ -91,7 +91,7 @@ def read_toml(path: Path, content: str) -> dict[str, Any]:
         raise CatalogError(
             f"{path}: expected a readable {content} file, got {error.strerror or error}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CatalogError(f"{path}: expected a TOML file, but {error}; correct the file") from error
 
 

@@ -8,7 +8,6 @@ the file of the tool that says it.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.base.received import parsed_json, parsed_yaml
 from forerun.question.model import CAPTURE_PREFIX, architectures, capture_path, find_architecture, is_keras
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
@@ -184,15 +184,13 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _content(path: Path) -> Mapping[str, Any]:
-    import yaml  # a question without a file has no use for it
-
     try:
         text = path.expanduser().read_text(encoding="utf-8")
         if path.suffix == ".toml":
             found = tomllib.loads(text)
         else:
-            found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+            found = parsed_json(text) if path.suffix == ".json" else parsed_yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"cannot read '{path}': {reason}; give a YAML, TOML or JSON file") from None
     if not isinstance(found, dict):

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.received import parsed_yaml
 from forerun.base.tables import csv_cells
 from forerun.base.units import parse_duration_s
 from forerun.question.options import RunOptions
@@ -215,11 +216,10 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _yaml_rows(path: Path) -> list[dict[str, Any]]:
-    import yaml
-
+    text = path.read_text(encoding="utf-8")
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        read = parsed_yaml(text)
+    except ValueError as error:
         raise InvalidSetupError(f"{path.name} is no YAML: {error}") from error
     rows = read.get("jobs") if isinstance(read, dict) else read
     if rows is None:

@@ -230,7 +230,7 @@ def parse_link(text: str) -> tuple[int, Link]:
 def _is_cluster_file(path: Path) -> bool:
     try:
         return "cluster" in tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return False  # the same file is read as a device next, which reports the error
 
 

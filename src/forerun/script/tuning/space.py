@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError, near_matches
+from forerun.base.received import parsed_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,13 +260,11 @@ def read_yaml(path: Path, what: str) -> Any:
     Raises:
         UsageError: The file cannot be read.
     """
-    import yaml
-
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parsed_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"expected {what} at '{path}', got: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"expected YAML in '{path}', got: {error}") from error
 
 

@@ -190,7 +190,12 @@ def _verbs_with(error: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """The words in one line: the beginning, and the end, which says what to do, of a message that repeats a file."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LONGEST_LINE else f"{words[: _LONGEST_LINE - 500]} ... {words[-500:]}"
+
+
+_LONGEST_LINE = 2000
 
 
 class _Forerun(OneLineErrors, Root):

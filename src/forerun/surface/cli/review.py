@@ -16,6 +16,7 @@ import typer
 
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, UsageError
+from forerun.base.received import parsed_yaml
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.prediction.comparison import RunComparison, change_words, compare_answers
 from forerun.surface.cli.submit import broken_limits, predicted
@@ -75,14 +76,12 @@ def _read_runs(path: Path) -> dict[str, tuple[str, str]]:
     Raises:
         UsageError: It is no such file.
     """
-    import yaml
-
     wanted = (
         "expected 'runs:' with a name, 'predict: MODEL --on DEVICE ...' and perhaps 'within: LIMITS' for each"
     )
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        found = parsed_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {wanted}; it cannot be read: {' '.join(str(error).split())}") from None
     runs = found.get("runs") if isinstance(found, dict) else None
     if not isinstance(runs, dict) or not runs or set(found) != {"runs"}:

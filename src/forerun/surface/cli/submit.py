@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.base.errors import FailureError, UsageError
+from forerun.base.received import parsed_yaml
 from forerun.surface.cli.verbs import verb
 
 _LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
@@ -143,14 +144,10 @@ def sky_task(text: str, path: str) -> _Job:
     Raises:
         UsageError: It is no YAML of a task.
     """
-    import yaml
-
     try:
-        task = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(
-            f"{path}: expected a task of SkyPilot, got no YAML ({' '.join(str(error).split())})"
-        ) from None
+        task = parsed_yaml(text)
+    except ValueError as error:
+        raise UsageError(f"{path}: expected a task of SkyPilot, got no YAML ({error})") from None
     if not isinstance(task, dict):
         raise UsageError(f"{path}: expected a task of SkyPilot, got {type(task).__name__}; see its examples")
     wanted = (task.get("resources") or {}).get("accelerators") or ""
