@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.question.model import is_keras, own_layout
+from forerun.question.model import is_keras, own_layout, own_settings
 from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 from forerun.tracing.shipped import full_name
@@ -227,10 +227,13 @@ def _image_sizes(given: str | int | Sequence[int]) -> list[dict[str, int]]:
 
 
 def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The precisions asked for; without any, those of captured scripts, or fp32 and amp."""
+    """The precisions asked for; without any, those of captured scripts and language models, or fp32 and amp."""
     if given is not None:
         return words_of(given)
     held = {facts.precision for spec in specs if (facts := captured_facts(spec)) is not None}
+    own = [own_settings(spec).get("precision") for spec in specs]
+    if not held and all(own):
+        return tuple(dict.fromkeys(own))
     if len(held) > 1:
         raise InvalidSetupError(
             f"captured scripts of different precisions, {', '.join(sorted(held))}: plan them one by one"

@@ -242,7 +242,10 @@ def _price_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
             f"no price is known for {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
         )
     elif without:
-        notes.append("no price is known for any of these devices, so cost is left out")
+        notes.append(
+            "no price of this kind is known for any of these devices, so cost is left out; 'forerun prices' lists "
+            "those that are known, --price 0.50/h gives your own"
+        )
     used = [option.rental.price for option in options if option.rental is not None]
     old = price_age_note(used, datetime.date.today())
     return (*notes, old) if old else tuple(notes)

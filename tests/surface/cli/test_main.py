@@ -132,3 +132,12 @@ def test_an_option_of_another_verb_is_named_with_that_verb():
     assert "no such option: --co2" in done.stderr
     assert "--co2 is an option of forerun plan; see 'forerun predict --help'" in done.stderr
     assert "is an option of" not in run("predict", "torchvision:resnet18", "--bogus").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [("--spot", "--price-kind spot"), ("--gradient-checkpointing", "--recompute full")]
+)
+def test_words_of_other_tools_are_told_the_option_that_is_meant(words, meant):
+    result = invoke("predict", "cnn", "--on", "l4", words)
+    assert result.exit_code == 2
+    assert f"for {words} write {meant}" in result.stderr

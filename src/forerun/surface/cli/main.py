@@ -177,7 +177,7 @@ def _parser_message(error: Exception) -> str:
 
 
 def _verbs_with(error: Any) -> str:
-    """The verbs that have an option which this one lacks, such as --co2 of plan; empty if none has it."""
+    """The verbs that have an option which this one lacks, such as --co2 of plan, or the option that is meant."""
     option, context = getattr(error, "option_name", None), error.ctx
     if option is None or context is None:
         return ""
@@ -186,7 +186,41 @@ def _verbs_with(error: Any) -> str:
         (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
     )
     having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
-    return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
+    if having:
+        return f"{option} is an option of forerun {' and forerun '.join(having)}; "
+    return f"for {option} write {_OTHER_NAMES[option]}; " if option in _OTHER_NAMES else ""
+
+
+# Words of other tools, and of people, for what has another name here.
+_OTHER_NAMES = {
+    "--spot": "--price-kind spot, an option of forerun plan",
+    "--csv": "--format csv",
+    "--markdown": "--format markdown",
+    "--output": "--json, or --format csv, with > FILE",
+    "--disk": "--storage-mb-s 150",
+    "--workers": "--loader-workers 4",
+    "--num-workers": "--loader-workers 4",
+    "--gpus": "--num-devices 4, or --on 4xNAME",
+    "--gpu": "--on NAME",
+    "--device": "--on NAME",
+    "--num-nodes": "--nodes 2",
+    "--seq-len": "--sequence-length 2048",
+    "--max-length": "--sequence-length 2048",
+    "--context-length": "--sequence-length 2048",
+    "--gradient-checkpointing": "--recompute full",
+    "--checkpointing": "--recompute full",
+    "--grad-accum": "--accumulation 4",
+    "--gradient-accumulation-steps": "--accumulation 4",
+    "--fp16": "--precision amp, or fp16 without autocast",
+    "--bf16": "--precision bf16, or amp-bf16 with autocast",
+    "--mixed-precision": "--precision amp",
+    "--lora-rank": "--lora 16",
+    "--qlora": "--lora 16 --quantize nf4",
+    "--4bit": "--quantize nf4",
+    "--budget": "--within 'cost<=50', an option of forerun plan",
+    "--zero": "--strategy zero2",
+    "--fsdp": "--strategy fsdp",
+}
 
 
 def _one_line(text: str) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j, format_mass_g
 from forerun.prediction.estimate import Interval
+from forerun.question.model import own_settings
 from forerun.search.choice import DEVICE_MEMORY
 from forerun.search.plan_answer import (
     BrokenLimit,
@@ -95,10 +96,11 @@ def _choice(plan: Plan) -> list[Text]:
 
 def point_words(point: CandidateAxes) -> str:
     """A candidate in words: 'cnn:depth=2 on t4 x4, batch 64, amp, nchw'."""
-    image = f", {point.image_size} pixels" if point.image_size else ""
+    image = "" if own_settings(point.model) else f", {point.layout}"  # of a language model there is none
+    image += f", {point.image_size} pixels" if point.image_size else ""
     return (
         f"{point.model} on {point.device_words}, batch {format_whole(point.batch_size_per_device)}, "
-        f"{point.precision}, {point.layout}{image}"
+        f"{point.precision}{image}"
         f"{''.join(f', {words}' for words in map(_setting_words, point.settings.items()) if words)}"
     )
 
