@@ -5,12 +5,14 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from forerun.base.kept import KeptBytes
 from forerun.surface.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -118,13 +120,17 @@ def test_readme_has_exactly_two_set_up_commands():
     assert commands[1][0].endswith("-m pytest")
 
 
-def test_readme_shows_the_real_output_of_its_first_command(monkeypatch):
+def test_readme_shows_the_real_output_of_its_first_command(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
     (first, _), (shown,) = (
         [block.text for block in blocks(README) if block.language == language][:2]
         for language in ("sh", "text")
     )
     command = first.strip().partition("/bin/forerun ")[2]
+    # It installs the core alone, so its answer says what traced the model.
+    monkeypatch.setattr(import_module("forerun.tracing.trace"), "library_versions", lambda *_, **__: ())
+    monkeypatch.setattr("forerun.prediction.models._models", KeptBytes(2**28))
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     result = CliRunner().invoke(app, shlex.split(command))
     assert printed(result.stdout) == printed(shown)
 

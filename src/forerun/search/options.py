@@ -35,7 +35,10 @@ class PlanOptions(CommonOptions, total=False):
     precisions: Annotated[
         _Words,
         _axis(
-            "Precisions to try, separated by commas.", default="fp32,amp", metavar="NAMES", flag="precision"
+            "Precisions to try, separated by commas.",
+            default="fp32,amp; bf16 of a catalogued language model",
+            metavar="NAMES",
+            flag="precision",
         ),
     ]
     layouts: Annotated[

@@ -230,7 +230,7 @@ def _shipped(request: ModelRequest, setup: TrainingSetup) -> Graph | None:
     if {name for name, _ in installed} == {name for name, _ in graph.versions}:
         return None  # the model may differ in other versions
     versions = " and ".join(f"{name} {version}" for name, version in graph.versions)
-    note = f"the model was traced with {versions} when forerun was made; they are not installed here"
+    note = f"traced with {versions}, which are not installed here"
     return replace(graph, notes=(*graph.notes, note))
 
 

@@ -46,10 +46,12 @@ def test_plot_shows_the_first_batch_that_no_longer_fits():
     assert plot_batch_sizes(24, None) == (1, 2, 4, 8, 16, 24, 32, 64, 128)
 
 
-def test_the_help_of_predict_is_short_and_the_rest_is_one_option_away():
-    short, whole = invoke("predict", "--help").stdout, invoke("predict", "--help-all").stdout
-    assert len(short.splitlines()) <= 65
-    assert "--batch-size" in short
+@pytest.mark.parametrize("verb", ["predict", "plan", "scale", "layouts", "advise", "diagnose"])
+def test_the_help_of_a_question_is_short_and_the_rest_is_one_option_away(verb):
+    short, whole = invoke(verb, "--help").stdout, invoke(verb, "--help-all").stdout
+    assert len(short.splitlines()) <= (65 if verb == "predict" else 75)
+    assert "--precision" in short
+    assert f"forerun {verb} " in short.partition("Examples:")[2]
     assert "--help-all shows all" in short
     assert "--bucket-mb" not in short
     assert "--bucket-mb" in whole

@@ -34,6 +34,10 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     page="forerun.surface.report.scale_page:scale_page",
     plot="forerun.surface.report.scale_page:scale_plot",
     traces=True,
+    examples=(
+        "forerun scale torchvision:resnet50 --on a100-sxm4-40gb --devices 1,2,4,8 --precision amp",
+        "forerun scale llama-3.2-1b --on 4x8xh100-sxm --inter ethernet-100g --sequence-length 2048",
+    ),
 )
 @told_in(money=True)
 def devices(
@@ -84,7 +88,16 @@ def _page(found: _Layouts) -> Any:
     return layouts_page(found.plan)
 
 
-@verb("Find the best way to divide a model among devices.", options=LayoutOptions, page=_page, traces=True)
+@verb(
+    "Find the best way to divide a model among devices.",
+    options=LayoutOptions,
+    page=_page,
+    traces=True,
+    examples=(
+        "forerun layouts llama-3.1-70b --on 8x8xh100-sxm --inter infiniband-ndr --global-batch 512 "
+        "--sequence-length 4096",
+    ),
+)
 @told_in(rows=lambda found: found.plan)
 def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
     """Find the best way to divide MODEL among the devices of a cluster."""
@@ -99,6 +112,7 @@ def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_ca
     options=RunOptions,
     page="forerun.surface.report.scale_page:advice_page",
     traces=True,
+    examples=("forerun advise torchvision:resnet50 --on l4 --batch-size 64",),
 )
 def advise(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> AdvicePlan:
     """Name the three changes that help training MODEL on DEVICE most, with their gain and memory."""

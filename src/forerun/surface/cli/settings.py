@@ -203,7 +203,8 @@ _ALL = "--help-all"
 
 _COMMON = {
     "--on", "--batch-size", "--precision", "--dataset", "--epochs", "--tokens", "--sequence-length", "--lora",
-    "--recompute", "--compile", "--price", "--within", "--minimize", "--json", "--plot", "--help",
+    "--recompute", "--compile", "--price", "--within", "--minimize", "--search", "--devices", "--global-batch",
+    "--target", "--json", "--plot", "--help",
 }  # fmt: skip
 """Options that the short help shows."""
 
