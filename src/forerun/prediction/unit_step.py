@@ -291,9 +291,9 @@ def _stage(
     expert = _expert(run, times, groups.expert, own)
     copies = _copies(run, memory, groups, own)
     if is_forward:
-        tensor, context, expert, copies = (
-            (part[0], *[np.zeros(len(own))] * (len(part) - 1)) for part in (tensor, context, expert, copies)
-        )
+        none = np.zeros(len(own))
+        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), (expert[0], none)
+        copies = copies * np.asarray([[1.0], [0.0]])
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
     forward, backward = forward + copies[0], backward + copies[1]
@@ -304,7 +304,7 @@ def _stage(
     hidden_s += float(tensor[2].sum() + context[2].sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
-    copied_s = float(sum(part.sum() for part in copies))
+    copied_s = float(copies.sum())
     slowed_s = constants.slowdown * max(0.0, hidden_s)
     device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover.exposed_s
     launched = _num_collectives(run, times, own) / (2 if is_forward else 1)
