@@ -71,8 +71,8 @@ def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
 def test_a_row_of_reinforcement_learning_without_an_answer_says_why(tmp_path) -> None:
     row = {
         "model": "Other", "device": "h100", "gpus": 8.0, "policy": "On policy", "table": "H100 BF16",
-        "step_time_s": 9.0, "training_tp_cp_ep_pp_vpp": "[1,1,1,1,n/a]", "generation_tp_pp": "[1,1]", "max_sequence_tokens": 1024.0,
-        "mean_generated_sequence_tokens": 512.0, "generation_global_batch": 8.0,
+        "step_time_s": 9.0, "training_tp_cp_ep_pp_vpp": "[1,1,1,1,n/a]", "generation_tp_pp": "[1,1]",
+        "max_sequence_tokens": 1024.0, "mean_generated_sequence_tokens": 512.0, "generation_global_batch": 8.0,
     }  # fmt: skip
     (tmp_path / "steps").mkdir()
     large = row | {"model": "DeepSeek V3", "generation_tp_pp": "[16,1]", "policy": "1-step Off"}

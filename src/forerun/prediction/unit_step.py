@@ -45,7 +45,6 @@ from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
-from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, PipelineSchedule
 
@@ -64,16 +63,6 @@ class _Groups:
     shard: Group
     replicas: Group
     pipeline: Group
-
-
-def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
-    """The step of a run with a layout, all its passes; see ``trained_step``."""
-    step = trained_step(model, run, weights, table)
-    if run.setup.post.algorithm is Algorithm.SFT:
-        return step
-    from forerun.prediction.layout_passes import with_passes
-
-    return with_passes(step, model, run, weights, table)
 
 
 def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable, times: int = 1) -> float:
@@ -105,7 +94,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
     )
 
 
-def trained_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
+def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
     """The forward and backward pass of all micro-steps, and the update, of a run with a layout.
 
     Args:
