@@ -24,14 +24,18 @@ def layouts(
         bool,
         typer.Option("--few-steps", help="What 1, 3 and 5 measured steps of a source make of its others."),
     ] = False,
+    grpo: Annotated[
+        bool, typer.Option("--grpo", help="Published steps of reinforcement learning, asked plainly.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Compare predicted with measured steps of layouts of large models, and the choice among them."""
-    if sum((bool(source), memory, few_steps)) > 1:
+    if sum((bool(source), memory, few_steps, grpo)) > 1:
         raise UsageError(
-            "expected one of --source, --memory and --few-steps, got several; leave all but one out"
+            "expected one of --source, --memory, --few-steps and --grpo, got several; leave all but one out"
         )
     from studies.layouts.few_steps import few_steps_page
+    from studies.layouts.grpo import grpo_page
     from studies.layouts.megatron_memory import memory_page
     from studies.layouts.rows import SOURCES
     from studies.layouts.study import study_page
@@ -41,7 +45,9 @@ def layouts(
     folder = require_reference_folder()
     with quiet_libraries(debug=debug):
         page = (
-            memory_page(folder)
+            grpo_page(folder)
+            if grpo
+            else memory_page(folder)
             if memory
             else few_steps_page(folder)
             if few_steps

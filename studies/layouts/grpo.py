@@ -2,12 +2,12 @@
 
 A row gives the whole step alone: writing, refit, log-probabilities, training. What it leaves open is taken as follows:
 prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. Rows that train one step behind have devices
-of their own for writing, and do not say how many: those that are fastest.
+of their own for writing, and do not say how many: those that are fastest. Experts are divided among all devices that
+have tokens of their own where a row names more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
     table: Any = pd.read_parquet(folder / "steps" / "grpo_nemo_rl.parquet").itertuples()
     found = []
     for row in table:
-        steps = list(_steps(row))
+        steps, reasons = _steps(row)
+        step_s, words = min(steps, default=(np.nan, reasons[-1]))
         found.append(
             {
                 "model": row.model,
@@ -40,32 +41,34 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
                 "policy": row.policy,
                 "precision": "fp8" if "FP8" in row.table else "bf16",
                 "measured_s": row.step_time_s,
-                "predicted_s": min(steps, default=(np.nan, ""))[0],
-                "passes": min(steps, default=(np.nan, "not in the catalogue"))[1],
+                "predicted_s": step_s,
+                "passes": words,
             }
         )
     return pd.DataFrame(found)
 
 
-def _steps(row: Any) -> Iterator[tuple[float, str]]:
-    """Steps of a row by its possible numbers of devices that write, with their longest passes in words."""
+def _steps(row: Any) -> tuple[list[tuple[float, str]], list[str]]:
+    """Steps of a row by possible numbers of devices that write, with their passes in words; and what was refused."""
     if row.model not in _MODELS:
-        return
+        return [], ["no model of the catalogue"]
     axes = [int(part) for part in row.training_tp_cp_ep_pp_vpp.strip("[]").split(",")[:_NUM_AXES]]
     engine = int(row.generation_tp_pp.strip("[]").split(",")[0])
     total, least = int(row.gpus), axes[0] * axes[1] * axes[3]
-    if row.policy == "On policy":
-        numbers = [0]
-    else:
-        step = max(engine, total // 16)
+    numbers = [0]
+    if row.policy != "On policy":
+        step = max(engine, total // 8)
         numbers = [n for n in range(step, total - least + 1, step) if (total - n) % least == 0]
+    found, reasons = [], ["no devices are left to write"]
     for number in numbers:
         try:
-            found = _estimate(row, axes, engine, total - number, number)
-        except UsageError:
-            continue  # experts or samples that so many devices do not divide
-        words = ", ".join(f"{part.name} {part.time_s:.0f}" for part in found.passes)
-        yield found.step_time_s.value, f"{number} write; {words}" if number else words
+            estimate = _estimate(row, axes, engine, total - number, number)
+        except UsageError as error:
+            reasons.append(str(error))
+            continue
+        words = ", ".join(f"{part.name} {part.time_s:.0f}" for part in estimate.passes)
+        found.append((estimate.step_time_s.value, f"{number} write; {words}" if number else words))
+    return found, reasons
 
 
 def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: int) -> forerun.Estimate:
@@ -73,6 +76,7 @@ def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: in
     device, domain = _DEVICES[row.device]
     nodes = -(-training // domain)
     data = training // (tensor * context * pipeline)
+    expert = min(expert, context * data)
     mean, longest = int(row.mean_generated_sequence_tokens), int(row.max_sequence_tokens)
     several: dict[str, Any] = {"inter": "infiniband-ndr"} if nodes > 1 else {}
     beside: dict[str, Any] = {"generation_on": writing} if writing else {}
@@ -103,7 +107,8 @@ def grpo_page(folder: Path) -> str:
         "| model | devices | policy | measured [s] | predicted [s] | error | passes [s] |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows.itertuples():
+    asked: list[Any] = list(rows.itertuples())
+    for row in asked:
         error = f"{row.predicted_s / row.measured_s - 1:+.0%}" if row.predicted_s > 0 else "-"
         lines.append(
             f"| {row.model}, {row.precision} | {row.devices} {row.device} | {row.policy} | {row.measured_s:.0f} | "

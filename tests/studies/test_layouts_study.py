@@ -7,6 +7,7 @@ import pytest
 from forerun.question.saving import Fp8Recipe
 from forerun.question.sharing import StageSplit, Strategy
 from studies.layouts.few_steps import fit_error_law
+from studies.layouts.grpo import grpo_page
 from studies.layouts.rows import measured_layouts
 from studies.layouts.study import choices, constant_mfu_error
 
@@ -65,3 +66,18 @@ def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
     law = fit_error_law({"one": pd.DataFrame({"shape": shapes, "log": logs})})
     assert law.noise == pytest.approx(0.01, rel=0.5)
     assert law.shape > 0.05
+
+
+def test_a_row_of_reinforcement_learning_without_an_answer_says_why(tmp_path) -> None:
+    row = {
+        "model": "Other", "device": "h100", "gpus": 8.0, "policy": "On policy", "table": "H100 BF16",
+        "step_time_s": 9.0, "training_tp_cp_ep_pp_vpp": "[1,1,1,1,n/a]", "generation_tp_pp": "[1,1]",
+        "max_sequence_tokens": 1024.0, "mean_generated_sequence_tokens": 512.0, "generation_global_batch": 8.0,
+    }  # fmt: skip
+    (tmp_path / "steps").mkdir()
+    large = row | {"model": "DeepSeek V3", "generation_tp_pp": "[16,1]", "policy": "1-step Off"}
+    pd.DataFrame([row, large]).to_parquet(tmp_path / "steps" / "grpo_nemo_rl.parquet")
+    page = grpo_page(tmp_path)
+    assert "no model of the catalogue" in page
+    assert "no devices are left to write" in page
+    assert "0 of 2 rows can be asked" in page

@@ -50,9 +50,9 @@ from forerun.prediction.post_training import (
     tokens_of,
 )
 from forerun.prediction.step import PreparedModel, predict_steps, prepare
-from forerun.prediction.unit_step import forward_s, trained_step
+from forerun.prediction.unit_step import forward_s, layout_step
 from forerun.prediction.units import DividedModel
-from forerun.question.post_training import AUTO_DEVICES
+from forerun.question.post_training import AUTO_DEVICES, Algorithm
 from forerun.question.run import Run
 
 REFIT = "refit of weights"
@@ -77,26 +77,26 @@ class _Writing:
         return self.prefill_s + self.decode_s
 
 
-def with_passes(
-    step: DividedStep, model: DividedModel, run: Run, weights: CostModel, table: LayoutTable
-) -> DividedStep:
-    """A step of a layout with the passes of its algorithm before that of the policy.
+def whole_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
+    """The step of a run with a layout: that of ``layout_step``, with the passes of its algorithm before it.
 
     Args:
-        step: Forward and backward pass of the policy, with its update.
         model: The policy, with the graphs of the other passes beside it.
         run: The run.
         weights: The cost model.
         table: Constants of collectives.
 
     Raises:
-        InvalidSetupError: An engine cannot divide the model so.
+        InvalidSetupError: The model cannot be divided so, by the layout or by an engine.
     """
+    step = layout_step(model, run, weights, table)
+    if run.setup.post.algorithm is Algorithm.SFT:
+        return step
     critic = DividedModel.of(model.model.beside[CRITIC]) if CRITIC in model.model.beside else model
     before = [
         BreakdownPart(
             one.name,
-            trained_step(critic, run, weights, table).step_s.value
+            layout_step(critic, run, weights, table).step_s.value
             if one.is_trained
             else forward_s(critic if one.is_headed else model, run, weights, table, one.times),
         )

@@ -109,12 +109,12 @@ def divided_steps(
 def _steps_by_units(
     model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
 ) -> list[DividedStep]:
+    from forerun.prediction.layout_passes import whole_step
     from forerun.prediction.models import layout_table_of
-    from forerun.prediction.unit_step import layout_step
     from forerun.prediction.units import DividedModel
 
     units, table = DividedModel.of(model), layout_table_of(run)
-    return [layout_step(units, _at(run, size), weights, table) for size in batch_sizes]
+    return [whole_step(units, _at(run, size), weights, table) for size in batch_sizes]
 
 
 def _steps_of_replicas(

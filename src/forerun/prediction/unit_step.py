@@ -45,7 +45,6 @@ from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
-from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, PipelineSchedule
 
@@ -64,16 +63,6 @@ class _Groups:
     shard: Group
     replicas: Group
     pipeline: Group
-
-
-def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
-    """The step of a run with a layout, all its passes; see ``trained_step``."""
-    step = trained_step(model, run, weights, table)
-    if run.setup.post.algorithm is Algorithm.SFT:
-        return step
-    from forerun.prediction.layout_passes import with_passes
-
-    return with_passes(step, model, run, weights, table)
 
 
 def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable, times: int = 1) -> float:
@@ -105,7 +94,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
     )
 
 
-def trained_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
+def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
     """The forward and backward pass of all micro-steps, and the update, of a run with a layout.
 
     Args:
@@ -291,9 +280,9 @@ def _stage(
     expert: Sequence[Floats] = _expert(run, times, groups.expert, own)
     copies: Sequence[Floats] = [*_copies(run, memory, groups, own)]
     if is_forward:
-        tensor, context, expert, copies = (
-            (part[0], *[np.zeros(len(own))] * (len(part) - 1)) for part in (tensor, context, expert, copies)
-        )
+        none = np.zeros(len(own))
+        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), (expert[0], none)
+        copies = copies * np.asarray([[1.0], [0.0]])
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
     forward, backward = forward + copies[0], backward + copies[1]
@@ -304,7 +293,7 @@ def _stage(
     hidden_s += float(tensor[2].sum() + context[2].sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
-    copied_s = float(sum(part.sum() for part in copies))
+    copied_s = float(copies.sum())
     slowed_s = constants.slowdown * max(0.0, hidden_s)
     device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover.exposed_s
     launched = _num_collectives(run, times, own) / (2 if is_forward else 1)

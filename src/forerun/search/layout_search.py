@@ -16,9 +16,9 @@ from forerun.cost.communication.constants import LayoutTable
 from forerun.cost.memory.constants import MemoryConstants, visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
+from forerun.prediction.layout_passes import whole_step
 from forerun.prediction.memory import StageMemory, memory_constants_of, worst_stage
 from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
-from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
 from forerun.question.sharing import DeviceLayout, Strategy
@@ -207,7 +207,7 @@ def layout_point(
 ) -> LayoutPoint | None:
     """A layout with its step and memory; None if the model cannot have it."""
     try:
-        step = layout_step(model, run, weights, table)
+        step = whole_step(model, run, weights, table)
     except InvalidSetupError:
         return None
     worst = worst_stage(model, run, constants)
