@@ -14,7 +14,12 @@ from forerun.question.settings import setting
 from forerun.question.setup import Layout
 
 CAPTURE_PREFIX = "capture:"
-_READING_TOKENS = ("CausalLM", "LMHeadModel", "MaskedLM", "T5ForConditionalGeneration")
+_READING_TOKENS = (
+    "CausalLM",
+    "LMHeadModel",
+    "MaskedLM",
+    *(f"{name}ForConditionalGeneration" for name in ("T5", "Gemma3", "Qwen2_5_VL", "Llava")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -412,7 +412,7 @@ def _definition(model: str) -> str | None:
     """Definition of a model besides its name: the content of its file; None if that is not known."""
     prefix, _, rest = model.partition(":")
     known = find_architecture(model)
-    if known is not None and not Path(rest).expanduser().exists():
+    if known is not None and not (rest and Path(rest).expanduser().exists()):
         return json.dumps([known.model_class, dict(known.config)], sort_keys=True)
     if prefix == "hf":
         from forerun.tracing.models.hub import is_hub_name, kept_config_path

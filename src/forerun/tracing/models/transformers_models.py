@@ -14,9 +14,10 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -238,8 +239,14 @@ def _construct(
         except ValueError:
             if wanted == "eager":
                 raise
-            return construct("eager"), (
-                f"{model_class.__name__} has no {wanted} attention: eager attention is used",
+            module, name = construct("eager"), model_class.__name__
+            if not _has_other_kernels(model_class):
+                return module, (f"{name} has no {wanted} attention: eager attention is used",)
+            # Its own kernels cost what PyTorch's do, but for a column of scores.
+            config._attn_implementation = wanted
+            return module, (
+                f"{name} has attention in one kernel by FlashAttention or FlexAttention, and not by PyTorch's own: it "
+                "is taken to last as long",
             )
     except ForerunError:
         raise
@@ -247,6 +254,16 @@ def _construct(
         raise ModelBuildError(
             f"{model_class.__name__} could not be built from this configuration: {first_line(error)}"
         ) from error
+
+
+def _has_other_kernels(model_class: Any) -> bool:
+    """True if attention is a function that the library exchanges, and one of FlashAttention or FlexAttention does it.
+
+    So it is in gpt-oss, whose scores have a column of their own (a sink), which PyTorch's kernel does not know.
+    """
+    own = sys.modules[model_class.__module__]
+    is_known = any(getattr(model_class, f"_supports_{kind}", False) for kind in ("flash_attn", "flex_attn"))
+    return is_known and hasattr(own, "ALL_ATTENTION_FUNCTIONS")
 
 
 def _in_fp32() -> dict[str, Any]:
@@ -313,7 +330,16 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
         import transformers
         from transformers import masking_utils
 
+        own: Any = sys.modules[type(module).__module__]
+        places: Any = getattr(own, "get_vision_position_ids", None)
         answers = (
+            (
+                own,
+                "torch_compilable_check",
+                lambda *_: None,
+            ),  # that a text has a place for each part of its images
+            # The sizes of images have values and so lie on the host, which the library would leave their places on.
+            (own, "get_vision_position_ids", lambda *of, **more: places(*of, **more).to(module.device)),
             (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
             (masking_utils, "fast_all", lambda mask: True),
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
@@ -373,11 +399,84 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     return ModelInputs(shape, make_batch)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pictures:
+    """One image in each text of a vision-language model.
+
+    Attributes:
+        num_tokens: Places of the text that its parts take.
+        inputs: Further inputs of the model, of a batch of texts of so many tokens.
+    """
+
+    num_tokens: int
+    inputs: Callable[[int, int], dict[str, Any]]
+
+
+def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
+    """Images of a vision-language model, square and of its own size unless the user names one.
+
+    Qwen's cut an image of any size into patches, of which ``spatial_merge_size`` squared make a place of the text;
+    others scale it to one size, and have ``mm_tokens_per_image`` places or one for each patch.
+    """
+    vision = config.vision_config
+    merged = getattr(vision, "spatial_merge_size", None)
+    patch = vision.patch_size
+    if merged is None:
+        size = int(vision.image_size)
+        if options.image_size not in (None, size) or options.input_shape is not None:
+            raise InvalidSetupError(
+                f"{name} scales every image to {size} pixels; leave the size of the image out"
+            )
+        places = getattr(config, "mm_tokens_per_image", None) or (size // patch) ** 2
+        has_kinds = hasattr(config, "mm_tokens_per_image")
+
+        def scaled(batch: int, tokens: int) -> dict[str, Any]:
+            kinds = {"token_type_ids": _integers(batch, tokens)} if has_kinds else {}
+            return {"pixel_values": torch.empty((batch, 3, size, size), device="meta"), **kinds}
+
+        return _Pictures(places, scaled)
+    size = options.image_size or _IMAGE_SIDE // (patch * merged) * (patch * merged)
+    if size % (patch * merged) or options.input_shape is not None:
+        raise InvalidSetupError(
+            f"{name} takes images whose side is a multiple of {patch * merged} pixels, got "
+            f"{options.image_size or options.input_shape}; give --image-size {patch * merged * 16}"
+        )
+    side = size // patch
+    width = 3 * getattr(vision, "temporal_patch_size", 1) * patch**2
+
+    def cut(batch: int, tokens: int) -> dict[str, Any]:
+        return {
+            "pixel_values": torch.empty((batch * side**2, width), device="meta"),
+            # Sizes are read by the model, so that they have values.
+            "image_grid_thw": torch.tensor([[1, side, side]] * batch, device="cpu"),
+            "position_ids": _integers(3, batch, tokens),
+        }
+
+    return _Pictures((side // merged) ** 2, cut)
+
+
+_IMAGE_SIDE = 1024
+"""Side of an image for models that take any size, at most [pixels]."""
+
+
 def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
-    options.refuse_image(name)
-    num_tokens = _num_tokens(module.config, options, name)
-    class_name = type(module).__name__
     parameters = inspect.signature(module.forward).parameters
+    config: Any = module.config
+    pictures = None
+    if hasattr(config, "vision_config") and "pixel_values" in parameters:
+        pictures = _pictures(config, options, name)
+        if options.sequence_length is None:
+            options = replace(options, sequence_length=pictures.num_tokens + _DEFAULT_TOKENS)
+        config = config.get_text_config()
+    else:
+        options.refuse_image(name)
+    num_tokens = _num_tokens(config, options, name)
+    if pictures is not None and num_tokens <= pictures.num_tokens:
+        raise InvalidSetupError(
+            f"an image of {name} takes {pictures.num_tokens:,} places of a text, got {num_tokens:,} tokens; give a "
+            "longer --sequence-length"
+        )
+    class_name = type(module).__name__
     shape = (_NUM_CHOICES, num_tokens) if class_name.endswith("MultipleChoice") else (num_tokens,)
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:
@@ -389,6 +488,8 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
         for per_sample in ("next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
             if per_sample in parameters:
                 inputs[per_sample] = _integers(batch_size)
+        if pictures is not None:
+            inputs |= pictures.inputs(batch_size, num_tokens)
         return {"kwargs": inputs}
 
     return ModelInputs(shape, make_batch, math.prod(shape))

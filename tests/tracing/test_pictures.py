@@ -1,0 +1,90 @@
+"""Vision-language models from their configuration, and models whose attention PyTorch's own kernel does not know."""
+
+import json
+
+import pytest
+
+import forerun
+from forerun.base.errors import InvalidSetupError
+
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+    "patch_size": 14,
+}  # fmt: skip
+CONFIGS = {
+    "LlavaForConditionalGeneration": {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **VISION},
+    },
+    "Gemma3ForConditionalGeneration": {
+        "model_type": "gemma3",
+        "mm_tokens_per_image": 4,
+        "text_config": {"model_type": "gemma3_text", "head_dim": 16, **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **VISION},
+    },
+    "Qwen2_5_VLForConditionalGeneration": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {
+            "model_type": "qwen2_5_vl_text",
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+            **TEXT,
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+            "patch_size": 14, "spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [1],
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def ask(tmp_path):
+    def asked(name, config, **settings):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"architectures": [name], **config}), encoding="utf-8")
+        return forerun.predict(f"hf:{path}", device="l40s", batch_size=2, precision="bf16", **settings)
+
+    return asked
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_image_costs_its_encoder_and_its_places(ask, name):
+    found = ask(name, CONFIGS[name], sequence_length=128, **({"image_size": 112} if "Qwen" in name else {}))
+    text = 6 * 128 * 2 * (4 * 64 * 64 * 0.75 + 3 * 64 * 128 + 1000 * 64 / 2)
+    assert found.flops_per_sample > text
+    assert found.unsupported_ops == ()
+    assert found.num_trainable_parameters == found.num_parameters
+
+
+def test_a_larger_image_needs_more_places_and_work(ask):
+    name = "Qwen2_5_VLForConditionalGeneration"
+    small, large = (
+        ask(name, CONFIGS[name], sequence_length=256, image_size=size).flops_per_sample for size in (112, 224)
+    )
+    assert large > small
+    with pytest.raises(InvalidSetupError, match="16 places"):
+        ask(name, CONFIGS[name], sequence_length=16, image_size=112)
+    with pytest.raises(InvalidSetupError, match="multiple of 28"):
+        ask(name, CONFIGS[name], image_size=100)
+
+
+def test_attention_with_sinks_is_one_kernel(ask):
+    config = {
+        "model_type": "gpt_oss",
+        **TEXT,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    one, parts = (
+        ask("GptOssForCausalLM", config, sequence_length=512, fused_attention=fused)
+        for fused in (True, False)
+    )
+    assert "FlexAttention" in " ".join(one.notes)
+    assert one.peak_memory_bytes.value < parts.peak_memory_bytes.value
+    assert one.step_time_s.value < parts.step_time_s.value
