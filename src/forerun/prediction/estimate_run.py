@@ -26,7 +26,7 @@ from forerun.prediction.run_step import (
     step_alone,
 )
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
-from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
+from forerun.prediction.step import PreparedModel, format_note, is_order_of_magnitude, layer_times
 from forerun.question.devices.device import DeviceKind
 from forerun.question.devices.prices import known_rental
 from forerun.question.post_training import PostTraining
@@ -274,9 +274,8 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
         notes.append(
             "experts: tokens are assumed to spread evenly; with uneven routing, the fullest expert sets the pace"
         )
-    missing = missing_format_note(device, run.setup.precision)
-    if missing:
-        notes.append(missing)
+    if not is_keras and (note := format_note(model, device, run.setup)):
+        notes.append(note)
     if is_order_of_magnitude(device, weights):
         what = (
             f"a {device.kind}"
