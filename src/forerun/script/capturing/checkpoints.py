@@ -54,7 +54,7 @@ class Checkpoints:
             never trained must not replace what was.
         pretence: The pretended device; None if there is none.
         note: Receives a sentence on what was not read.
-        saved: Called when the script saves.
+        saved: Called when the script saves; true if into memory, which may also be to copy something.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Checkpoints:
         settings: CaptureSettings,
         pretence: Pretence | None,
         note: Callable[[str], None],
-        saved: Callable[[], None],
+        saved: Callable[[bool], None],
     ) -> None:
         self._scratch = Path(settings.folder) / "saved" if settings.files == "unsafe" else None
         self._pretence, self._note, self._saved_now = pretence, note, saved
@@ -114,8 +114,7 @@ class Checkpoints:
         return self._saved.setdefault(os.path.abspath(file), place)  # noqa: PTH100
 
     def _save(self, save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, io.BytesIO):
-            self._saved_now()
+        self._saved_now(isinstance(f, io.BytesIO))
         file = self._target(f)
         if not isinstance(file, (str, os.PathLike)):
             save(obj, file, *args, **kwargs)
@@ -194,7 +193,7 @@ class Checkpoints:
         def save(
             original: Any, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None
         ) -> None:
-            self._saved_now()
+            self._saved_now(False)
             _write_safetensors(tensors, self._target(filename), metadata)
 
         @surround(module, "load_file")

@@ -331,6 +331,8 @@ class Loaders:
 
     def _end_early(self, iterator: Any) -> None:
         """Once the steps are known, the epoch has no more of them, and all other loaders give one batch."""
+        if getattr(iterator._forerun_loader, "iterator", None) is iterator:
+            return  # one that is meant not to end
         if iterator is not self.last_iterator and not getattr(iterator, "_forerun_gave", False):
             iterator._forerun_gave = True
             return

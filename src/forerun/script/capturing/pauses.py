@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -25,7 +25,8 @@ from forerun.script.patching import is_of_script
 
 PAUSES_FILE = "pauses.json"
 
-_CPU_S, _WALL_S, _POLL_S = 4.0, 40.0, 0.05
+_CPU_S, _LIBRARY_CPU_S, _WALL_S, _POLL_S = 4.0, 10.0, 60.0, 0.05
+"""Longest time until an epoch has ended; more where a library may go through the rest of it [s]."""
 _EVALUATES = re.compile(
     r"^_?(run_|do_|log_)?(eval|evaluate|evaluation|valid|validate|validation|test|val)(_|$)|^estimate_loss$"
 )
@@ -68,8 +69,10 @@ class Pauses:
             return
         around = [_around(frame) for frame in _frames(sys._getframe(1))]
         if self.is_after:
-            self._only_read.discard(kind)
-            self._keep(kind, _pause_of(around, self._loops, num_samples, is_after=True))
+            pause = _pause_of(around, self._loops, num_samples, is_after=True)
+            if pause is not None:
+                self._only_read.discard(kind)
+            self._keep(kind, pause)
         else:  # which loops are those of the steps is known at their end
             self._seen[kind] = (around, num_samples)
 
@@ -98,7 +101,8 @@ class Pauses:
         return self.is_after
 
     def _wait(self) -> None:
-        cpu_s, wall_s = time.process_time() + _CPU_S, time.monotonic() + _WALL_S
+        cpu_s = time.process_time() + (_CPU_S if self._loops else _LIBRARY_CPU_S)
+        wall_s = time.monotonic() + _WALL_S
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
         self._leave()
@@ -108,15 +112,12 @@ class Pauses:
         self._has_ended = True
 
     def stepped(self) -> None:
-        """The script makes a step after the recorded ones; the process ends once that is one of the next epoch."""
-        if not self._has_ended:
-            return
-        if not self._loops and not self._found:
-            return  # a library's loop may fill the epoch from a new iterator; its time is limited
-        for kind, pause in list(self._found.items()):
-            if not self._loops and pause.unit == "job":  # a library's loop, which goes on
-                self._keep(kind, replace(pause, unit="epochs"))
-        self._leave()
+        """The script makes a step after the recorded ones; the process ends once that is one of the next epoch.
+
+        Without a loop of its own, a library may fill the epoch from a new iterator; its time is limited.
+        """
+        if self._has_ended and (self._loops or self._found):
+            self._leave()
 
     def _keep(self, kind: str, pause: CapturedPause | None) -> None:
         if pause is None:
@@ -176,11 +177,13 @@ def _pause_of(
                 intervals.append(one)
             elif one in loops:
                 unit = _unit(len(loops) - 1 - loops.index(one))
+                if unit == "steps" and not intervals:
+                    return None  # part of each step, as a teacher's forward pass is
                 return CapturedPause(
                     unit=unit, every=intervals[0] if intervals else 1, num_samples=num_samples
                 )
-    if is_after:
-        return CapturedPause(unit="job", num_samples=num_samples)
+    if is_after:  # without a loop of the script it is a library that goes through the epochs
+        return CapturedPause(unit="job" if loops else "epochs", num_samples=num_samples)
     # Called by a library's loop, or before the first step: a condition says how often it comes back.
     return CapturedPause(unit="steps", every=intervals[0], num_samples=num_samples) if intervals else None
 

@@ -257,7 +257,7 @@ class _Session:
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
         self.parallel.cover()
-        Checkpoints(settings, self.pretence, self._note, lambda: self.pauses.saw("checkpoints")).cover()
+        Checkpoints(settings, self.pretence, self._note, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
         after_import({**cover_keras(steps, self.pauses, self._job_seen), **trainers})
         recorder.__enter__()  # type: ignore[no-untyped-call]
@@ -267,6 +267,10 @@ class _Session:
             cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
+
+    def _saved(self, to_memory: bool) -> None:
+        if not to_memory or self.pauses.is_after:
+            self.pauses.saw("checkpoints")
 
     def _job_seen(self, **known: Any) -> None:
         """Keeps what a framework's trainer says about its job."""

@@ -228,8 +228,10 @@ class Steps:
             self._now.num_forwards += 1
 
     def _trains(self, module: torch.nn.Module) -> bool:
-        """True for a network whose weights are trained."""
-        if id(module) in self.roots:
+        """True for a network whose weights are trained, and for a copy of it, such as that with averaged weights."""
+        if id(module) in self.roots or (
+            self.is_over and any(type(module) is type(root) for root in self.roots.values())
+        ):
             return True
         first = next((id(p) for p in module.parameters() if p.requires_grad), None)
         return first is not None and any(first == id(p) for p in self.trained())
