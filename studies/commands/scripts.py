@@ -22,6 +22,10 @@ def scripts(
             metavar="DIR", help="Folder of the scripts.", show_default="scripts beside FORERUN_REFERENCE_DATA"
         ),
     ] = None,
+    packages: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of unpacked source distributions: opacus, pytorch_ignite."),
+    ] = None,
     data: Annotated[Path, typer.Option(metavar="DIR", help="Folder for generated data.")] = Path(
         "script-data"
     ),
@@ -36,7 +40,7 @@ def scripts(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Capture public scripts and compare them with hand-written specifications."""
+    """Capture public scripts; compare their facts with what a person reads, and steps with specifications."""
     if part == "diagnose":
         from studies.scripts.diagnose import diagnosed_numbers, diagnosed_runs, diagnosed_traces, table_of
 
@@ -51,12 +55,12 @@ def scripts(
     kept = out.read_text(encoding="utf-8").splitlines() if out is not None and out.exists() else []
     known = {line["name"]: CapturedCase(**line) for line in map(json.loads, kept)}
     found = []
-    for case in cases(place, made):
+    for case in cases(place, made, packages):
         if only is not None and only not in case.name:
             continue
         if case.name not in known:
             known[case.name] = study_case(case)
-            typer.echo(f"{case.name}: {known[case.name].outcome}", err=True)
+            typer.echo(f"{case.name}: {known[case.name].outcome} {known[case.name].wrong}", err=True)
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(known[case.name].as_dict()) + "\n")

@@ -43,6 +43,7 @@ def make_data(folder: Path) -> Path:
     _tokens(folder / "tokens", random)
     _words(folder / "wikitext-2", random)
     _chat(folder / "chat", random)
+    _preferences(folder / "preferences", random)
     _detection(folder / "boxes", random)
     _coco(folder)
     _language_model(folder / "tiny-llama")
@@ -52,6 +53,8 @@ def make_data(folder: Path) -> Path:
 
 def _mnist(folder: Path, random: np.random.Generator) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder.parents[2] / "mnist").mkdir(exist_ok=True)
+    (folder.parents[2] / "mnist" / "MNIST").symlink_to(folder.parent)  # where others look for it
     for split, number in (("train", 6000), ("t10k", 1000)):
         images = random.integers(0, 256, (number, 28, 28), dtype=np.uint8)
         labels = (np.arange(number) % 10).astype(np.uint8)
@@ -103,6 +106,15 @@ def _chat(folder: Path, random: np.random.Generator) -> None:
         with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
             for _ in range(number):
                 file.write(json.dumps({"text": " ".join(random.choice(_WORDS, 120))}) + "\n")
+
+
+def _preferences(folder: Path, random: np.random.Generator) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, number in (("train", 512), ("test", 64)):
+        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+            for _ in range(number):
+                words = (" ".join(random.choice(_WORDS, 30)) for _ in range(3))
+                file.write(json.dumps(dict(zip(("prompt", "chosen", "rejected"), words, strict=True))) + "\n")
 
 
 def _detection(folder: Path, random: np.random.Generator) -> None:

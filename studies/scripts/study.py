@@ -7,11 +7,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import forerun
 from forerun.base.errors import ForerunError
+from forerun.graph.captured import CaptureFacts
 from forerun.prediction.estimate import Interval
 from forerun.question.model import CAPTURE_PREFIX
 from studies.scripts.cases import Case
@@ -27,7 +28,7 @@ class CapturedCase:
         name: Name of the script.
         outcome: ``pretended``, ``recorded``, or the reason why nothing was captured.
         is_expected: Whether it was captured, or refused for the reason that was expected.
-        counts_right: Whether samples, micro-steps and optimizers are those of the script.
+        wrong: Facts that are not those of the script, in words; None where nothing was captured.
         any_batch: Whether the graph answers any batch size.
         duration_s: Time of the capture [s].
         step_s, spec_step_s: Step of the capture and of the hand-written specification [s].
@@ -38,7 +39,7 @@ class CapturedCase:
     name: str
     outcome: str
     is_expected: bool
-    counts_right: bool | None = None
+    wrong: tuple[str, ...] | None = None
     any_batch: bool | None = None
     duration_s: float | None = None
     step_s: float | None = None
@@ -66,8 +67,6 @@ def study_case(case: Case, timeout_s: float = 600.0) -> CapturedCase:
         )
     duration_s = time.monotonic() - begin_s
     facts = found.facts
-    updates = sum(part.num_uses for part in facts.optimizers)
-    counts = facts.batch_size, facts.num_micro_steps, updates
     with tempfile.TemporaryDirectory() as folder:
         file = found.save(Path(folder) / "graph.forerun")
         devices = facts.world_size if facts.world_size > 1 else None
@@ -81,7 +80,11 @@ def study_case(case: Case, timeout_s: float = 600.0) -> CapturedCase:
         name=case.name,
         outcome=facts.way,
         is_expected=not case.refused,
-        counts_right=counts == (case.batch_size, case.num_micro_steps, case.num_optimizers),
+        wrong=tuple(
+            f"{name} {got}, not {asked}"
+            for name, got, asked in zip(_FACTS, _found(facts), _asked(case), strict=True)
+            if got != asked
+        ),
         any_batch=found.graph.only_batch_size is None,
         duration_s=duration_s,
         step_s=_value(own.step_time_s),
@@ -90,6 +93,27 @@ def study_case(case: Case, timeout_s: float = 600.0) -> CapturedCase:
         memory_bytes=_value(own.peak_memory_bytes),
         spec_memory_bytes=_value(spec.peak_memory_bytes) if spec else None,
     )
+
+
+_FACTS = (
+    "samples", "micro-steps", "updates", "precision", "convolutions", "compile", "EMA", "steps of an epoch", "epochs",
+    "steps", "validation", "checkpoints",
+)  # fmt: skip
+
+
+def _found(facts: CaptureFacts) -> tuple[object, ...]:
+    own = facts.precision if facts.precision in ("fp32", "tf32") else ""
+    has_epochs = facts.steps_per_epoch is not None
+    return (
+        facts.batch_size, facts.num_micro_steps, sum(part.num_uses for part in facts.optimizers), facts.precision,
+        facts.convolution_precision or own, facts.compile, facts.averages, facts.steps_per_epoch,
+        facts.epochs if has_epochs else None, None if has_epochs else facts.max_steps,
+        *("" if pause is None else pause.words for pause in (facts.validation, facts.checkpoints)),
+    )  # fmt: skip
+
+
+def _asked(case: Case) -> tuple[object, ...]:
+    return (case.batch_size, case.num_micro_steps, case.num_optimizers, *astuple(case.truth))
 
 
 def _value(found: Interval | None) -> float | None:
@@ -109,15 +133,16 @@ def _working_in(folder: Path) -> Iterator[None]:
 def markdown_of(found: Sequence[CapturedCase]) -> str:
     """The table of the study."""
     lines = [
-        "| script | captured | counts right | any batch | took | step | by specification | memory | by specification |",
+        "| script | captured | all facts right | any batch | took | step | by specification "
+        "| memory | by specification |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in found:
         cells = [
             case.name,
             case.outcome,
-            _word(case.counts_right),
-            _word(case.any_batch),
+            "" if case.wrong is None else "; ".join(case.wrong) or "yes",
+            "" if case.any_batch is None else "yes" if case.any_batch else "no",
             _cell(case.duration_s, lambda value: f"{value:.0f} s"),
             _cell(case.step_s, lambda value: f"{value * 1e3:.4g} ms"),
             _beside(case.step_s, case.spec_step_s, lambda value: f"{value * 1e3:.4g} ms")
@@ -126,11 +151,9 @@ def markdown_of(found: Sequence[CapturedCase]) -> str:
             _beside(case.memory_bytes, case.spec_memory_bytes, lambda value: f"{value * 1e-9:.4g} GB"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _word(value: bool | None) -> str:
-    return "" if value is None else "yes" if value else "no"
+    captured = [case for case in found if case.wrong is not None]
+    right = sum(not case.wrong for case in captured)
+    return "\n".join([*lines, "", f"{right} of {len(captured)} captures have every fact right."]) + "\n"
 
 
 def _cell(value: float | None, text: Callable[[float], str]) -> str:

@@ -67,3 +67,12 @@ def test_choices_may_be_words():
 def test_unknown_words_are_refused(name, word, known):
     with pytest.raises(InvalidSetupError, match=known):
         TrainingSetup(**{name: word})
+
+
+def test_convolutions_take_the_precision_of_the_step_unless_they_have_one():
+    assert TrainingSetup(precision="tf32").of_convolutions is Precision.TF32
+    assert TrainingSetup(precision="amp").of_convolutions is Precision.FP32
+    assert TrainingSetup(convolution_precision="tf32").of_convolutions is Precision.TF32
+    assert TrainingSetup(convolution_precision="fp32") == TrainingSetup()
+    with pytest.raises(InvalidSetupError, match="fp32 or tf32, got bf16"):
+        TrainingSetup(convolution_precision="bf16")

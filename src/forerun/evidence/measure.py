@@ -85,6 +85,7 @@ def measure(
         model.model,
         batch_sizes=[setup.batch_size_per_device],
         precisions=[str(setup.precision)],
+        convolution_precision=setup.convolution_precision,
         layouts=[str(setup.layout)],
         compiles=[setup.compile],
         optimizer=setup.optimizer,
@@ -269,6 +270,7 @@ def _shared_parameters(
     shared: dict[str, Scalar] = {
         "optimizer": optimizer if settings.phase == Phase.TRAIN else "none",
         "phase": settings.phase,
+        "convolution_precision": settings.convolution_precision,
         "image_size": settings.image_size,
         "input_shape": None if shape is None else "x".join(map(str, shape)),
         "sequence_length": settings.sequence_length,

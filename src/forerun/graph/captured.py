@@ -61,6 +61,28 @@ class CapturedLoader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedPause:
+    """What a script does between its steps, validation or a checkpoint.
+
+    Attributes:
+        unit: ``steps`` or ``epochs`` that it is counted in, or ``job`` for once at the end.
+        every: Number of those after which it happens.
+        num_samples: Samples of a validation, if they are known.
+    """
+
+    unit: str
+    every: int = 1
+    num_samples: int | None = None
+
+    @property
+    def words(self) -> str:
+        """How often, such as "every 500 steps"."""
+        if self.unit == "job":
+            return "at the end"
+        return f"every {self.unit[:-1]}" if self.every == 1 else f"every {self.every:,} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFacts:
     """Facts of a captured script.
 
@@ -72,6 +94,8 @@ class CaptureFacts:
         num_micro_steps: Micro-steps of one step.
         batch_size: Samples of one micro-step.
         precision, layout, compile, optimizer, optimizer_implementation: As in a training setup.
+        convolution_precision: Arithmetic of convolutions in fp32, if it is not that of ``precision``.
+        validation, checkpoints: How often the script validates and saves; None for never, as far as it is seen.
         recomputes: Whether activations are computed again in the backward pass.
         clips: Whether gradients are clipped.
         averages: Whether a moving average of the weights is kept.
@@ -115,6 +139,9 @@ class CaptureFacts:
     torch_version: str
     steps_per_epoch: int | None = None
     job_notes: tuple[str, ...] = ()
+    convolution_precision: str | None = None
+    validation: CapturedPause | None = None
+    checkpoints: CapturedPause | None = None
 
     @property
     def samples_per_step(self) -> int:
@@ -126,6 +153,7 @@ class CaptureFacts:
         found: dict[str, Any] = {
             "batch_size": self.batch_size,
             "precision": self.precision,
+            "convolution_precision": self.convolution_precision,
             "layout": self.layout,
             "compile": self.compile,
             "optimizer": self.optimizer,
@@ -134,10 +162,20 @@ class CaptureFacts:
             "dataset_size": self.dataset_size,
             "epochs": self.epochs if self.dataset_size else None,
         }
+        if self.dataset_size and self.epochs and (samples := self._validation_samples_per_epoch()):
+            found["validation_size"] = samples
         if self.loader is not None and self.loader.sample_cost_s is not None:
             found["loader_ms"] = self.loader.sample_cost_s * 1e3
             found["loader_workers"] = self.loader.num_workers
         return {name: value for name, value in found.items() if value is not None}
+
+    def _validation_samples_per_epoch(self) -> int:
+        """Samples that are validated in an epoch, in the mean; 0 where that is not known."""
+        pause = self.validation
+        if pause is None or not pause.num_samples or pause.unit == "job":
+            return 0
+        units = self.steps_per_epoch or 0 if pause.unit == "steps" else 1
+        return round(pause.num_samples * units / pause.every)
 
     def sharing_settings(self) -> dict[str, Any]:
         """The settings of several devices that the script decides."""
@@ -164,7 +202,10 @@ class CaptureFacts:
             f"{self.num_reads} value{plural} read by the host, which waits for the device": self.num_reads,
         }
         extras = [text for text, applies in words.items() if applies]
-        what = f"{models or 'no module'}; {updates or 'weights changed by hand'}; {samples}; {self.precision}"
+        formats = self.precision
+        if self.convolution_precision:
+            formats += f", convolutions {self.convolution_precision}"
+        what = f"{models or 'no module'}; {updates or 'weights changed by hand'}; {samples}; {formats}"
         found = [f"captured {how}: {what}" + (f"; with {', '.join(extras)}" if extras else "")]
         loader = self.loader
         if loader is not None and loader.sample_cost_s is not None:
@@ -175,6 +216,13 @@ class CaptureFacts:
             if loader.num_workers:
                 waits = f"with the script's {loader.num_workers} workers a step takes the longer of device and loader"
             found.append(f"{took}; {waits}")
+        if self.validation is not None:
+            on = f" on {self.validation.num_samples:,} samples" if self.validation.num_samples else ""
+            found.append(f"the script validates {self.validation.words}{on}")
+        if self.checkpoints is not None:
+            found.append(
+                f"the script saves a checkpoint {self.checkpoints.words}, whose time is not in the job's"
+            )
         if self.max_steps is not None:
             found.append(f"the job is counted in steps: {self.max_steps:,}")
         return (*found, *self.job_notes, *(f"not captured: {text}" for text in self.not_captured))

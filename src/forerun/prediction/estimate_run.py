@@ -26,7 +26,7 @@ from forerun.prediction.run_step import (
     step_alone,
 )
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
-from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
+from forerun.prediction.step import PreparedModel, format_note, is_order_of_magnitude, layer_times
 from forerun.question.devices.device import DeviceKind
 from forerun.question.devices.prices import known_rental
 from forerun.question.post_training import PostTraining
@@ -303,9 +303,8 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
             if layout is not None and layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
-    missing = missing_format_note(device, run.setup.precision)
-    if missing:
-        notes.append(missing)
+    if not is_keras and (note := format_note(model, device, run.setup)):
+        notes.append(note)
     if is_order_of_magnitude(device, weights):
         what = (
             f"a {device.kind}"

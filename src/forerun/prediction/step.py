@@ -217,7 +217,7 @@ def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights:
     found = provenance_of(device, setup, weights, model.ops)
     if found is Provenance.CALIBRATED or not _takes_published(model, weights):
         return found
-    rows = _published_of(model, device, _in_own_layout(model, [computed_as(setup)])[0], weights).rows
+    rows = _published_of(model, device, _measured_as(model, [setup])[0], weights).rows
     return Provenance.PUBLISHED if rows else found
 
 
@@ -274,6 +274,22 @@ def _in_own_layout(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Seq
     return [setup if setup.layout is Layout.NCHW else replace(setup, layout=Layout.NCHW) for setup in setups]
 
 
+def _measured_as(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
+    """The setups under which others measured such steps.
+
+    Where products and convolutions have two formats in fp32, it is the one of the larger part of the work.
+    """
+
+    def led(setup: TrainingSetup) -> TrainingSetup:
+        if setup.convolution_precision is None:
+            return setup
+        is_of_them = not setup.precision.is_half and run_kind(model.ops, setup).endswith("convolutions")
+        precision = setup.convolution_precision if is_of_them else setup.precision
+        return replace(setup, precision=precision, convolution_precision=None)
+
+    return _in_own_layout(model, [led(computed_as(setup)) for setup in setups])
+
+
 def device_offsets(
     devices: Sequence[Device],
     setups: Sequence[TrainingSetup],
@@ -311,7 +327,7 @@ def timed_steps(
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     if not _takes_published(model, weights):
         return found
-    own = _in_own_layout(model, [computed_as(setup) for setup in setups])
+    own = _measured_as(model, setups)
     return _with_published(found, model, devices, own, weights, with_steps=with_kernels)
 
 
@@ -330,11 +346,15 @@ def _steps_of_model(
     with_kernels: bool = False,
 ) -> TimedSteps:
     """Steps by the cost model alone."""
+    known = _measured_as(model, setups)
     setups = _in_own_layout(model, [computed_as(setup) for setup in setups])
-    points = points_of(model, devices, setups, torch_version)
-    offsets = device_offsets(devices, setups, weights, torch_version)
+    points = [
+        replace(point, known_as=same.precision)
+        for point, same in zip(points_of(model, devices, setups, torch_version), known, strict=True)
+    ]
+    offsets = device_offsets(devices, known, weights, torch_version)
     times = step_times(model.ops, points, weights, offsets, with_kernels=with_kernels)
-    tiers = _tiers(devices, setups, weights, model.ops)
+    tiers = _tiers(devices, known, weights, model.ops)
     width = half_widths(weights, model.ops, points, tiers, times)
     nearness, _ = weights.nearness_to_runs(model.ops, setups)
     # What is known of the run itself needs no law: only repeats of it differ.
@@ -606,13 +626,22 @@ def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3
     return tuple(LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order)
 
 
-def missing_format_note(device: Device, precision: Precision) -> str | None:
-    """Note on a precision that the device has no arithmetic for; None if it has it."""
+def format_note(model: PreparedModel, device: Device, setup: TrainingSetup) -> str | None:
+    """Note on a precision that the device has no arithmetic for, or that PyTorch would not take by itself."""
     if device.kind is not DeviceKind.GPU:
         return None
-    peaks = device.peak_flops_per_s
-    if precision is Precision.TF32 and NumberFormat.TF32 not in peaks:
+    peaks, precision = device.peak_flops_per_s, setup.precision
+    if Precision.TF32 in (precision, setup.of_convolutions) and NumberFormat.TF32 not in peaks:
         return f"{device.title} has no TF32; the step runs in fp32 instead"
     if precision in (Precision.BF16, Precision.AMP_BF16) and NumberFormat.BF16 not in peaks:
         return f"{device.title} has no bf16 arithmetic; PyTorch emulates it at fp32 speed, fp16 (amp) would be faster"
+    if NumberFormat.TF32 not in peaks or not np.isin(model.ops.op_class, CONVOLUTIONS).any():
+        return None
+    if setup.convolution_precision is not None:
+        return f"convolutions are computed in {setup.convolution_precision}, products in {precision}"
+    if precision is Precision.FP32:
+        return (
+            "convolutions are computed in fp32, as products are; PyTorch's own default has them in TF32 on this "
+            "device: --convolution-precision tf32"
+        )
     return None

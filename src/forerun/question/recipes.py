@@ -384,6 +384,8 @@ def with_captured_settings(model: Any, given: Mapping[str, Any], *, one_device: 
         raise _contradiction("precision", wanted, held)
     if given.get("dataset") is not None:
         own.pop("dataset_size", None)
+    if any(given.get(name) is not None for name in ("dataset", "dataset_size", "tokens")):
+        own.pop("validation_size", None)  # that of other data
     if one_device and facts.world_size > 1:
         own["num_devices"] = facts.world_size
     if not one_device or facts.world_size > 1:

@@ -152,6 +152,15 @@ class TrainingSetup:
         group="run",
         default="fp32; bf16 for a catalogued language model",
     )
+    convolution_precision: Precision | None = setting(
+        None,
+        help="Arithmetic of convolutions in fp32, a flag of its own in PyTorch: fp32 or tf32 (PyTorch's default from "
+        "Ampere on).",
+        group="run",
+        default="that of --precision",
+        words="convolution precision",
+        only_changed=True,
+    )
     layout: Layout = setting(
         Layout.NCHW,
         help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
@@ -218,6 +227,15 @@ class TrainingSetup:
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             object.__setattr__(self, name, choice(kind, getattr(self, name), name.replace("_", " ")))
+        if self.convolution_precision is not None:
+            asked = choice(Precision, self.convolution_precision, "convolution precision")
+            if asked.is_half:
+                raise InvalidSetupError(
+                    f"convolutions in fp32 are computed in fp32 or tf32, got {asked}; --precision says what half "
+                    "precision the step has"
+                )
+            own = None if asked is self.precision else asked  # two words for one question
+            object.__setattr__(self, "convolution_precision", own)
         if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
             raise InvalidSetupError(
                 f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
@@ -229,6 +247,13 @@ class TrainingSetup:
             )
         self._check_saving()
         self._check_post_training()
+
+    @property
+    def of_convolutions(self) -> Precision:
+        """Arithmetic of convolutions of fp32 operands, ``FP32`` or ``TF32``."""
+        return self.convolution_precision or (
+            Precision.TF32 if self.precision is Precision.TF32 else Precision.FP32
+        )
 
     @property
     def generates(self) -> bool:
@@ -386,6 +411,7 @@ class Software:
 class SetupOptions(PostTrainingOptions, total=False):
     """Settings of a step that every question may have."""
 
+    convolution_precision: str | None
     compile: bool | None
     optimizer: str | None
     optimizer_implementation: str | None

@@ -25,6 +25,7 @@ from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart
 from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.isolation import GUARDED_FILE
+from forerun.script.capturing.pauses import PAUSES_FILE
 from forerun.script.capturing.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
 from forerun.script.patching import is_of_script
@@ -321,6 +322,8 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
 def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bool) -> _Outcome:
     if (folder / "result.json").exists():
         document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        with contextlib.suppress(FileNotFoundError):
+            document["facts"] |= json.loads((folder / PAUSES_FILE).read_text(encoding="utf-8"))
         graph = read_graph(folder / "graph.npz")
         if graph is not None:
             return _Outcome(graph=graph, document=document)

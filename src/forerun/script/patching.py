@@ -174,20 +174,24 @@ def _option(action: argparse.Action, values: argparse.Namespace | None) -> dict[
     return {"flags": list(action.option_strings), "name": action.dest, "value": plain}
 
 
-def trainer_patches(tell: Callable[..., None]) -> dict[str, Any]:
+def trainer_patches(
+    tell: Callable[..., None], tell_pauses: Callable[..., None] = lambda **known: None
+) -> dict[str, Any]:
     """Patch by name of the module that it is for.
 
     Args:
         tell: Called with ``num_steps``, ``num_epochs`` and ``steps_per_epoch``, each None if it is not known.
+        tell_pauses: Called with ``validation`` and ``checkpoints``: unit, number of units between two, and samples;
+            None for never.
     """
     return {
-        "transformers.trainer_callback": functools.partial(_transformers, tell),
-        "lightning.pytorch.loops.fit_loop": functools.partial(_lightning, tell),
-        "pytorch_lightning.loops.fit_loop": functools.partial(_lightning, tell),
+        "transformers.trainer_callback": functools.partial(_transformers, tell, tell_pauses),
+        "lightning.pytorch.loops.fit_loop": functools.partial(_lightning, tell, tell_pauses),
+        "pytorch_lightning.loops.fit_loop": functools.partial(_lightning, tell, tell_pauses),
     }
 
 
-def _transformers(tell: Callable[..., None], module: Any) -> None:
+def _transformers(tell: Callable[..., None], tell_pauses: Callable[..., None], module: Any) -> None:
     @surround(module.CallbackHandler, "on_train_begin")
     def told(begin: Any, handler: Any, args: Any, state: Any, control: Any) -> Any:
         num_steps, num_epochs = _positive(state.max_steps), _positive(state.num_train_epochs)
@@ -197,10 +201,32 @@ def _transformers(tell: Callable[..., None], module: Any) -> None:
             num_epochs=num_epochs,
             steps_per_epoch=math.ceil(num_steps / num_epochs) if is_whole else None,
         )
+        frame, samples = sys._getframe(), None
+        while frame is not None and samples is None:  # the trainer is told to no callback
+            samples = _num_samples(getattr(frame.f_locals.get("self"), "eval_dataset", None))
+            frame = frame.f_back  # type: ignore[assignment]
+        tell_pauses(
+            validation=_pause(str(getattr(args.eval_strategy, "value", "no")), state.eval_steps, samples),
+            checkpoints=_pause(str(getattr(args.save_strategy, "value", "no")), state.save_steps, None),
+        )
         return begin(handler, args, state, control)
 
 
-def _lightning(tell: Callable[..., None], module: Any) -> None:
+def _pause(strategy: str, steps: Any, samples: int | None) -> tuple[str, int, int | None] | None:
+    """A strategy of a trainer, ``no``, ``epoch`` or ``steps``; the best model is known at each evaluation only."""
+    if strategy == "steps":
+        return "steps", max(1, int(steps)), samples
+    return ("epochs", 1, samples) if strategy == "epoch" else None
+
+
+def _num_samples(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:  # none, or a stream
+        return None
+
+
+def _lightning(tell: Callable[..., None], tell_pauses: Callable[..., None], module: Any) -> None:
     is_told: list[bool] = []
 
     @surround(module._FitLoop, "on_advance_start")
@@ -215,6 +241,31 @@ def _lightning(tell: Callable[..., None], module: Any) -> None:
         if per_epoch is not None and num_epochs is not None:
             num_steps = min(num_steps or math.inf, per_epoch * num_epochs)
         tell(num_steps=num_steps, num_epochs=num_epochs, steps_per_epoch=per_epoch)
+        tell_pauses(
+            validation=_lightning_validation(loop, accumulated), checkpoints=_lightning_saves(loop.trainer)
+        )
+
+
+def _lightning_validation(loop: Any, accumulated: int) -> tuple[str, int, int | None] | None:
+    trainer = loop.trainer
+    if not trainer.enable_validation:
+        return None
+    loaders = trainer.val_dataloaders
+    loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+    samples = [_num_samples(getattr(loader, "dataset", None)) for loader in loaders]
+    whole = None if None in samples else sum(number for number in samples if number)
+    if (trainer.val_check_batch or math.inf) < loop.max_batches:
+        return "steps", max(1, trainer.val_check_batch // accumulated), whole
+    return "epochs", trainer.check_val_every_n_epoch or 1, whole
+
+
+def _lightning_saves(trainer: Any) -> tuple[str, int, int | None] | None:
+    for callback in trainer.checkpoint_callbacks:
+        if steps := getattr(callback, "_every_n_train_steps", 0):
+            return "steps", steps, None
+        if epochs := getattr(callback, "_every_n_epochs", 0):
+            return "epochs", epochs, None
+    return None
 
 
 def _positive(value: Any) -> Any:
@@ -235,10 +286,9 @@ def is_of_script(filename: str) -> bool:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of forerun, of Python and of installed packages; PyTorch may lie on a path of its own."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    """Folders of forerun, of Python and of installed packages, wherever on Python's path those lie."""
     found = {str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("purelib", "stdlib"))}
-    return tuple(found | ({str(Path(torch).parents[1])} if torch else set()))
+    return tuple(found | {path for path in sys.path if path and any(Path(path).glob("*.dist-info"))})
 
 
 def place_in_script() -> str:

@@ -20,6 +20,7 @@ from forerun.cost.time.features import (
     software_era,
     static_features,
 )
+from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import distinct_ops
 from forerun.graph.graph import OpClass, at_batch
 from forerun.question.devices import find_device, load_catalog
@@ -123,6 +124,22 @@ def test_a_format_the_device_lacks_falls_back(device, precision, half, full):
     rates = peak_rates(found, Precision(precision))
     peaks = found.peak_flops_per_s
     assert rates == (peaks[half], peaks[full], peaks[NumberFormat.FP32])
+
+
+@pytest.mark.parametrize(("precision", "convolutions"), [("fp32", "tf32"), ("tf32", "fp32"), ("amp", "tf32")])
+def test_convolutions_in_fp32_have_a_precision_of_their_own(precision, convolutions):
+    """Kernels of convolutions are those of a step in their precision, all others those of a step in its own."""
+    ops = ops_named("cnn")
+    is_convolution = np.isin(ops.op_class, CONVOLUTIONS) & (ops.attributes[:, 7] == 4)
+    mixed, plain, other = (
+        roofline_terms_s(ops, point_arrays([point(**settings)]))[0][0]
+        for settings in (
+            {"precision": precision, "convolution_precision": convolutions},
+            {"precision": precision},
+            {"precision": convolutions},
+        )
+    )
+    np.testing.assert_allclose(mixed, np.where(is_convolution, other, plain))
 
 
 def test_twice_the_device_with_twice_the_batch_looks_the_same_per_unit():

@@ -108,6 +108,14 @@ def test_tf32_is_allowed_for_tf32_alone(precision):
     assert torch.backends.cudnn.allow_tf32 is (precision is Precision.TF32)
 
 
+@pytest.mark.parametrize("convolutions", [Precision.FP32, Precision.TF32])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32])
+def test_convolutions_have_a_flag_of_their_own(precision, convolutions):
+    set_numeric_flags(precision, convolutions=convolutions)
+    assert torch.backends.cuda.matmul.allow_tf32 is (precision is Precision.TF32)
+    assert torch.backends.cudnn.allow_tf32 is (convolutions is Precision.TF32)
+
+
 def test_results_of_a_step():
     found = run_here(JobKind.STEP, TINY_CNN, batch_size=4, optimizer="adam", precision="fp32")
     network = build_model(TINY_CNN)

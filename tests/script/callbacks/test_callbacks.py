@@ -298,6 +298,35 @@ def test_a_watched_job_says_when_it_ends(tmp_path):
     assert ": the job ends at " in first
 
 
+SLOW = """
+import sys, time, torch, forerun
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.randn(64)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+estimate = forerun.predict("mlp", device="a100-sxm4-40gb", batch_size=4)
+live = forerun.watch(model, num_steps=30, every_s=60, stream=sys.stdout, predicted=estimate)
+for images in torch.utils.data.DataLoader(Slow(), batch_size=4):
+    model(images).sum().backward()
+    optimizer.step()
+    if live.num_done == 30: break
+"""
+
+
+def test_a_watched_job_traces_slow_steps_once_and_names_their_causes(tmp_path):
+    (tmp_path / "train.py").write_text(SLOW)
+    done = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, env=child_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "waiting for the next batch" in first
+    assert "times the prediction; data loader: " in second
+
+
 def trials(pruner, finals, num_steps=30, direction="maximize", num_trials=None):
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -154,3 +154,60 @@ for (x,) in DataLoader(TensorDataset(torch.randn(64, 10, 16)), batch_size=4):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+PAUSING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.backends.cuda.matmul.allow_tf32 = True
+torch.backends.cudnn.allow_tf32 = False
+device = torch.device("cuda")
+network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)).to(device)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+train, held_out = (TensorDataset(torch.randn(n, 3, 8, 8), torch.zeros(n).long()) for n in (96, 40))
+
+def write(epoch):
+    torch.save({"network": network.state_dict(), "epoch": epoch}, f"epoch{epoch}.pt")
+
+@torch.no_grad()
+def score(loader):
+    network.eval()
+    total = sum((network(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in loader)
+    network.train()
+    return total / len(loader.dataset)
+
+for epoch in range(6):
+    for x, y in DataLoader(train, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x.to(device)), y.to(device)).backward()
+        optimizer.step()
+    print(score(DataLoader(held_out, batch_size=8)))
+    if (epoch + 1) % 3 == 0:
+        write(epoch)
+"""
+
+STEPPING = """
+import torch
+network = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+step, eval_interval, save_every, saves = 0, 200, 500, True
+
+def estimate():
+    network.eval()
+    with torch.no_grad():
+        found = network(torch.randn(16, 4, device="cuda")).mean()
+    network.train()
+    return found
+
+while True:
+    if step % eval_interval == 0:
+        estimate()
+    network(torch.randn(16, 4, device="cuda")).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if saves and step % save_every == 0:
+        torch.save(network.state_dict(), "network.pt")
+    if step >= 2000:
+        break
+"""

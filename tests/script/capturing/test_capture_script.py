@@ -8,11 +8,22 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from scripts_captured import BY_HAND, CHANGING, FUNCTIONAL, GAN, MANY_HABITS, SHARDED, SHARPNESS, TIED
+from scripts_captured import (
+    BY_HAND,
+    CHANGING,
+    FUNCTIONAL,
+    GAN,
+    MANY_HABITS,
+    PAUSING,
+    SHARDED,
+    SHARPNESS,
+    STEPPING,
+    TIED,
+)
 
 import forerun
 from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, TraceError, UsageError
-from forerun.graph.captured import read_capture
+from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
 from forerun.script.capture_script import ScriptServer, capture_command, captured_by
 from forerun.script.command_words import parse_command
@@ -175,6 +186,22 @@ def test_habits_of_scripts_are_followed(captured, folder):
     assert is_recurrent.sum() == 2  # one kernel for all packed sequences, forward and backward
     assert set(ops.serial_steps[is_recurrent]) == {5}
     assert not (folder / "runs").exists()
+
+
+def test_what_follows_an_epoch_is_seen_and_its_conditions_are_read(captured, folder):
+    facts = captured(PAUSING).facts
+    assert facts.validation == CapturedPause(unit="epochs", every=1, num_samples=40)
+    assert facts.checkpoints == CapturedPause(unit="epochs", every=3)
+    assert (facts.precision, facts.convolution_precision) == ("tf32", "fp32")
+    assert (facts.epochs, facts.steps_per_epoch, facts.settings()["validation_size"]) == (6, 12, 40)
+    assert not list(folder.glob("*.pt"))
+
+
+def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
+    facts = captured(STEPPING).facts
+    assert facts.validation == CapturedPause(unit="steps", every=200)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=500)
+    assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
 
 
 def test_gradients_without_an_optimizer_end_steps_and_loops_count_them(captured):

@@ -20,11 +20,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.time.law import (
-    LAW_CLASSES,
-    attention_cost,
-    sustained_products,
-)
+from forerun.cost.time.law import CONVOLUTIONS, LAW_CLASSES, attention_cost, sustained_products
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.catalogue import sustained_clock_share
@@ -122,12 +118,14 @@ class Point:
         setup: Batch size, precision, layout and the other settings of training.
         uses_layer_norm: True if the model has layer norms.
         era: Software era, 0 for PyTorch 0.4 to 1 for the newest (``software_era``).
+        known_as: Precision of the larger part of the work; None for that of the setup.
     """
 
     device: Device
     setup: TrainingSetup
     uses_layer_norm: bool = False
     era: float = NEWEST_ERA
+    known_as: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +138,7 @@ class PointArrays:
     batch_size: Floats
     peak_half: Floats
     peak_full: Floats
+    peak_convolution: Floats
     peak_vector: Floats
     bandwidth: Floats
     num_units: Floats
@@ -151,6 +150,7 @@ class PointArrays:
     is_gpu: Floats
     half_has_matrix_units: Floats
     full_has_matrix_units: Floats
+    convolution_has_matrix_units: Floats
     is_compiled: Floats
     has_direct_groups: Floats
     is_pure_half: Floats
@@ -185,12 +185,17 @@ def peak_rates(device: Device, precision: Precision) -> tuple[float, float, floa
         NumberFormat.BF16 if precision in (Precision.BF16, Precision.AMP_BF16) else NumberFormat.FP16
     )
     half = peaks.get(half_format, vector)
-    full = vector
+    return half, _full_rate(device, precision), vector
+
+
+def _full_rate(device: Device, precision: Precision) -> float:
+    """Peak of 4-byte products in fp32 or TF32 [FLOP/s]."""
+    peaks = device.peak_flops_per_s
     if precision is Precision.TF32:
-        full = peaks.get(NumberFormat.TF32, vector)
-    elif device.architecture in _FP32_MATRIX_UNITS:
-        full = peaks[NumberFormat.FP16] / 4
-    return half, full, vector
+        return peaks.get(NumberFormat.TF32, peaks[NumberFormat.FP32])
+    if device.architecture in _FP32_MATRIX_UNITS:
+        return peaks[NumberFormat.FP16] / 4
+    return peaks[NumberFormat.FP32]
 
 
 def point_arrays(points: Sequence[Point]) -> PointArrays:
@@ -207,6 +212,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         batch_size=column([point.setup.batch_size_per_device for point in points]),
         peak_half=half,
         peak_full=full,
+        peak_convolution=column([_full_rate(p.device, p.setup.of_convolutions) for p in points]) * sustained,
         peak_vector=vector,
         bandwidth=column([d.memory_bandwidth_bytes_per_s for d in devices]),
         num_units=column([d.num_compute_units for d in devices]),
@@ -232,6 +238,9 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
                 for p in points
             ]
         ),
+        convolution_has_matrix_units=column(
+            [_uses_matrix_units(p.device, p.setup.of_convolutions) for p in points]
+        ),
         is_compiled=column([point.setup.compile for point in points]),
         has_direct_groups=column(
             [
@@ -253,8 +262,8 @@ def point_features(arrays: PointArrays) -> Floats:
 
 def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
     device, setup = point.device, point.setup
-    half, full, _ = rates
-    peak = half if setup.precision.is_half else full
+    precision = point.known_as or setup.precision
+    peak = rates[0] if precision.is_half else _full_rate(device, precision)
     units = device.num_compute_units
     return [
         np.log2(peak / device.memory_bandwidth_bytes_per_s),
@@ -263,11 +272,11 @@ def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
         np.log2(peak / units / 1e9),
         np.log2(device.memory_bandwidth_bytes_per_s / units / 1e9),
         device.boost_clock_hz / 1e9,
-        float(_uses_matrix_units(device, setup.precision)),
+        float(_uses_matrix_units(device, precision)),
         float(setup.layout is Layout.NHWC),
         float(setup.precision.is_autocast),
         float(setup.precision in _PURE_HALF),
-        float(setup.precision is Precision.TF32),
+        float(precision is Precision.TF32),
         float(setup.phase is not Phase.TRAIN),
         float(setup.compile),
         float(point.uses_layer_norm),
@@ -357,9 +366,9 @@ def peaks_of(ops: DistinctOps, arrays: PointArrays) -> Floats:
     """Sustained peak of each kernel's arithmetic at each point, (p, n) [FLOP/s]."""
     is_matrix = np.isin(ops.op_class, MATRIX_CLASSES) & (ops.op_class != OpClass.DEPTHWISE_CONV)
     is_half = ops.attributes[:, 7] == 2
-    peaks: Floats = np.where(
-        is_matrix, np.where(is_half, arrays.peak_half, arrays.peak_full), arrays.peak_vector
-    )
+    is_convolution = np.isin(ops.op_class, CONVOLUTIONS)
+    full = np.where(is_convolution, arrays.peak_convolution, arrays.peak_full)
+    peaks: Floats = np.where(is_matrix, np.where(is_half, arrays.peak_half, full), arrays.peak_vector)
     return peaks
 
 
@@ -401,7 +410,9 @@ def format_classes(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.int6
     """
     element_bytes = ops.attributes[:, 7]
     is_matrix = np.isin(ops.op_class, MATRIX_CLASSES)
-    is_tf32 = is_matrix & (element_bytes == 4) & (arrays.full_has_matrix_units > 0)
+    is_convolution = np.isin(ops.op_class, CONVOLUTIONS)
+    on_units = np.where(is_convolution, arrays.convolution_has_matrix_units, arrays.full_has_matrix_units)
+    is_tf32 = is_matrix & (element_bytes == 4) & (on_units > 0)
     kind = np.where(element_bytes == 2, 0, np.where(is_tf32, 1, 2))
     found: npt.NDArray[np.int64] = kind * len(OpClass) + ops.op_class
     return found

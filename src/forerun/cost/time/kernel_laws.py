@@ -206,9 +206,9 @@ in fp32 has 1.1 at 64 channels, 1.3 at 64 and 128, 2.0 at 128 and 256, 2.3 at 25
 def _is_winograd(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.bool_]:
     """True for 3 x 3 convolutions of stride 1 that no matrix unit computes, (p, n)."""
     area, stride, element_bytes = ops.attributes[:, 0], ops.attributes[:, 1], ops.attributes[:, 7]
-    is_vector = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.full_has_matrix_units) == 0
+    on_units = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.convolution_has_matrix_units)
     found: npt.NDArray[np.bool_] = (
-        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & is_vector & (element_bytes <= 4)
+        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & (on_units == 0) & (element_bytes <= 4)
     )
     return found
 

@@ -165,9 +165,10 @@ def run_kind(ops: DistinctOps, setup: TrainingSetup) -> str:
 
 
 def run_circumstances(setup: TrainingSetup) -> str:
-    """Number format, layout, phase and compiler of a run."""
+    """Number formats, layout, phase and compiler of a run."""
     compiler = "compiled" if setup.compile else "eager"
-    return "|".join((setup.precision, setup.layout, setup.phase, compiler))
+    formats = "+".join(filter(None, (setup.precision, setup.convolution_precision)))
+    return "|".join((formats, setup.layout, setup.phase, compiler))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

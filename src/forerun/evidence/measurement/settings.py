@@ -25,6 +25,12 @@ _PRECISIONS = {
     "metavar": "NAME,NAME",
     "flag": "precision",
 }
+_CONVOLUTIONS = {
+    "help": "Arithmetic of convolutions in fp32: fp32 or tf32.",
+    "group": "run",
+    "default": "that of the precision",
+    "metavar": "NAME",
+}
 _LAYOUTS = {
     "help": "Memory order of images: nchw, nhwc or both.",
     "group": "run",
@@ -218,6 +224,7 @@ class StepSettings:
 
     batch_sizes: Sequence[int] = setting((32,), **_BATCH_SIZES)
     precisions: Sequence[str] = setting(("fp32",), **_PRECISIONS)
+    convolution_precision: str | None = setting(None, **_CONVOLUTIONS)
     layouts: Sequence[str] | None = setting(None, default="the framework's own", **_LAYOUTS)
     compiles: Sequence[bool] = setting(
         (False,), help="Without torch.compile (in Keras XLA), with it, or both.", **_COMPILES
@@ -264,6 +271,7 @@ class StepOptions(TypedDict, total=False):
 
     batch_sizes: Sequence[int] | None
     precisions: Sequence[str] | None
+    convolution_precision: str | None
     layouts: Sequence[str] | None
     compiles: Sequence[bool] | None
     optimizer: str | None

@@ -89,6 +89,11 @@ def setup_of(parameters: Parameters) -> TrainingSetup:
     return TrainingSetup(
         batch_size_per_device=whole_of(parameters, "batch_size", 32),
         precision=choice_of(parameters, "precision", Precision, Precision.FP32),
+        convolution_precision=(
+            choice_of(parameters, "convolution_precision", Precision, Precision.FP32)
+            if parameters.get("convolution_precision")
+            else None
+        ),
         layout=choice_of(parameters, "layout", Layout, Layout.NCHW),
         compile=flag_of(parameters, "compile"),
         optimizer=optimizer,

@@ -41,6 +41,7 @@ class StepRecord:
         batch_size_per_device: Number of samples in one step of one device.
         step_time_s: Time of one step [s].
         precision: Numeric recipe.
+        convolution_precision: Arithmetic of convolutions in fp32; None for that of ``precision``.
         phase: Training step, forward pass, or inference.
         layout: Memory order of images.
         compile: True if the step ran under torch.compile or its like.
@@ -71,6 +72,7 @@ class StepRecord:
     step_time_s: float
     precision: Precision
     phase: Phase
+    convolution_precision: Precision | None = None
     layout: Layout = Layout.NCHW
     compile: bool = False
     optimizer: str = "none"

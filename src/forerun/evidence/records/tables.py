@@ -110,7 +110,15 @@ _NEEDED = ("model", "device", "batch_size")
 _TIMES = ("step_time_s", "images_per_s")
 _DEFAULTS = {"precision": "fp32", "phase": "train", "layout": "nchw", "optimizer": "sgd"}
 _WHOLE_NUMBERS = ("image_size", "sequence_length")
-SHORT_COLUMNS = (*_NEEDED, *_TIMES, *_DEFAULTS, "compile", *_WHOLE_NUMBERS, "torch_version")
+SHORT_COLUMNS = (
+    *_NEEDED,
+    *_TIMES,
+    *_DEFAULTS,
+    "convolution_precision",
+    "compile",
+    *_WHOLE_NUMBERS,
+    "torch_version",
+)
 """Columns of a table that a person writes: the first three and a time or a speed are needed."""
 
 _YES, _NO = ("true", "yes", "1"), ("", "false", "no", "0")
@@ -161,6 +169,8 @@ def _short_record(cells: Mapping[str, str], table: str, number: int) -> StepReco
     batch_size = int(numbers["batch_size"])
     try:
         settings: dict[str, Any] = {name: _parsed(_KINDS[name], word) for name, word in words.items()}
+        if word := cells.get("convolution_precision"):
+            settings["convolution_precision"] = _parsed(Precision, word.lower())
     except ValueError as error:
         raise RecordError(f"{place}: {error}") from None
     settings |= {name: int(numbers[name]) for name in _WHOLE_NUMBERS if name in numbers}

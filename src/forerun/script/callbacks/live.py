@@ -11,16 +11,20 @@ It prints a line such as
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.base.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.base.kept import temporary_folder
 from forerun.base.units import format_duration_s
 from forerun.script.capturing.job import EPOCH_NAMES, named_length
 from forerun.script.patching import after_import, trainer_patches
@@ -29,10 +33,14 @@ from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks
 
 if TYPE_CHECKING:
     from forerun.prediction.estimate import Estimate
+    from forerun.script.diagnosis.observation import Observation
 
 _MOST_STEPS = 400
 _FEWEST_STEPS = 10
 _NUM_BLOCKS = 10
+_TRACED_STEPS = 6
+"""Steps of the one window that is traced of a slow run; the first is left out."""
+_MOST_CAUSES = 3
 
 
 def watch(
@@ -56,7 +64,7 @@ def watch(
         num_epochs: Number of epochs of the job; None if it is not known.
         every_s: Time between two lines [s].
         stream: Where lines go; standard error if None.
-        predicted: Prediction of the step; lines about steps above its interval say the likely cause.
+        predicted: Prediction of the step. Once steps are above its interval, some are traced, and lines say the causes.
 
     Raises:
         InvalidSetupError: A number is not above zero, or the model has no parameter to train.
@@ -102,6 +110,9 @@ class LiveForecast(StepListener):
         self._durations: deque[float] = deque(maxlen=_MOST_STEPS)
         self._waits: deque[float] = deque(maxlen=_MOST_STEPS)
         self._predicted = predicted
+        self._window: Any = None
+        self._window_ends = 0
+        self._seen: Observation | None = None
         self._num_batches_of_epoch: int | None = None
         self._job: Mapping[str, Any] = {}
         self._num_batches = 0
@@ -185,20 +196,55 @@ class LiveForecast(StepListener):
         )
 
     def slowness(self) -> str:
-        """Words about steps above the predicted interval, with the likely cause; empty of others."""
-        if self._predicted is None or not self._durations:
+        """Words about steps above the predicted interval, with the causes in order; empty of others."""
+        if not self._is_slow:
             return ""
         from forerun.script.diagnosis.causes import causes_of
         from forerun.script.diagnosis.observation import Observation
 
+        assert self._predicted is not None
         step_s, wait_s = float(np.mean(self._durations)), float(np.mean(self._waits))
-        interval = self._predicted.step_time_s
-        if step_s <= interval.high:
-            return ""
-        # Beyond its wait for batches, a loop does not see whether the device or the host takes the time.
-        found = causes_of(Observation(step_s=step_s, loader_s=wait_s, estimate=self._predicted))
-        ratio = f" ({step_s / interval.value:.2g} times the prediction"
-        return f"{ratio}; {found[0].evidence})" if found else f"{ratio}; forerun diagnose tells why)"
+        # Without a trace a loop sees its wait for batches alone.
+        seen = self._seen or Observation(step_s=step_s, loader_s=wait_s)
+        found = causes_of(replace(seen, estimate=self._predicted))
+        ratio = f" ({step_s / self._predicted.step_time_s.value:.2g} times the prediction"
+        if self._seen is None:
+            return f"{ratio}; {found[0].evidence})" if found else f"{ratio}; forerun diagnose tells why)"
+        words = [f"{cause.cause}: {cause.evidence}" for cause in found[:_MOST_CAUSES]]
+        return f"{ratio}; {'; '.join(words) or 'the device is busy'})"
+
+    @property
+    def _is_slow(self) -> bool:
+        """True if steps take longer than the predicted interval."""
+        if self._predicted is None or not self._durations:
+            return False
+        return bool(np.mean(self._durations) > self._predicted.step_time_s.high)
+
+    def _open_window(self) -> None:
+        """Traces the next steps once, because they are slow."""
+        from torch.profiler import ProfilerActivity, profile
+
+        torch = sys.modules["torch"]
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            activities.append(ProfilerActivity.CUDA)
+        window = profile(activities=activities, record_shapes=True)
+        self._window_ends = self.num_done + _TRACED_STEPS
+        with contextlib.suppress(RuntimeError):  # the script traces itself; two tracers exclude each other
+            window.start()
+            self._window = window
+
+    def _close_window(self) -> None:
+        """Reads the traced steps as ``forerun diagnose --trace`` would."""
+        from forerun.script.diagnosis.observation import observe
+        from forerun.script.diagnosis.trace import read_trace
+
+        window, self._window = self._window, None
+        window.stop()
+        with temporary_folder() as folder, contextlib.suppress(UsageError):
+            path = Path(folder) / "trace.json"
+            window.export_chrome_trace(str(path))
+            self._seen = observe([read_trace(path)])
 
     def _time_of_s(self, num_left: float) -> tuple[float, float, float] | None:
         if len(self._durations) < _FEWEST_STEPS:
@@ -220,12 +266,19 @@ class LiveForecast(StepListener):
     def _step(self, span: LoaderSpan) -> None:
         self.num_done += 1
         self._num_batches += span.num_batches
-        if self.num_done > 1:  # the first step pays for starting
+        if (
+            self.num_done > 1 and self._window is None
+        ):  # the first step pays for starting, a traced one for its trace
             self._durations.append(span.end_s - span.begin_s)
             self._waits.append(span.wait_s)
         is_due = span.end_s - self._printed_s >= self._every_s or self.num_done == _FEWEST_STEPS + 1
         if is_due and len(self._durations) >= _FEWEST_STEPS and not self._is_closed:
             self._printed_s = span.end_s
+            print(self.line(), file=self._stream, flush=True)
+            if self._is_slow and not self._window_ends:
+                self._open_window()
+        elif self._window is not None and self.num_done >= self._window_ends:
+            self._close_window()
             print(self.line(), file=self._stream, flush=True)
 
     def _rest(self, span: LoaderSpan) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import json
 import os
 import struct
@@ -53,13 +54,18 @@ class Checkpoints:
             never trained must not replace what was.
         pretence: The pretended device; None if there is none.
         note: Receives a sentence on what was not read.
+        saved: Called when the script saves; true if into memory, which may also be to copy something.
     """
 
     def __init__(
-        self, settings: CaptureSettings, pretence: Pretence | None, note: Callable[[str], None]
+        self,
+        settings: CaptureSettings,
+        pretence: Pretence | None,
+        note: Callable[[str], None],
+        saved: Callable[[bool], None],
     ) -> None:
         self._scratch = Path(settings.folder) / "saved" if settings.files == "unsafe" else None
-        self._pretence, self._note = pretence, note
+        self._pretence, self._note, self._saved_now = pretence, note, saved
         self._saved: dict[str, Path] = {}
         self._marked: dict[int, Any] = {}
 
@@ -108,6 +114,7 @@ class Checkpoints:
         return self._saved.setdefault(os.path.abspath(file), place)  # noqa: PTH100
 
     def _save(self, save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        self._saved_now(isinstance(f, io.BytesIO))
         file = self._target(f)
         if not isinstance(file, (str, os.PathLike)):
             save(obj, file, *args, **kwargs)
@@ -186,6 +193,7 @@ class Checkpoints:
         def save(
             original: Any, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None
         ) -> None:
+            self._saved_now(False)
             _write_safetensors(tensors, self._target(filename), metadata)
 
         @surround(module, "load_file")

@@ -110,6 +110,8 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
     named_epochs = named_length(frame, EPOCH_NAMES, _options)
     named_steps = named_length(frame, STEP_NAMES, _options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
+    if per_epoch is None and named_epochs is not None:
+        per_epoch = _of_ranges(loops, named_epochs.value, progress.num_micro_steps)
     of_loops, limit = _counted(loops, progress)
     limit_place = next((loop.place for loop in loops if loop.most_steps is not None), "")
     given = trainer.get("num_epochs")
@@ -173,6 +175,17 @@ def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
     return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
 
 
+def _of_ranges(loops: Sequence[Loop], epochs: float, num_micro_steps: int) -> int | None:
+    """Steps of a pass where all loops go through numbers, the outer ones through as many as there are epochs."""
+    counts = [loop.rounds for loop in loops]
+    if len(loops) < 2 or any(loop.is_data for loop in loops) or None in counts:
+        return None
+    *outer, inner = (count or 0 for count in counts)
+    if math.prod(outer) != epochs:
+        return None
+    return max(1, inner // num_micro_steps if loops[-1].is_update_skipped else inner)
+
+
 def _counted(loops: Sequence[Loop], progress: Progress) -> tuple[float | None, int | None]:
     """Epochs, and steps of the job, as far as the loops count them."""
     limits = [loop.most_steps for loop in loops if loop.most_steps is not None]
@@ -222,22 +235,30 @@ def loops_around(frame: FrameType | None, num_steps: int = 1, num_micro_steps: i
     found: list[Loop] = []
     while frame is not None:
         if is_of_script(frame.f_code.co_filename):
-            for loop in reversed(_enclosing(frame)):
+            for loop in reversed(enclosing_loops(frame)):
                 is_outer = bool(found)
                 found.insert(0, _read(loop, frame, num_steps, num_micro_steps, is_outer=is_outer))
         frame = frame.f_back
     return found
 
 
-def _enclosing(frame: FrameType) -> list[ast.For | ast.While]:
-    """The loops of the frame's own function around its line."""
+def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
+    """The loops of the frame's own function around its line, without those that go through optimizers."""
     loops: list[ast.For | ast.While] = []
     for node in path_to(frame):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             loops = []
-        elif isinstance(node, (ast.For, ast.While)):
+        elif isinstance(node, ast.While) or (
+            isinstance(node, ast.For) and not _is_of_optimizers(node, frame)
+        ):
             loops.append(node)
     return loops
+
+
+def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:
+    """True if a loop's variable is an optimizer now: all its rounds are part of one step."""
+    names = (node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
+    return any(hasattr(frame.f_locals.get(name), "param_groups") for name in names)
 
 
 def path_to(frame: FrameType) -> list[ast.AST]:
@@ -280,7 +301,8 @@ def _read(
             per_step = num_micro_steps if is_of_batches else 1
             start = max(0, limit.value - per_step * num_steps)
             steps = -(-(limit.bound - start) // per_step)
-            most_steps = steps if most_steps is None else min(most_steps, steps)
+            if steps >= num_steps:  # else it is no limit of this loop: there were as many
+                most_steps = steps if most_steps is None else min(most_steps, steps)
         elif is_outer and isinstance(loop, ast.While) and rounds is None:
             rounds = limit.bound - limit.value  # it counts epochs
     inside = path_to(frame)
@@ -344,8 +366,14 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
     }
     if isinstance(loop, ast.While):
         yield from _compared(loop.test, (ast.Lt, ast.LtE, ast.NotEq), changed, frame)
-    for test in _tests_to_leave(loop.body):
-        yield from _compared(test, (ast.GtE, ast.Gt, ast.Eq), changed, frame)
+    named = {
+        ast.unparse(target): node.value
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare)
+        for target in node.targets
+    }
+    for test in _tests_to_leave(loop.body):  # such as ``last_step``, which stands for a comparison
+        yield from _compared(named.get(ast.unparse(test), test), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
 
 
 def _tests_to_leave(body: Iterable[ast.stmt], *, is_inner: bool = False) -> Iterator[ast.expr]:
@@ -387,16 +415,38 @@ def _name(function: ast.expr) -> str:
 
 
 def value_in(expression: ast.expr, frame: FrameType) -> Any:
-    """The value of names, attributes, items and sums of them; None for anything that would run code of the script."""
-    if not all(isinstance(node, _SAFE) for node in ast.walk(expression)):
+    """The value of names, attributes, items, sums and lengths; None for anything that would run code of the script."""
+    value = _evaluated(expression, frame)
+    return None if isinstance(value, bool) or type(value).__module__ == "torch" else value
+
+
+def _evaluated(expression: ast.expr, frame: FrameType) -> Any:
+    if not all(isinstance(node, _SAFE) or _is_harmless(node, frame) for node in ast.walk(expression)):
         return None
     try:
         code = compile(ast.Expression(expression), "<loop>", "eval")
-        value = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the script's own names, nothing that calls
+        return eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the script's own names, and lengths
     except Exception:  # an attribute may run any code
         return None
-    return None if isinstance(value, bool) or type(value).__module__ == "torch" else value
 
+
+def _is_harmless(node: ast.AST, frame: FrameType) -> bool:
+    """True for a call of a function of numbers, of ``len``, or of a tensor for its size."""
+    if not isinstance(node, ast.Call) or node.keywords:
+        return isinstance(node, ast.Div)
+    function = node.func
+    if isinstance(function, ast.Name):
+        known = frame.f_locals.get(function.id, frame.f_globals.get(function.id))
+        return function.id in _OF_NUMBERS and known is None
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = _evaluated(function.value, frame)
+    if isinstance(owner, ModuleType):
+        return owner.__name__ == "math"
+    return function.attr in ("size", "dim", "numel") and type(owner).__module__.startswith("torch")
+
+
+_OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
 
 EPOCH_NAMES = ("num_train_epochs", "epochs", "num_epochs", "n_epochs", "max_epochs", "nepochs", "niter", "max_epoch",
                "total_epochs", "num_epoch", "n_epoch")  # fmt: skip

@@ -15,6 +15,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, dataloader
 
+from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import (
     after_import,
@@ -189,10 +190,35 @@ def _cover_scaler(steps: Steps, flags: dict[str, Any]) -> None:
     scaler._maybe_opt_step = update
 
 
-def cover_keras(steps: Steps) -> dict[str, Callable[[Any], None]]:
-    """Patches of Keras on its PyTorch backend, by the module that they wait for."""
+def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict[str, Callable[[Any], None]]:
+    """Patches of Keras on its PyTorch backend, by the module that they wait for.
+
+    Args:
+        steps: Receives the steps.
+        pauses: Receives how often it validates and saves.
+        tell: Called with the length of the job.
+    """
 
     def trainer(module: Any) -> None:
+        signature = inspect.signature(module.TorchTrainer.fit)
+
+        @surround(module.TorchTrainer, "fit")
+        def fitted(fit: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            tell(num_epochs=given.get("epochs", 1), steps_per_epoch=given.get("steps_per_epoch"))
+            data, share = given.get("validation_data"), given.get("validation_split") or 0.0
+            of = given.get("x") if data is None else data[0] if isinstance(data, (list, tuple)) else None
+            size = _length(of) if hasattr(of, "shape") else None
+            samples = size if data is not None or size is None else round(size * share)
+            savers = [c for c in given.get("callbacks") or () if "Checkpoint" in type(c).__name__]
+            pauses.told(
+                validation=("epochs", given.get("validation_freq") or 1, samples)
+                if data is not None or share
+                else None,
+                checkpoints=("epochs", 1, None) if savers else None,
+            )
+            return fit(*args, **kwargs)
+
         def ends(*args: Any, **kwargs: Any) -> None:
             steps.module_ends()
             steps.step_marked()
@@ -227,13 +253,15 @@ class Loaders:
     Args:
         settings: Settings of the capture.
         steps: Receives the batches.
+        pauses: Learns when the next epoch begins.
     """
 
-    def __init__(self, settings: CaptureSettings, steps: Steps) -> None:
-        self._settings, self._steps = settings, steps
+    def __init__(self, settings: CaptureSettings, steps: Steps, pauses: Pauses) -> None:
+        self._settings, self._steps, self._pauses = settings, steps, pauses
         self._workers: dict[int, int] = {}
         self.last: Any = None
         self.last_iterator: Any = None
+        self.evaluated: Any = None
         self.num_samples = 0
 
     def cover(self) -> None:
@@ -285,17 +313,36 @@ class Loaders:
         @around_batches(dataloader)
         def fetched(fetch: Any, iterator: Any) -> Any:
             recorder = steps.recorder
+            if self._pauses.is_after:
+                self._end_early(iterator)
+            self.evaluated = iterator._forerun_loader
             was_paused, recorder.is_paused = recorder.is_paused, not recorder.pretends
             steps.in_loader = True
             try:
                 batch = fetch(iterator)
             finally:
                 recorder.is_paused, steps.in_loader = was_paused, False
-            if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            is_of_steps = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            if is_of_steps and not steps.is_over:
                 self.last, self.last_iterator = iterator._forerun_loader, iterator
                 self.num_samples = getattr(iterator, "_forerun_samples", 0) or _samples_of(batch)
                 steps.batch_loaded(self.num_samples)
             return batch
+
+    def _end_early(self, iterator: Any) -> None:
+        """Once the steps are known, the epoch has no more of them, and all other loaders give one batch."""
+        if getattr(iterator._forerun_loader, "iterator", None) is iterator:
+            return  # one that is meant not to end
+        if iterator is not self.last_iterator and not getattr(iterator, "_forerun_gave", False):
+            iterator._forerun_gave = True
+            return
+        if iterator._forerun_loader.dataset is getattr(self.last, "dataset", None):
+            self._pauses.epoch_ended()
+        raise StopIteration
+
+    def evaluated_samples(self) -> int | None:
+        """Samples of the loader that gave the last batch, if it is not that of the steps."""
+        return None if self.evaluated in (None, self.last) else _length(self.evaluated.dataset)
 
     def facts(self) -> dict[str, Any]:
         """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""

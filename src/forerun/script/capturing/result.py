@@ -320,6 +320,7 @@ def _facts(
     samples_global = batch_size * num_micro_steps * parallel.world_size
     dataset_size = _dataset_size(loader, job.steps_per_epoch, samples_global)
     epochs = job.epochs
+    precision = _precision(steps, flags, parallel.dtype)
     if job.max_steps is not None and job.steps_per_epoch is None:
         dataset_size = dataset_size or job.max_steps * samples_global
         epochs = job.max_steps / -(-dataset_size // samples_global)
@@ -334,7 +335,8 @@ def _facts(
         optimizers=tuple(_optimizer(optimizer, number) for optimizer, number in used if number),
         num_micro_steps=num_micro_steps,
         batch_size=batch_size,
-        precision=_precision(steps, flags, parallel.dtype),
+        precision=precision,
+        convolution_precision=_convolution_precision(precision),
         layout="nhwc" if steps.is_channels_last else "nchw",
         compile=bool(flags["compile"]),
         optimizer="+".join(dict.fromkeys(type(o).__name__.lower() for o, n in used if n)) or "none",
@@ -431,7 +433,28 @@ def _precision(steps: Steps, flags: dict[str, Any], sharded: torch.dtype | None)
     most = max(bytes_by_dtype, key=lambda dtype: bytes_by_dtype[dtype])
     if most in _HALF:
         return _HALF[most]
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    return "tf32" if _allows_tf32(torch.backends.cuda.matmul) else "fp32"
+
+
+def _allows_tf32(*switches: Any) -> bool:
+    """True if PyTorch may take TF32, by its switches since 2.9, the narrowest first, else by the flag of all releases.
+
+    The flag raises where a script has set switches that it cannot tell.
+    """
+    for switch in switches:
+        if (found := getattr(switch, "fp32_precision", "none")) != "none":
+            return bool(found == "tf32")
+    try:
+        return bool(switches[-1].allow_tf32)
+    except RuntimeError:
+        return False
+
+
+def _convolution_precision(precision: str) -> str | None:
+    """Arithmetic of convolutions in fp32 on a device with TF32, if it is not that of the step."""
+    cudnn: Any = torch.backends.cudnn
+    found = "tf32" if _allows_tf32(getattr(cudnn, "conv", None), cudnn) else "fp32"
+    return None if precision not in ("fp32", "tf32") or found == precision else found
 
 
 def _implementation(optimizers: list[Any], flags: dict[str, Any]) -> str:

@@ -230,6 +230,7 @@ class _Session:
         from forerun.script.capturing.checkpoints import Checkpoints
         from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
         from forerun.script.capturing.patches import Loaders, cover_keras, cover_torch
+        from forerun.script.capturing.pauses import Pauses
         from forerun.script.capturing.script_recorder import ScriptRecorder
         from forerun.script.capturing.stand_ins import FlexibleAttention, Parallelism
         from forerun.script.capturing.steps import Steps
@@ -241,7 +242,14 @@ class _Session:
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         self.flags: dict[str, Any] = {"compile": False, "fused": set(), "autocast": autocast, "notes": []}
-        self.loaders = Loaders(settings, steps)
+        # The second run asks for another batch size alone, and a script that changes its files is not let go on.
+        self._goes_on = (
+            settings.arguments is None and settings.batch_from is None and settings.files != "unsafe"
+        )
+        self.pauses = Pauses(Path(settings.folder), self._leave)
+        self.loaders = Loaders(settings, steps, self.pauses)
+        steps.goes_on = self.pauses.stepped
+        steps.evaluates = lambda: self.pauses.saw("validation", self.loaders.evaluated_samples())
         self.parallel = Parallelism(settings, steps)
         cover_torch(steps, self.flags, pretends=settings.pretends)
         known = self.pretence.known if self.pretence is not None else None
@@ -249,8 +257,9 @@ class _Session:
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
         self.parallel.cover()
-        Checkpoints(settings, self.pretence, self._note).cover()
-        after_import({**cover_keras(steps), **trainer_patches(self._job_seen)})
+        Checkpoints(settings, self.pretence, self._note, self._saved).cover()
+        trainers = trainer_patches(self._job_seen, self.pauses.told)
+        after_import({**cover_keras(steps, self.pauses, self._job_seen), **trainers})
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder
@@ -258,6 +267,10 @@ class _Session:
             cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
+
+    def _saved(self, to_memory: bool) -> None:
+        if not to_memory or self.pauses.is_after:
+            self.pauses.saw("checkpoints")
 
     def _job_seen(self, **known: Any) -> None:
         """Keeps what a framework's trainer says about its job."""
@@ -284,7 +297,7 @@ class _Session:
         self._end.leave(1)
 
     def finish(self) -> None:
-        """Writes the result and ends the process."""
+        """Writes the result; ends the process, or lets the script go on to what it does after an epoch."""
         from forerun.script.capturing.job import argument_options
         from forerun.script.capturing.result import write_result
 
@@ -298,6 +311,12 @@ class _Session:
             Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
             guesses,
         )  # fmt: skip
+        if self.pauses.steps_recorded(sys._getframe(), goes_on=self._goes_on):
+            gc.enable()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._end.leave(CAPTURED_STATUS)

@@ -61,7 +61,7 @@ class Steps:
 
     Args:
         recorder: Recorder of operations and memory.
-        finish: Called once when enough steps are recorded; does not return.
+        finish: Called once when enough steps are recorded.
         at_end_of_first: Called at the end of the first step; may replace the recorder.
     """
 
@@ -85,6 +85,9 @@ class Steps:
         self.reads_tokens = False
         self.is_channels_last = False
         self.in_loader = False
+        self.is_over = False
+        self.evaluates: Callable[[], None] = lambda: None
+        self.goes_on: Callable[[], None] = lambda: None
         self._last: int | None = None
         self._depth = 0
         self.in_backward = False
@@ -152,7 +155,10 @@ class Steps:
     def module_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A module begins its forward pass."""
         if self._depth == 0 and not self.in_backward and not self.in_loader:
-            self._root_begins(module, args, kwargs)
+            if not (torch.is_grad_enabled() or module.training) and self._trains(module):
+                self.evaluates()
+            elif not self.is_over:
+                self._root_begins(module, args, kwargs)
         elif self.in_backward:
             # Nothing but checkpointing runs a module's forward pass while gradients are computed.
             self.has_recomputation = True
@@ -221,6 +227,15 @@ class Steps:
         if self._now is not None:
             self._now.num_forwards += 1
 
+    def _trains(self, module: torch.nn.Module) -> bool:
+        """True for a network whose weights are trained, and for a copy of it, such as that with averaged weights."""
+        if id(module) in self.roots or (
+            self.is_over and any(type(module) is type(root) for root in self.roots.values())
+        ):
+            return True
+        first = next((id(p) for p in module.parameters() if p.requires_grad), None)
+        return first is not None and any(first == id(p) for p in self.trained())
+
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
         most = max(self.num_updates.values())
@@ -235,6 +250,9 @@ class Steps:
         return key == self._last
 
     def _step_ends(self) -> None:
+        if self.is_over:
+            self.goes_on()
+            return
         self._saw_backward = False
         self.num_steps += 1
         if self._now is not None:
@@ -242,7 +260,9 @@ class Steps:
         elif self.num_steps == 1:
             self._at_end_of_first()
         if len(self.recorded) >= 2 and (len(self.recorded) >= _MOST_STEPS or not self._vary()):
+            self.is_over = True
             self._finish()
+            return
         self._open()
 
     def _open(self) -> None:

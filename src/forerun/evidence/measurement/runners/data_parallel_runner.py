@@ -178,7 +178,11 @@ class _Member:
         from forerun.tracing.step import prepared_batch
 
         setup = setup_of(job.parameters)
-        set_numeric_flags(setup.precision, cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"))
+        set_numeric_flags(
+            setup.precision,
+            convolutions=setup.convolution_precision,
+            cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"),
+        )
         torch.manual_seed(whole_of(job.parameters, "seed", 0))
         built = build_model(
             job.subject, training=True, device=str(device), **input_options_of(job.parameters)

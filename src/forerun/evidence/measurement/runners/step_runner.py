@@ -208,7 +208,11 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
     device = open_device(device_index)
     if job.parameters.get("memory_limit_bytes") is not None:
         limit_device_memory(device, whole_of(job.parameters, "memory_limit_bytes"))
-    set_numeric_flags(setup.precision, cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"))
+    set_numeric_flags(
+        setup.precision,
+        convolutions=setup.convolution_precision,
+        cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"),
+    )
     torch.manual_seed(whole_of(job.parameters, "seed", 0))
     built = build_model(
         job.subject,

@@ -58,10 +58,17 @@ def check_measured_precision(precision: Precision) -> None:
         raise InvalidSetupError(f"fp8 is predicted but not measured: expected one of {known}, got fp8")
 
 
-def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) -> None:
-    """Allows TF32 products for ``tf32`` and forbids them otherwise, as the cost model assumes.
+def set_numeric_flags(
+    precision: Precision, *, convolutions: Precision | None = None, cudnn_benchmark: bool = False
+) -> None:
+    """Allows TF32 for products in ``tf32``, and for convolutions if they are, and forbids it otherwise.
 
     PyTorch's own default is a mixture: TF32 convolutions beside fp32 matrix products.
+
+    Args:
+        precision: Precision of the step.
+        convolutions: That of convolutions in fp32; None for that of the step.
+        cudnn_benchmark: Whether cuDNN tries its algorithms.
 
     Raises:
         InvalidSetupError: The precision is predicted only.
@@ -69,9 +76,8 @@ def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) ->
     import torch
 
     check_measured_precision(precision)
-    is_tf32 = precision is Precision.TF32
-    torch.backends.cuda.matmul.allow_tf32 = is_tf32
-    torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
+    torch.backends.cudnn.allow_tf32 = (convolutions or precision) is Precision.TF32
     torch.backends.cudnn.benchmark = cudnn_benchmark
 
 

@@ -152,7 +152,11 @@ class _Training:
         self.synchronise = synchroniser(self.device)
         self.num_epochs = whole_of(parameters, "num_epochs", 3)
         self.num_steps = parameters.get("num_steps") and whole_of(parameters, "num_steps")
-        set_numeric_flags(self.setup.precision, cudnn_benchmark=flag_of(parameters, "cudnn_benchmark"))
+        set_numeric_flags(
+            self.setup.precision,
+            convolutions=self.setup.convolution_precision,
+            cudnn_benchmark=flag_of(parameters, "cudnn_benchmark"),
+        )
         seed = whole_of(parameters, "seed", 0)
         torch.manual_seed(seed)
         built = build_model(job.subject, device=str(self.device), **input_options_of(parameters))

@@ -1,0 +1,305 @@
+"""What a script does between its steps: validation and checkpoints, how often, and on how many samples.
+
+Some of it is seen: once the steps are recorded the script goes on for some seconds of a processor with an epoch that is
+over, so that what follows it happens. The rest is read from the loops around the step: calls that evaluate or save
+under a condition such as ``step % 500 == 0``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from forerun.graph.captured import CapturedPause
+from forerun.script.capturing.job import enclosing_loops, path_to, value_in
+from forerun.script.patching import is_of_script
+
+PAUSES_FILE = "pauses.json"
+
+_CPU_S, _LIBRARY_CPU_S, _WALL_S, _POLL_S = 4.0, 10.0, 60.0, 0.05
+"""Longest time until an epoch has ended; more where a library may go through the rest of it [s]."""
+_EVALUATES = re.compile(
+    r"^_?(run_|do_|log_)?(eval|evaluate|evaluation|valid|validate|validation|test|val)(_|$)|^estimate_loss$"
+)
+_SAVES = re.compile(
+    r"^_?(maybe_)?save(_(checkpoint|ckpt|model|state|weights|pretrained|on_master|file|training)|$)|"
+    r"^(write|make)_checkpoint|^checkpoint$"
+)
+_OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
+_DEEPEST = 4
+
+Place = tuple[str, int]
+
+
+class Pauses:
+    """Follows what a script does between its steps.
+
+    Args:
+        folder: Where what is found is written.
+        leave: Ends the process.
+    """
+
+    def __init__(self, folder: Path, leave: Callable[[], None]) -> None:
+        self._file, self._leave = folder / PAUSES_FILE, leave
+        self._seen: dict[str, tuple[list[list[Place | int]], int | None]] = {}
+        self._found: dict[str, CapturedPause] = {}
+        self._only_read: set[str] = set()
+        self._loops: list[Place] = []
+        self.is_after = self._is_told = self._has_ended = False
+
+    def saw(self, kind: str, num_samples: int | None = None) -> None:
+        """The script evaluates (``validation``) or saves (``checkpoints``) now.
+
+        Args:
+            kind: ``validation`` or ``checkpoints``.
+            num_samples: Samples that it evaluates, if they are known.
+        """
+        if kind in self._seen and not self.is_after:
+            return
+        if kind in self._found and kind not in self._only_read:
+            return
+        around = [_around(frame) for frame in _frames(sys._getframe(1))]
+        if self.is_after:
+            pause = _pause_of(around, self._loops, num_samples, is_after=True)
+            if pause is not None:
+                self._only_read.discard(kind)
+            self._keep(kind, pause)
+        else:  # which loops are those of the steps is known at their end
+            self._seen[kind] = (around, num_samples)
+
+    def told(self, **known: tuple[str, int, int | None] | None) -> None:
+        """A framework's trainer says them: unit, number of units and samples of each, None for never."""
+        for kind, pause in known.items():
+            if pause is not None:
+                self._keep(kind, CapturedPause(unit=pause[0], every=pause[1], num_samples=pause[2]))
+        self._is_told = True
+
+    def steps_recorded(self, frame: FrameType | None, *, goes_on: bool) -> bool:
+        """Reads the loops around the step; true if the script is to go on until its epoch has ended."""
+        frames = list(_frames(frame))
+        self._loops = [place for inner in reversed(frames) for place in _places(inner)]
+        for kind, (around, samples) in self._seen.items():
+            self._keep(kind, _pause_of(around, self._loops, samples, is_after=False))
+        self._seen.clear()
+        if not self._is_told:
+            for kind, pause in _read(frames):
+                if kind not in self._found:
+                    self._only_read.add(kind)
+                    self._keep(kind, pause)
+        self.is_after = goes_on and not self._is_told
+        if self.is_after:
+            threading.Thread(target=self._wait, daemon=True).start()
+        return self.is_after
+
+    def _wait(self) -> None:
+        cpu_s = time.process_time() + (_CPU_S if self._loops else _LIBRARY_CPU_S)
+        wall_s = time.monotonic() + _WALL_S
+        while time.process_time() < cpu_s and time.monotonic() < wall_s:
+            time.sleep(_POLL_S)
+        self._leave()
+
+    def epoch_ended(self) -> None:
+        """A loader of the training data has ended."""
+        self._has_ended = True
+
+    def stepped(self) -> None:
+        """The script makes a step after the recorded ones; the process ends once that is one of the next epoch.
+
+        Without a loop of its own, a library may fill the epoch from a new iterator; its time is limited.
+        """
+        if self._has_ended and (self._loops or self._found):
+            self._leave()
+
+    def _keep(self, kind: str, pause: CapturedPause | None) -> None:
+        if pause is None:
+            return
+        self._found[kind] = pause
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps({name: asdict(one) for name, one in self._found.items()}), "utf-8")
+        partial.replace(self._file)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The script's frames, the innermost first."""
+    while frame is not None:
+        if is_of_script(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def _places(frame: FrameType) -> list[Place]:
+    return [(frame.f_code.co_filename, loop.lineno) for loop in enclosing_loops(frame)]
+
+
+def _around(frame: FrameType) -> list[Place | int]:
+    """Loops around a line of a frame, as places, and conditions with a remainder, as divisors; the outermost first.
+
+    The frame itself is not kept: it would hold its tensors.
+    """
+    found: list[Place | int] = []
+    for node in path_to(frame):
+        if isinstance(node, (ast.For, ast.While)):
+            found.append((frame.f_code.co_filename, node.lineno))
+        elif isinstance(node, ast.If) and (every := _interval(node.test, frame)):
+            found.append(every)
+    return found
+
+
+def _unit(depth: int) -> str:
+    """Unit of a loop of the script: the innermost counts steps, the next one epochs."""
+    return ("steps", "epochs", "job")[min(depth, 2)]
+
+
+def _pause_of(
+    around: Sequence[Sequence[Place | int]],
+    loops: Sequence[Place],
+    num_samples: int | None,
+    *,
+    is_after: bool,
+) -> CapturedPause | None:
+    """How often something happens, by the loop of the steps around it and the conditions within that loop.
+
+    What comes before the first step without a condition happens once, and is no pause.
+    """
+    intervals: list[int] = []
+    for of_frame in around:
+        for one in reversed(of_frame):
+            if isinstance(one, int):
+                intervals.append(one)
+            elif one in loops:
+                unit = _unit(len(loops) - 1 - loops.index(one))
+                if unit == "steps" and not intervals:
+                    return None  # part of each step, as a teacher's forward pass is
+                return CapturedPause(
+                    unit=unit, every=intervals[0] if intervals else 1, num_samples=num_samples
+                )
+    if is_after:  # without a loop of the script it is a library that goes through the epochs
+        return CapturedPause(unit="job" if loops else "epochs", num_samples=num_samples)
+    # Called by a library's loop, or before the first step: a condition says how often it comes back.
+    return CapturedPause(unit="steps", every=intervals[0], num_samples=num_samples) if intervals else None
+
+
+def _interval(test: ast.expr, frame: FrameType) -> int | None:
+    """The divisor of a remainder in a condition; 0 if the script has switched that off."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            value = value_in(node.right, frame)
+            if isinstance(value, int) and value >= 0:
+                return value
+    return None
+
+
+def _is_false(test: ast.expr, frame: FrameType) -> bool:
+    """True if a condition without a remainder, or a part that all others wait for, does not hold for this script."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_false(part, frame) for part in test.values)
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    if any(isinstance(node, (ast.Mod, ast.Call, ast.Compare)) for node in ast.walk(test)) or not names:
+        return False
+    try:
+        return not eval(compile(ast.Expression(test), "<test>", "eval"), frame.f_globals, frame.f_locals)  # noqa: S307 - names and attributes alone
+    except Exception:  # an attribute may run any code
+        return False
+
+
+def _read(frames: Sequence[FrameType]) -> Iterator[tuple[str, CapturedPause]]:
+    """Calls that evaluate or save in the loops around the step and after them, the innermost loops first."""
+    num_loops = sum(len(enclosing_loops(frame)) for frame in frames)
+    depth = 0
+    for frame in frames:
+        path, own = path_to(frame), enclosing_loops(frame)
+        for loop in reversed(own):
+            around = [node for node in path if isinstance(node, (ast.For, ast.While)) and node is not loop]
+            yield from _read_calls(loop.body, around, frame, _unit(depth))
+            depth += 1
+        function = next((node for node in reversed(path) if hasattr(node, "body") and isinstance(
+            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module))), None)  # fmt: skip
+        line = own[0].end_lineno if own else frame.f_lineno
+        rest = [node for node in getattr(function, "body", ()) if node.lineno > (line or 0)]
+        if depth:
+            yield from _read_calls(rest, (), frame, "job" if depth >= num_loops else _unit(depth))
+
+
+def _read_calls(
+    body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
+) -> Iterator[tuple[str, CapturedPause]]:
+    for call, tests in _calls(body, leave_out):
+        kind = _kind_of(call, frame)
+        if not kind or any(_is_false(test, frame) for test in tests):
+            continue
+        every = next((n for test in tests if (n := _interval(test, frame)) is not None), None)
+        if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
+            unit = "job"  # in the last step alone
+        elif every == 0 or (unit == "steps" and every is None):
+            continue  # never; or part of each step, or under a condition that is not read
+        samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
+        yield kind, CapturedPause(unit=unit, every=every or 1, num_samples=samples)
+
+
+def _calls(
+    body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], tests: tuple[ast.expr, ...] = ()
+) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
+    """Calls in statements with the conditions around them; without those of inner loops around the step."""
+    for node in body:
+        if isinstance(node, ast.If):
+            yield from _calls(node.body, leave_out, (*tests, node.test))
+            yield from _calls(node.orelse, leave_out, tests)
+        elif isinstance(node, (ast.With, ast.Try, ast.For, ast.While)):
+            if node not in leave_out:
+                yield from _calls(node.body, leave_out, tests)
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Call):
+                    yield inner, tests
+
+
+def _kind_of(call: ast.Call, frame: FrameType) -> str:
+    """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    owner = (
+        function.value.id
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+        else ""
+    )
+    if _EVALUATES.search(name) and (
+        name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
+    ):
+        return "validation"
+    if _SAVES.search(name):
+        return "" if owner in _OTHER_SAVERS else "checkpoints"
+    known = value_in(function, frame) if isinstance(function, ast.Name) else None
+    if isinstance(known, FunctionType) and is_of_script(known.__code__.co_filename):
+        return "checkpoints" if _saves(known.__code__, known.__globals__) else ""
+    return ""
+
+
+def _saves(code: CodeType, names: dict[str, Any], depth: int = 0) -> bool:
+    """True if a function, or one that it calls, saves."""
+    if ("torch" in code.co_names and "save" in code.co_names) or "save_pretrained" in code.co_names:
+        return True
+    inner = (names.get(name) for name in code.co_names)
+    return depth < _DEEPEST and any(
+        _saves(found.__code__, found.__globals__, depth + 1)
+        for found in inner
+        if isinstance(found, FunctionType)
+        and is_of_script(found.__code__.co_filename)
+        and found.__code__ is not code
+    )
+
+
+def _samples_in(given: ast.expr, frame: FrameType) -> int | None:
+    """Samples of a loader that a function gets."""
+    try:
+        return len(value_in(given, frame).dataset)
+    except Exception:  # anything else than a loader
+        return None
