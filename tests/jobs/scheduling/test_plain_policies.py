@@ -32,12 +32,12 @@ def test_srtf_serves_the_shortest_and_fills_gaps():
     assert numbers("srtf", jobs) == {"short": 6, "one": 1}
 
 
-def test_las_sinks_after_3200_device_seconds():
+def test_las_sinks_after_sixteen_device_hours():
     views = [view(job("old", num_workers=8), EIGHT, 0), view(job("new", num_workers=8), EIGHT, 1)]
     policy = find_policy("las")
-    views[0].attained_device_s = 3199.0
+    views[0].attained_device_s = 57_599.0
     assert list(policy.allocate(views, EIGHT, 0.0)) == ["old"]
-    views[0].attained_device_s = 3200.0
+    views[0].attained_device_s = 57_600.0
     assert list(policy.allocate(views, EIGHT, 0.0)) == ["new"]
 
 

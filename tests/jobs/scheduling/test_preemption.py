@@ -84,6 +84,15 @@ def test_a_raw_policy_is_asked_once_a_round():
     assert free.restarts_per_job >= held.restarts_per_job
 
 
+def test_max_min_shares_are_those_of_gavels_own_example():
+    """Narayanan et al. 2020, OSDI, section 4.1: three jobs on a V100 and a K80, each ahead of an equal split."""
+    rates = np.asarray([[40.0, 10.0], [12.0, 4.0], [100.0, 50.0]])
+    shares = max_min_shares(rates, np.ones(3), np.ones(2), np.ones(3))
+    assert shares == pytest.approx(np.asarray([[0.45, 0.0], [0.45, 0.09], [0.09, 0.91]]), abs=0.006)
+    gain = (rates * shares).sum(axis=1) / (rates.mean(axis=1) * 2 / 3)
+    assert gain == pytest.approx(np.full(3, 1.09), abs=0.005)
+
+
 def test_max_min_shares_are_those_that_a_hand_finds():
     # Two jobs, one device of each of two kinds. Job a is 4 times as fast on the second kind, b as fast on both. Equal
     # shares of time are worth (1 + 4) / 2 = 2.5 and 1 to them. a takes x of the second kind, b the first and 1 - x:
