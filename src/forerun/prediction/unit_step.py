@@ -275,10 +275,10 @@ def _stage(
     """One micro-step of a stage, or its forward pass alone."""
     own = list(units)
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
-    tensor: Sequence[Floats] = _tensor(run, times, groups.tensor, own)
-    context: Sequence[Floats] = _context(run, times, groups.context, own)
-    expert: Sequence[Floats] = _expert(run, times, groups.expert, own)
-    copies: Sequence[Floats] = [*_copies(run, memory, groups, own)]
+    tensor = _tensor(run, times, groups.tensor, own)
+    context = _context(run, times, groups.context, own)
+    expert = _expert(run, times, groups.expert, own)
+    copies = _copies(run, memory, groups, own)
     if is_forward:
         none = np.zeros(len(own))
         tensor, context, expert = (tensor[0], none, none), (context[0], none, none), (expert[0], none)
