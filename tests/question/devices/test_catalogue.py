@@ -710,3 +710,9 @@ def test_the_public_names_load():
         assert getattr(forerun.question.devices, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = forerun.question.devices.nothing
+
+
+@pytest.mark.parametrize("name", ["a100-mig-3g.20gb", "A100 1g.5gb"])
+def test_a_part_of_a_gpu_is_told_how_it_is_described(name):
+    with pytest.raises(UnknownDeviceError, match=r"part of a GPU .* TOML file"):
+        find_device(name)

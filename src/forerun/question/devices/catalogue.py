@@ -314,7 +314,16 @@ def _many_message(name: str, found: Iterable[Device]) -> str:
     return f"'{name}' matches more than one device; name one of: {', '.join(device.name for device in found)}"
 
 
+_SLICE = re.compile(r"\bmig\b|\b\dg\.\d+gb\b", re.IGNORECASE)
+"""A part of a GPU, such as 3g.20gb."""
+
+
 def _none_message(name: str) -> str:
+    if _SLICE.search(name):
+        return (
+            f"'{name}' is a part of a GPU (MIG), which the catalogue does not list; write its cores, memory, bandwidth "
+            "and peaks into a TOML file and give that (docs/hardware.md)"
+        )
     near = near_matches(normalise_name(name), load_catalog())
     return (
         f"expected a device of the catalogue, a hardware file or 'here', got '{name}'{near}"
