@@ -16,7 +16,7 @@ _OWN = Path(__file__).parent / "own"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What a person reads off a script and its arguments, before it is captured; a capture is right if all of it is.
+    """Facts that a person reads off a script and its arguments before it is captured; a capture is right if all are.
 
     Attributes:
         precision: Precision of products.

@@ -62,7 +62,7 @@ class CapturedLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedPause:
-    """What a script does between its steps, validation or a checkpoint.
+    """A pause between the steps of a script: validation, or a checkpoint.
 
     Attributes:
         unit: ``steps`` or ``epochs`` that it is counted in, or ``job`` for once at the end.
@@ -76,7 +76,7 @@ class CapturedPause:
 
     @property
     def words(self) -> str:
-        """How often, such as "every 500 steps"."""
+        """Its frequency in words, such as "every 500 steps"."""
         if self.unit == "job":
             return "at the end"
         return f"every {self.unit[:-1]}" if self.every == 1 else f"every {self.every:,} {self.unit}"

@@ -1,4 +1,4 @@
-"""What a script does between its steps: validation and checkpoints, how often, and on how many samples.
+"""Pauses between the steps of a script: validation and checkpoints, how often, and on how many samples.
 
 Some of it is seen: once the steps are recorded the script goes on for some seconds of a processor with an epoch that is
 over, so that what follows it happens. The rest is read from the loops around the step: calls that evaluate or save
@@ -166,7 +166,7 @@ def _pause_of(
     *,
     is_after: bool,
 ) -> CapturedPause | None:
-    """How often something happens, by the loop of the steps around it and the conditions within that loop.
+    """Frequency of what happens now, by the loop of the steps around it and the conditions within that loop.
 
     What comes before the first step without a condition happens once, and is no pause.
     """
