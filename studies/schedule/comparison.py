@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student_t
 
 from forerun.base.errors import RecordError
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, SharedCluster, parse_cluster
@@ -36,6 +37,9 @@ __all__ = ["EVEN_CLUSTER", "OURS", "SCORED_SEEDS", "Row", "compare", "comparison
 
 OURS = "foresight"
 _RIVALS = ("fifo", "srtf", "las", "optimus", "pollux", "sia", "gavel", "themis")
+_OF_ONE_KIND = ("optimus",)
+"""Rivals whose papers have devices of one kind only."""
+
 SCORED_SEEDS = range(100, 108)
 """Draws on which no constant of a policy was chosen; tuning takes seeds from 0."""
 
@@ -178,6 +182,8 @@ def compare(
                 if (name, seed, policy) in done:
                     continue
                 drawn = draws[name](seed)
+                if policy.removesuffix(":raw") in _OF_ONE_KIND and len(drawn.cluster.kinds) > 1:
+                    continue
                 options = SimulationOptions(round_s=drawn.round_s, seed=seed, error=_ERROR)
                 found = simulate(drawn.known, drawn.cluster, find_policy(policy), options, drawn.actual)
                 row = Row(workload=name, seed=seed, policy=policy, metrics=found.metrics.to_dict())
@@ -216,8 +222,12 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 }
 """Columns of means: their figure and its words."""
 
-_T_8 = 2.365
-"""97.5 % quantile of Student's distribution with seven degrees of freedom."""
+
+def _half_width(values: np.ndarray) -> float:
+    """Half of the 95 % interval of a mean, by Student's distribution; 0 for one value."""
+    if values.size < 2:
+        return 0.0
+    return float(student_t.ppf(0.975, values.size - 1) * np.std(values, ddof=1) / sqrt(values.size))
 
 
 class _Figures:
@@ -245,8 +255,7 @@ class _Figures:
     def ratio(self, policy: str) -> tuple[float, float]:
         """Ours over another policy's average completion, mean over the draws, and half of its 95 % interval."""
         found = self.values(OURS, "average_completion_s") / self.values(policy, "average_completion_s")
-        spread = float(np.std(found, ddof=1)) if found.size > 1 else 0.0
-        return float(found.mean()), _T_8 * spread / sqrt(found.size)
+        return float(found.mean()), _half_width(found)
 
 
 def _is_raw(policy: str) -> bool:
@@ -297,11 +306,10 @@ def _table(found: _Figures) -> str:
     lines = []
     for policy in sorted(found.by_policy, key=found.mean):
         hours = found.values(policy, "average_completion_s") / 3600
-        half = _T_8 * float(np.std(hours, ddof=1)) / sqrt(hours.size) if hours.size > 1 else 0.0
         cells = [words(found.mean(policy, name)) for name, words in _COLUMNS.values()]
         fairness = found.values(policy, "worst_fairness")
         worst = "" if isnan(fairness.max()) else f"{fairness.max():.1f}"
-        lines.append((policy, f"{hours.mean():.3f} +- {half:.3f}", *cells, worst))
+        lines.append((policy, f"{hours.mean():.3f} +- {_half_width(hours):.3f}", *cells, worst))
     return markdown_table(("policy", "average h", *_COLUMNS, "worst fairness"), lines)
 
 

@@ -1,13 +1,17 @@
 """The studies of scheduling: laws without tables, and the published order on the public ones."""
 
+import json
+
 import numpy as np
 import pytest
 
+from forerun.base.errors import RecordError
 from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
+from studies.schedule.comparison import comparison_section, read_rows
 from studies.schedule.placement_study import placement_study
 from studies.schedule.plots import error_plot
 from studies.schedule.server_study import ratios, server_study
@@ -104,3 +108,36 @@ def test_the_plot_of_errors_is_written(tmp_path):
     path = tmp_path / "errors.png"
     error_plot(path, {"srtf": {"speed": {0.0: 3600.0, 0.2: 3700.0}, "work": {0.0: 3600.0, 0.2: 4000.0}}})
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compared_schedules_are_summed_up_over_the_draws_that_all_have(tmp_path):
+    figures = {
+        "average_completion_s": 3600.0,
+        "p95_completion_s": 7200.0,
+        "makespan_s": 9000.0,
+        "restarts_per_job": 1.0,
+        "utilisation": 0.5,
+        "deadlines_met": 0.25,
+        "worst_fairness": 4.0,
+    }
+
+    def row(policy, seed, factor):
+        metrics = {**figures, "average_completion_s": 3600.0 * factor}
+        return json.dumps({"workload": "philly", "seed": seed, "policy": policy, "metrics": metrics})
+
+    kept = tmp_path / "rows.jsonl"
+    lines = [row("foresight", s, 1) for s in (1, 2)] + [row("fifo", s, 4) for s in (1, 2)]
+    lines += [row("pollux:raw", s, 2 + s) for s in (1, 2)] + [row("pollux", s, 1.25) for s in (1, 2)]
+    # A policy that was stopped would be compared over other draws.
+    lines.append(row("sia:raw", 1, 0.1))
+    kept.write_text("\n".join(lines), encoding="utf-8")
+    page = comparison_section(read_rows(kept))
+    assert (
+        "| philly | 2 | 1.000 | pollux:raw | 0.292 +- 0.529 | pollux | 0.800 +- 0.000 | 0.250 +- 0.000 | 4.0 |"
+        in page
+    )
+    assert "sia:raw" not in page
+    assert read_rows(tmp_path / "none.jsonl") == []
+    kept.write_text("[]", encoding="utf-8")
+    with pytest.raises(RecordError, match=r"rows.jsonl, line 1: expected a schedule of this study"):
+        read_rows(kept)
