@@ -1,6 +1,6 @@
 """The public tables of learning curves as whole runs.
 
-Five tables, see the method page for their sources. Jobs are networks on a dataset by one team: batch sizes, seeds and
+Six tables, see the method page for their sources. Jobs are networks on a dataset by one team: batch sizes, seeds and
 machines of one job are its runs. Origins are families of logs: one repository, or one tool whose logs many
 repositories keep (YOLO's ``results.csv``, ``trainer_state.json``, Keras' logs). What is judged on an origin has seen
 none of its runs.
@@ -23,7 +23,7 @@ from forerun.jobs.forecasting.backtest import StoredRun
 from forerun.jobs.forecasting.curve import Floats, error_scale, metric_kind
 from forerun.jobs.forecasting.schedule import parse_schedule
 
-__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves", "read_new_curves"]
+__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves", "read_new_curves", "read_trials"]
 
 CURVE_TABLES = (
     "adaptdl_validation_curves",
@@ -31,6 +31,7 @@ CURVE_TABLES = (
     "learning_curves",
     "mlperf_eval_curves",
     "curves/curves",
+    "trials/algoperf",
 )
 
 _SCHEDULES = {
@@ -58,6 +59,7 @@ def read_all_curves(folder: Path) -> list[StoredRun]:
         _learning_curves,
         _mlperf,
         read_new_curves,
+        read_trials,
     )
     return [run for read in readers for run in read(folder)]
 
@@ -82,16 +84,18 @@ def _run(
     origin: str | None = None,
 ) -> StoredRun:
     kind = metric_kind(metric, is_rising)
+    scale = error_scale(values, is_rising, kind)
     return StoredRun(
         table=table,
         origin=origin or table,
         job=f"{table}: {job}",
         name=name,
         epochs=epochs,
-        errors=error_scale(values, is_rising, kind).errors(values),
+        errors=scale.errors(values),
         rates=rates,
         kind=kind,
         metric=metric,
+        span=scale.span,
     )
 
 
@@ -188,5 +192,32 @@ def _mlperf(folder: Path) -> list[StoredRun]:
         name = " ".join(str(group[c].iloc[0]) for c in ("mlperf_round", "submitter", "system", "run_file"))
         found.append(
             _run("mlperf_eval_curves", "ResNet-50", name, epochs, group["accuracy"].to_numpy(float), True)
+        )
+    return found
+
+
+def read_trials(folder: Path) -> list[StoredRun]:
+    """Trials of AlgoPerf's submissions: the trials of one submission's search on a workload are a job.
+
+    A run that ends in NaN, whose end is not a number to forecast, is left out.
+    """
+    table = _read(folder, "trials/algoperf")
+    found = []
+    for row in table.itertuples():
+        values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
+        if len(values) < _FEWEST_POINTS or not np.all(np.isfinite(values)) or np.any(np.diff(steps) <= 0):
+            continue
+        metric = str(row.metric)
+        found.append(
+            _run(
+                "trials/algoperf",
+                f"{row.workload} {row.framework} {row.submission}",
+                f"{row.leaderboard} {row.source_path}",
+                steps,
+                values,
+                metric not in ("loss", "wer"),
+                metric=metric,
+                origin="algoperf",
+            )
         )
     return found

@@ -14,7 +14,7 @@ from studies.forecast.study import ForecastStudy
 
 __all__ = ["ForecastFigures", "forecast_section", "forecast_summary_row"]
 
-_SHOWN = ("annealing", "power law", "optimus", "last value")
+_SHOWN = ("annealing 20%", "power law", "optimus", "last value")
 """Forecasters alone that stand beside ours; ``forerun forecast backtest`` prints all of them."""
 
 _TARGET_CUTS = (0.1, 0.3, 0.5, 0.7)
@@ -77,7 +77,7 @@ def _origins_left_out(study: ForecastStudy) -> str:
     )
     for words, found, tiers in views:
         alone = [name for name in _SHOWN if name in found.errors]
-        names = [name for name in alone if Tier.SCHEDULE in tiers or name != "annealing"]
+        names = [name for name in alone if Tier.SCHEDULE in tiers or not name.startswith("annealing")]
         ours = [
             (f"**forerun**, {known}", *(_three(found.mixture_errors[str(tier)].get(c)) for c in found.cuts))
             for tier, known in tiers.items()

@@ -1,7 +1,7 @@
 """Forecasters on the public learning curves: final value, coverage, epochs to target.
 
-A run's origin (a family of logs, see ``curve_tables``) is never in what its forecast rests on: neither in the weights,
-nor the intervals, nor in what a drop of the rate brings. In the tiers with history the other runs of the job are given
+A run's origin (a family of logs, see ``curve_tables``) is never in what its forecast rests on: neither in the learned
+prior nor in the intervals. In the tiers with history the other runs of the job are given
 to the forecaster as its siblings, which is their point; weights and intervals are those of other origins there too.
 Errors and coverage are means over the runs of a job, then over the jobs of an origin, then over origins.
 """
@@ -9,6 +9,7 @@ Errors and coverage are means over the runs of a job, then over the jobs of an o
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from forerun.jobs.backtest import Backtest, HeldOutForecast, leave_origins_out, summary_of
-from forerun.jobs.forecasting.backtest import CutResult, StoredRun, cut_results, mean_errors, summarise
+from forerun.jobs.forecasting.backtest import CutResult, StoredRun, cut_results, summarise, tier_results
 from forerun.jobs.forecasting.backtest_table import futures_of, save_table, target_times
 from forerun.jobs.forecasting.curve import Floats, final_error
-from forerun.jobs.forecasting.forecaster import PRIORS, Tier, combined, member_weights
+from forerun.jobs.forecasting.forecaster import Tier
+from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
+from studies.forecast.fit_prior import fit_priors
 
 __all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
-FORECAST_STUDY_VERSION = 6
+FORECAST_STUDY_VERSION = 7
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -90,10 +93,11 @@ def forecast_study(
     """
     runs = read_all_curves(folder)
     results = cut_results(runs, report=report)
-    held = leave_origins_out(results)
+    priors = fit_priors(results)
+    held = leave_origins_out(results, priors.__getitem__)
     everything = summary_of(results, held)
     if save is not None:
-        _save_shipped_table(results, everything, save)
+        _save_shipped(results, priors, everything, save)
     known = [r for r in results if r.run.rates is not None]
     scheduled = [r for r in results if r.run.table == SCHEDULED_TABLE]
     of_scheduled = [h for h in held if h.result.run.table == SCHEDULED_TABLE]
@@ -130,7 +134,7 @@ def _origins(held: Sequence[HeldOutForecast]) -> tuple[OriginCoverage, ...]:
 
 
 def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:
-    names = ("optimus", "pow3", "annealing", "scaled siblings", "siblings", "best so far")
+    names = ("optimus", "pow3", "annealing 20%", "scaled siblings", "siblings", "best so far")
     found = {
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
         for name in names
@@ -170,11 +174,9 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 
 def _likely_epoch(held: HeldOutForecast) -> float:
     """As ``forecast_curve`` answers."""
-    result, table, tier = held.result, held.table, held.tier
-    prefix, cut = result.prefix, result.cut
-    names = [name for name in PRIORS[tier] if name in result.paths]
-    weights = member_weights(names, tier, table.stored(cut))
-    mix = combined(prefix, tier, result.paths, weights)
+    result, weighed = held.result, held.of_tier
+    prefix = result.prefix
+    mix = mixed_paths(prefix, result.paths, weighed.scale, weighed.weights)
     seen = prefix.num_seen
     lucky = futures_of(mix, prefix, held.quantiles) * (1 - prefix.noise)
     now = (float(prefix.epochs[seen - 1]), prefix.best)
@@ -186,14 +188,19 @@ def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:
     return float(epochs[hits[0]]) if len(hits) else None
 
 
-def _save_shipped_table(results: Sequence[CutResult], found: Backtest, out: Path) -> None:
-    """Writes the figures that come with the package: all runs, with the coverage that origins left out showed."""
+def _save_shipped(
+    results: Sequence[CutResult], priors: Mapping[str, LearnedPrior], found: Backtest, out: Path
+) -> None:
+    """Writes the prior of all runs, and quantiles by priors that had not seen the origin of the run."""
+    source = f"{found.num_runs} public learning curves: " + ", ".join(CURVE_TABLES)
     provenance = {
-        "source": "public learning curves: " + ", ".join(CURVE_TABLES),
+        "source": source,
         "num_runs": found.num_runs,
         "num_jobs": found.num_jobs,
         "num_origins": found.num_origins,
         "date": datetime.date.today().isoformat(),
         "coverage_90": found.rounded_coverage(),
     }
-    save_table(summarise(mean_errors(results), provenance), out)
+    save_table(summarise(tier_results(results, priors.__getitem__), provenance), out)
+    prior = json.dumps(prior_document(priors[""], source), separators=(",", ":"))
+    out.with_name("prior.json").write_text(prior + "\n", encoding="utf-8")

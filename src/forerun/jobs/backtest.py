@@ -14,43 +14,50 @@ from forerun.base.errors import RecordError
 from forerun.jobs.forecast import is_logged, rate_column, schedule_from
 from forerun.jobs.forecasting.backtest import (
     CutResult,
-    MixedGroup,
-    ResultGroup,
+    PriorOf,
     StoredRun,
+    TierResult,
     cut_results,
-    mean_errors,
     mean_of_origins,
     summarise,
+    tier_results,
 )
 from forerun.jobs.forecasting.backtest_table import LEVELS, BacktestTable, save_table, stored_quantiles
 from forerun.jobs.forecasting.curve import Curve, Floats, clean, error_scale
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.jobs.forecasting.forecaster import Tier
+from forerun.jobs.forecasting.prior import shipped_prior
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutForecast:
-    """The final value of a run as forecast by a table that has not seen its origin.
+    """The final value of a run as forecast by a prior and a table that have not seen its origin.
 
     Attributes:
-        result: The run at a cut, its annealing law with the drop that the table knows.
-        tier: What was known.
-        forecast: Final error forecast.
-        low_90, high_90, low_80, high_80: Its intervals.
-        table: What it rests on.
+        of_tier: The forecast.
+        ends: Ends of its 90 and 80 % intervals: low, high, low, high.
         quantiles: Of the scaled residual, (horizons, levels).
     """
 
-    result: CutResult
-    tier: Tier
-    forecast: float
-    low_90: float
-    high_90: float
-    low_80: float
-    high_80: float
-    table: BacktestTable
+    of_tier: TierResult
+    ends: tuple[float, float, float, float]
     quantiles: Floats
+
+    @property
+    def result(self) -> CutResult:
+        """The run at a cut."""
+        return self.of_tier.result
+
+    @property
+    def tier(self) -> Tier:
+        """What was used."""
+        return self.of_tier.tier
+
+    @property
+    def forecast(self) -> float:
+        """Final error forecast."""
+        return float(self.of_tier.errors[-1])
 
     @property
     def actual(self) -> float:
@@ -60,49 +67,37 @@ class HeldOutForecast:
     @property
     def is_covered(self) -> bool:
         """True if it lies in the 90 % interval."""
-        return self.low_90 <= self.actual <= self.high_90
+        return self.ends[0] <= self.actual <= self.ends[1]
 
 
-def leave_origins_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
-    """Every result in every tier it has the data for, its origin left out of errors, drops and quantiles."""
-    errors = mean_errors(results)
+def leave_origins_out(
+    results: Sequence[CutResult], prior_of: PriorOf = lambda origin: shipped_prior()
+) -> list[HeldOutForecast]:
+    """Every result in every tier it has the data for, its origin left out of the quantiles.
+
+    Args:
+        results: The cuts.
+        prior_of: Of an origin, a prior that has not seen it; the shipped one has not seen a user's own runs.
+    """
+    forecasts = tier_results(results, prior_of)
     found = []
     for origin in dict.fromkeys(r.run.origin for r in results):
-        table = summarise(errors, {}, without_origin=origin)
-        for group in errors.groups:
-            if group.origin == origin:
-                found += _held_out(group, table)
+        table = summarise(forecasts, {}, without_origin=origin)
+        found += [_held_out(f, table) for f in forecasts if f.result.run.origin == origin]
     return found
 
 
-def _held_out(group: ResultGroup, table: BacktestTable) -> list[HeldOutForecast]:
-    tier, cut, share = group.tier, group.cut, table.drop_shares[group.kind]
-    mix = group.mixed(table.stored(cut), share)
-    quantiles = stored_quantiles(tier, table, cut)
-    ends = [_ends(mix, quantiles, level) for level in (0.05, 0.95, 0.1, 0.9)]
-    return [
-        HeldOutForecast(
-            result=result.with_drop(share),
-            tier=tier,
-            forecast=float(mix.errors[index, -1]),
-            low_90=low_90,
-            high_90=high_90,
-            low_80=low_80,
-            high_80=high_80,
-            table=table,
-            quantiles=quantiles,
-        )
-        for index, (result, low_90, high_90, low_80, high_80) in enumerate(
-            zip(group.results, *(end.tolist() for end in ends), strict=True)
-        )
-    ]
+def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
+    quantiles = stored_quantiles(forecast.tier, table, forecast.result.cut)
+    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, q) for q in (0.05, 0.95, 0.1, 0.9))
+    return HeldOutForecast(of_tier=forecast, ends=(low_90, high_90, low_80, high_80), quantiles=quantiles)
 
 
-def _ends(mix: MixedGroup, quantiles: Floats, level: float) -> Floats:
-    """Ends of an interval of the final values, on the side of the forecast that the level says, (runs,)."""
+def _end(forecast: TierResult, quantiles: Floats, level: float) -> float:
+    """End of an interval of the final value, on the side of the forecast that the level says."""
     moved = float(np.interp(level, LEVELS, quantiles[-1]))
     moved = min(moved, 0.0) if level < 0.5 else max(moved, 0.0)
-    return np.maximum(0.0, mix.errors[:, -1] + mix.scale[:, -1] * moved)
+    return max(0.0, float(forecast.errors[-1] + forecast.scale[-1] * moved))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +174,7 @@ def summary_of(
         errors={name: by_name(name) for name in names},
         mixture_errors=by_tier(lambda h: abs(h.forecast - h.actual)),
         coverage_90=by_tier(lambda h: h.is_covered),
-        width_90=by_tier(lambda h: h.high_90 - h.low_90),
+        width_90=by_tier(lambda h: h.ends[1] - h.ends[0]),
     )
 
 
@@ -211,7 +206,8 @@ def backtest(
     if save is not None:
         source = f"{len(runs)} runs of {Path(folder).name}"
         provenance = {"source": source, "coverage_90": found.rounded_coverage()}
-        save_table(summarise(mean_errors(results), provenance), Path(save))
+        forecasts = tier_results(results, lambda origin: shipped_prior())
+        save_table(summarise(forecasts, provenance), Path(save))
     return found
 
 
@@ -239,6 +235,7 @@ def _stored_runs(
                 rates=_logged_rates(curve) if is_rate_logged else _planned_rates(curve, schedule),
                 kind=curve.kind,
                 metric=curve.metric,
+                span=scale.span,
             )
         )
     return found

@@ -21,6 +21,7 @@ from forerun.jobs.forecasting.forecast_answer import (
     Clock,
     RunForecast,
     RunOutcome,
+    decision_of,
     outcome_of,
     ranked,
     stop_advice,
@@ -76,6 +77,7 @@ def forecast(
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
     planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
     table = shipped_table() if backtest_file is None else load_table(Path(backtest_file))
+    siblings = _siblings(history, run, curve, wanted)
     found = forecast_curve(
         curve,
         table,
@@ -83,7 +85,7 @@ def forecast(
         end_epoch=epochs,
         schedule=planned,
         is_schedule_unknown=schedule == _UNKNOWN,
-        siblings=_siblings(history, run, curve, wanted),
+        siblings=siblings,
     )
     clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))
     epoch_time_s = clocks[0].epoch_time_s.value if clocks else None
@@ -93,6 +95,9 @@ def forecast(
         times=tuple(time_to_target(found, clock) for clock in clocks),
         steps_per_epoch=found.curve.steps_per_epoch(),
         advice=stop_advice(found, epoch_time_s),
+        decision=decision_of(
+            found, [s.curve for s in map(clean, siblings) if s], clocks[0] if clocks else None
+        ),
         coverage=_coverage(table, found.tier, found.progress),
         notes=found.notes,
         outcome=None if cut is None else _outcome(whole, found),

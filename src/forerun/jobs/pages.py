@@ -74,6 +74,16 @@ def forecast_page(answer: RunForecast) -> RenderableType:
         ("Stop" if advice.should_stop else "Go on", "bold"),
         f": {advice.reason}; the next {advice.gain_unit} gains {advice.gain_next:.3g}",
     )
+    decision = answer.decision
+    if decision.probability_beats_best is not None:
+        advised.append(
+            f"; it ends better than the best finished run ({decision.best_finished:.4g}) with a probability of "
+            f"{format_percent(decision.probability_beats_best)}"
+        )
+    saved = [] if decision.saved_s is None else [format_duration_s(decision.saved_s.value)]
+    saved += [] if decision.saved_usd is None else [format_usd(decision.saved_usd.value)]
+    if saved and decision.saved_epochs:
+        advised.append(f"; stopping now saves {' and '.join(saved)}")
     weights = [
         (name, format_percent(share), f"{found.finals[name]:.4g}") for name, share in found.weights.items()
     ]

@@ -9,10 +9,10 @@ from forerun.jobs.backtest import leave_origins_out, summary_of
 from forerun.jobs.forecasting.backtest import (
     StoredRun,
     cut_results,
-    mean_errors,
     mean_of_origins,
     points_seen,
     summarise,
+    tier_results,
 )
 from forerun.jobs.forecasting.backtest_table import (
     CUTS,
@@ -22,21 +22,14 @@ from forerun.jobs.forecasting.backtest_table import (
     shipped_table_path,
     weighted_quantiles,
 )
-from forerun.jobs.forecasting.curve import MetricKind, without_outliers
-from forerun.jobs.forecasting.forecaster import (
-    PRIORS,
-    Prefix,
-    Tier,
-    member_weights,
-    mixture,
-    sibling_trust,
-    trusted,
-)
+from forerun.jobs.forecasting.curve import without_outliers
+from forerun.jobs.forecasting.forecaster import Prefix, Tier, sibling_trust
+from forerun.jobs.forecasting.prior import mixture, shipped_prior
 
 
-def no_back_tests(tier):
-    """Nothing is stored."""
-    return {}, 0
+def told(results):
+    """Results in every tier, by the prior that comes with the package."""
+    return tier_results(results, lambda origin: shipped_prior())
 
 
 def made_runs(num_jobs=5, num_runs=3, num=60):
@@ -78,9 +71,8 @@ def test_what_comes_after_the_cut_changes_no_forecast_of_the_run_itself():
     after = {(r.cut): r for r in cut_results(other) if r.run.name == runs[0].name}
     for cut in (0.1, 0.2, 0.3, 0.5):
         for name in before[cut].paths:
-            if name != "annealing":  # what a drop brings on other jobs is learnt from this one too
-                np.testing.assert_allclose(before[cut].paths[name], after[cut].paths[name])
-        np.testing.assert_allclose(before[cut].drop_paths, after[cut].drop_paths)
+            np.testing.assert_allclose(before[cut].paths[name], after[cut].paths[name])
+        np.testing.assert_array_equal(before[cut].evidence.features, after[cut].evidence.features)
     assert before[0.5].actual[-1] != pytest.approx(after[0.5].actual[-1])
 
 
@@ -90,35 +82,12 @@ def test_an_origin_left_out_leaves_no_trace_in_the_table():
         StoredRun(**{**fields(run), "errors": run.errors[::-1].copy()}) if run.job == "job 1" else run
         for run in runs
     ]
-    tables = []
-    for these in (runs, spoiled):
-        kept = cut_results(these)
-        tables.append(summarise(mean_errors(kept), {}, without_origin="job 1"))
+    tables = [summarise(told(cut_results(these)), {}, without_origin="job 1") for these in (runs, spoiled)]
     assert tables[0].summaries.keys() == tables[1].summaries.keys()
     for key, summary in tables[0].summaries.items():
         other = tables[1].summaries[key]
-        assert summary.errors == pytest.approx(other.errors)
         assert summary.num_origins == other.num_origins
         np.testing.assert_allclose(summary.quantiles, other.quantiles)
-    assert tables[0].drop_shares == tables[1].drop_shares
-
-
-def test_a_drop_that_brings_much_is_learnt_from_runs_that_show_it():
-    epochs = np.arange(1.0, 61)
-    rates = np.where(epochs <= 40, 1.0, 0.1)
-    shares = {}
-    for gain in (0.0, 0.5):
-        runs = []
-        for job in range(4):
-            chance = np.random.default_rng(job)
-            errors = (0.3 + 0.05 * job) * ((1 - gain) + gain * rates) + 0.4 * epochs**-0.7
-            errors = errors * (1 + chance.normal(0, 0.01, 60))
-            runs.append(
-                StoredRun(table="made", job=f"{job}", name="0", epochs=epochs, errors=errors, rates=rates)
-            )
-        shares[gain] = mean_errors(cut_results(runs)).drop_shares()[MetricKind.ACCURACY]
-    assert shares[0.0] <= 0.05
-    assert shares[0.5] >= 0.35
 
 
 def test_origins_weigh_alike_whatever_the_number_of_their_runs():
@@ -134,7 +103,7 @@ def test_every_run_is_held_out_in_every_tier_it_has_the_data_for(results):
     assert sum(h.tier is Tier.HISTORY for h in held) == len(results)
     assert sum(h.tier is Tier.BOTH for h in held) == with_rates
     assert sum(h.tier is Tier.CURVE for h in held) == len(results)
-    assert all(h.low_90 <= h.low_80 <= h.high_80 <= h.high_90 for h in held)
+    assert all(h.ends[0] <= h.ends[2] <= h.ends[3] <= h.ends[1] for h in held)
 
 
 def test_siblings_beat_everything_on_jobs_whose_runs_are_alike(results):
@@ -146,15 +115,14 @@ def test_siblings_beat_everything_on_jobs_whose_runs_are_alike(results):
 
 
 def test_a_table_survives_its_file(results, tmp_path):
-    table = summarise(mean_errors(results), {"source": "made"})
+    table = summarise(told(results), {"source": "made"})
     path = tmp_path / "table.json"
     save_table(table, path)
     again = load_table(path)
     assert again.summaries.keys() == table.summaries.keys()
     np.testing.assert_allclose(again.quantiles(Tier.CURVE, 0.4), table.quantiles(Tier.CURVE, 0.4), atol=1e-3)
     assert again.provenance == {"source": "made"}
-    assert again.drop_shares == table.drop_shares
-    assert again.stored(0.4)(Tier.CURVE)[1] == 5
+    assert again.summaries[Tier.CURVE, 0.3].num_origins == 5
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"schema": 99, "levels": []}', "[1]"])
@@ -201,19 +169,6 @@ def test_the_unknown_next_run_widens_both_tails_where_origins_are_few():
     assert wide[-2] > narrow[-2]
 
 
-def test_weights_add_up_and_follow_the_errors_the_more_origins_agree():
-    names = list(PRIORS[Tier.SCHEDULE])
-    errors = {"annealing": 0.05, "power law": 0.1, "last value": 0.1}
-    few, many = (member_weights(names, Tier.SCHEDULE, lambda tier, n=n: (errors, n)) for n in (1, 20))
-    bad = member_weights(names, Tier.SCHEDULE, lambda tier: ({**errors, "annealing": 0.2}, 20))
-    assert sum(many.values()) == pytest.approx(1)
-    assert many["annealing"] > few["annealing"] > bad["annealing"]
-    # Half of the weight stays with what is known without the schedule, whatever back-tests say.
-    assert many["annealing"] <= 0.5
-    unknown = member_weights(names, Tier.SCHEDULE, no_back_tests)
-    assert unknown["annealing"] == pytest.approx(0.5 * 6 / 9)
-
-
 def test_finished_runs_that_are_unlike_lose_their_say():
     epochs, errors = power_curve(60, 0.2, noise=0.01)
     alike, unlike = (
@@ -222,21 +177,9 @@ def test_finished_runs_that_are_unlike_lose_their_say():
     )
     assert sibling_trust(alike) > 0.95
     assert sibling_trust(unlike) < 0.25
-    weights = {"siblings": 0.5, "power law": 0.5}
-    assert trusted(weights, 1.0) == pytest.approx([0.5, 0.5])
-    assert trusted(weights, np.asarray([1.0, 0.0])) == pytest.approx(np.asarray([[0.5, 0.0], [0.5, 1.0]]))
-    found = mixture(unlike, Tier.HISTORY, no_back_tests)
+    found = mixture(unlike, Tier.HISTORY, shipped_prior())
     assert found.errors[-1] == pytest.approx(errors[-5:].mean(), abs=0.15)
-    assert found.scale[-1] > mixture(alike, Tier.HISTORY, no_back_tests).scale[-1]
-
-
-@pytest.mark.parametrize(("tier", "member"), [(Tier.CURVE, "power law"), (Tier.SCHEDULE, "annealing")])
-def test_shipped_back_tests_beat_every_baseline_at_every_cut(tier, member):
-    table = load_table(shipped_table_path())
-    for cut in CUTS:
-        errors, _ = table.stored(cut)(tier)
-        for baseline in ("optimus", "pow3", "best so far", "last value"):
-            assert errors[member] < errors[baseline], (cut, baseline)
+    assert found.scale[-1] > mixture(alike, Tier.HISTORY, shipped_prior()).scale[-1]
 
 
 def test_shipped_intervals_held_on_origins_left_out():

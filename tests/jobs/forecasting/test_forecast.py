@@ -367,3 +367,31 @@ def test_the_schedule_decides_what_is_still_to_come():
     stay = ask(schedule=parse_schedule("constant:epochs=100")).final.value
     drop = ask(schedule=parse_schedule("step:40,80x0.1"), end_epoch=100).final.value
     assert drop > stay
+
+
+def test_a_run_ahead_of_its_siblings_is_likelier_to_beat_them_and_saves_what_is_left():
+    from forerun.jobs.forecasting.forecast_answer import decision_of
+
+    finished = [power_run(0.2 + 0.02 * seed, seed=seed) for seed in range(3)]
+    chances = []
+    for floor in (0.05, 0.4):
+        found = forecast_curve(power_run(floor, seed=9).first(50), TABLE, siblings=finished)
+        decision = decision_of(found, finished, None)
+        assert decision.saved_epochs == 50
+        assert decision.saved_s is None
+        assert decision.expected_gain >= 0
+        chances.append(decision.probability_beats_best)
+        # Three finished runs, and one in four of being the best beforehand.
+        alone = found.probability_final_beats(decision.best_finished)
+        assert decision.probability_beats_best < alone
+    assert chances[0] > 0.5 > 0.1 > chances[1]
+    bare = decision_of(forecast_curve(power_run(0.1, seed=1).first(50), TABLE, end_epoch=100.0), [], None)
+    assert bare.best_finished is None
+    assert bare.probability_beats_best is None
+
+
+def power_run(floor, seed):
+    epochs = np.arange(1.0, 101)
+    noise = np.random.default_rng(seed).normal(0, 0.003, 100)
+    values = 1 - floor - (1 - floor) * epochs**-0.6 + noise
+    return Curve(name=f"{seed}", metric="accuracy", epochs=epochs, values=values, is_rising=True)

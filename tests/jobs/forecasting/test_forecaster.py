@@ -35,7 +35,10 @@ TestExp3 = contract("exp3")
 TestWeibull4 = contract("weibull4")
 TestMmf4 = contract("mmf4")
 TestPowerLaw = contract("power law")
-TestAnnealing = contract("annealing")
+TestSmallDrop = contract("annealing 5%")
+TestDrop = contract("annealing 20%")
+TestLargeDrop = contract("annealing 50%")
+TestLogLine = contract("log line")
 TestSiblings = contract("siblings", scale_tolerance=0.2)  # its smallest spread is an error of its own
 TestScaledSiblings = contract("scaled siblings", scale_tolerance=0.2)  # the ridge is to a scale of one
 TestBestSoFar = contract("best so far")
@@ -70,7 +73,8 @@ def test_another_package_can_add_a_forecaster(monkeypatch):
 def test_what_is_missing_is_known_beforehand():
     bare = Prefix(epochs=np.arange(1.0, 11), errors=np.linspace(1, 0.5, 5))
     able = {name for name in FORECASTERS if can_answer(name, bare)}
-    assert able == set(FORECASTERS) - {"annealing", "siblings", "scaled siblings"}
+    unable = set(FORECASTERS) - able
+    assert unable == {"annealing 5%", "annealing 20%", "annealing 50%", "siblings", "scaled siblings"}
 
 
 @settings(max_examples=25, deadline=None)
@@ -146,13 +150,20 @@ def test_pow3_is_exact_on_a_power_law():
     np.testing.assert_allclose(path, errors, rtol=1e-3)
 
 
+def test_a_line_in_logarithmic_time_is_exact_on_one():
+    epochs = np.arange(1.0, 41)
+    errors = 0.9 - 0.1 * np.log(epochs)
+    path = path_of("log line", Prefix(epochs=epochs, errors=errors[:10]))
+    np.testing.assert_allclose(path, errors, rtol=1e-9)
+
+
 def test_annealing_sees_a_drop_of_the_rate_that_others_do_not():
     num, milestone = 90, 30
     epochs = np.arange(1.0, num + 1)
     rates = np.where(epochs <= milestone, 1.0, 0.1)
     errors = 0.2 + 0.6 * np.cumsum(rates) ** -0.5 + 0.2 * rates
-    question = Prefix(epochs=epochs, errors=errors[:25], rates=rates, drop_share=0.35)
-    assert abs(path_of("annealing", question)[-1] - errors[-1]) < 0.06
+    question = Prefix(epochs=epochs, errors=errors[:25], rates=rates)
+    assert abs(path_of("annealing 50%", question)[-1] - errors[-1]) < 0.06
     assert path_of("optimus", question)[-1] - errors[-1] > 0.06
 
 
@@ -161,7 +172,7 @@ def test_after_the_drop_the_annealing_law_needs_no_prior():
     rates = np.where(epochs <= 30, 1.0, np.where(epochs <= 60, 0.1, 0.01))
     errors = 0.1 + 0.6 * np.cumsum(rates) ** -0.5 + 0.05 * rates
     question = Prefix(epochs=epochs, errors=errors[:45], rates=rates)
-    assert path_of("annealing", question)[-1] == pytest.approx(errors[-1], abs=0.03)
+    assert path_of("annealing 20%", question)[-1] == pytest.approx(errors[-1], abs=0.03)
 
 
 def test_a_drop_brings_what_its_kind_of_task_says_until_the_run_has_shown_it():
@@ -169,19 +180,19 @@ def test_a_drop_brings_what_its_kind_of_task_says_until_the_run_has_shown_it():
     rates = np.where(epochs <= 60, 1.0, 0.1)
     errors = 0.6 + 0.4 * epochs**-0.5
     ends = []
-    for share in (0.05, 0.5):
-        question = Prefix(epochs=epochs, errors=errors[:40], rates=rates, drop_share=share)
-        ends.append(path_of("annealing", question)[-1])
-        after = Prefix(epochs=epochs, errors=errors[:85], rates=rates, drop_share=share)
-        assert path_of("annealing", after)[-1] == pytest.approx(errors[-1], abs=0.02)
+    for name in ("annealing 5%", "annealing 50%"):
+        question = Prefix(epochs=epochs, errors=errors[:40], rates=rates)
+        ends.append(path_of(name, question)[-1])
+        after = Prefix(epochs=epochs, errors=errors[:85], rates=rates)
+        assert path_of(name, after)[-1] == pytest.approx(errors[-1], abs=0.02)
     assert ends[0] == pytest.approx(errors[-1], abs=0.05)
     assert ends[1] < ends[0] - 0.15
 
 
 def test_at_a_constant_rate_the_annealing_law_is_a_power_law():
     epochs, errors = power_curve(80, 0.12, 0.5, 0.01)
-    question = Prefix(epochs=epochs, errors=errors[:30], rates=np.ones(80), drop_share=0.35)
-    assert path_of("annealing", question)[-1] == pytest.approx(errors[-5:].mean(), abs=0.03)
+    question = Prefix(epochs=epochs, errors=errors[:30], rates=np.ones(80))
+    assert path_of("annealing 20%", question)[-1] == pytest.approx(errors[-5:].mean(), abs=0.03)
 
 
 def test_the_latest_points_decide_where_a_power_law_ends():

@@ -371,6 +371,28 @@ def test_a_pruner_waits_for_finished_trials_and_refuses_too_few_steps():
         ForecastPruner(1)
 
 
+def test_ray_tune_stops_a_trial_that_cannot_win_and_no_other():
+    pytest.importorskip("ray.tune")
+    from types import SimpleNamespace
+
+    from forerun.script.callbacks import ray_scheduler
+
+    scheduler = ray_scheduler(30)
+    assert scheduler.set_search_properties("score", "max")
+    ended = {}
+    for number, floor in enumerate([0.1, 0.12, 0.08, 0.1, 0.35, 0.02]):
+        trial = SimpleNamespace(trial_id=str(number))
+        for step, value in enumerate(accuracies(30, floor=floor, seed=number).tolist(), start=1):
+            result = {"training_iteration": step, "score": value}
+            if step == 30:
+                scheduler.on_trial_complete(None, trial, result)
+            elif scheduler.on_trial_result(None, trial, result) == scheduler.STOP:
+                ended[number] = step
+                break
+    assert set(ended) == {4}
+    assert 4 <= ended[4] < 30
+
+
 def test_importing_callbacks_loads_no_framework():
     code = (
         "import forerun.script.callbacks, sys; "

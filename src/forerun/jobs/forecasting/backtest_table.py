@@ -1,4 +1,4 @@
-"""Back-tests as figures: errors, drops and quantiles by tier and share of the run, and the futures of a curve by them.
+"""Back-tests as figures: quantiles by tier and share of the run, and the futures of a curve by them.
 
 The figures are a small JSON file. The one that comes with the package was made from the public curve tables by the
 back-test of the studies; ``forerun forecast backtest DIR --save FILE`` makes one from a user's own finished runs.
@@ -18,14 +18,12 @@ import numpy as np
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
-from forerun.jobs.forecasting.curve import Floats, MetricKind
-from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Stored, Tier
+from forerun.jobs.forecasting.curve import Floats
+from forerun.jobs.forecasting.forecaster import Prefix, Tier
+from forerun.jobs.forecasting.prior import HORIZONS, Mixture
 
 CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
 """Shares of a run at which forecasters are tested and stored figures are kept."""
-
-HORIZONS = (0.25, 0.5, 1.0)
-"""Shares of the rest of a run at which forecasts are compared with what came."""
 
 LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 """Levels of the stored quantiles."""
@@ -33,7 +31,7 @@ LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
-_SCHEMA = 2
+_SCHEMA = 3
 _MOST = 1e6
 
 _DRAWS_OF_AN_ORIGIN = 5
@@ -47,14 +45,12 @@ class CutSummary:
 
     Attributes:
         num_runs, num_jobs, num_origins: Behind the figures.
-        errors: Mean absolute error of the final value of each forecaster.
         quantiles: Of (actual - forecast) / scale, (horizons, levels).
     """
 
     num_runs: int
     num_jobs: int
     num_origins: int
-    errors: Mapping[str, float]
     quantiles: Floats
 
 
@@ -64,26 +60,15 @@ class BacktestTable:
 
     Attributes:
         summaries: By tier and cut; a tier may be absent.
-        drop_shares: Share of what remains that a falling rate removes, by kind of metric.
         provenance: Tables, rows and date behind it.
     """
 
     summaries: Mapping[tuple[Tier, float], CutSummary]
-    drop_shares: Mapping[MetricKind, float]
     provenance: Mapping[str, object]
 
     def has(self, tier: Tier) -> bool:
         """True if there are back-tests of the tier."""
         return any(found is tier for found, _ in self.summaries)
-
-    def stored(self, progress: float) -> Stored:
-        """Errors of a tier at the nearest share of the run, and the origins behind them."""
-
-        def of(tier: Tier) -> tuple[Mapping[str, float], int]:
-            found = self._nearest(tier, progress) if self._cuts(tier) else None
-            return ({}, 0) if found is None else (found.errors, found.num_origins)
-
-        return of
 
     def num_runs(self, tier: Tier, progress: float) -> int:
         """Runs behind the interval at the nearest share of the run."""
@@ -156,7 +141,6 @@ def save_table(table: BacktestTable, path: Path) -> None:
         "provenance": dict(table.provenance),
         "horizons": HORIZONS,
         "levels": LEVELS,
-        "drop_shares": {str(kind): share for kind, share in table.drop_shares.items()},
         "summaries": [
             {
                 "tier": str(tier),
@@ -164,7 +148,6 @@ def save_table(table: BacktestTable, path: Path) -> None:
                 "num_runs": found.num_runs,
                 "num_jobs": found.num_jobs,
                 "num_origins": found.num_origins,
-                "errors": {name: round(value, 5) for name, value in found.errors.items()},
                 "quantiles": np.round(found.quantiles, 4).tolist(),
             }
             for (tier, cut), found in table.summaries.items()
@@ -203,7 +186,6 @@ class _Row:
     num_runs: int
     num_jobs: int
     num_origins: int
-    errors: Mapping[str, float]
     quantiles: tuple[tuple[float, ...], ...]
 
     def summary(self, name: str) -> CutSummary:
@@ -215,15 +197,12 @@ class _Row:
         refuse_row(
             f"{name} quantiles", quantiles, np.diff(quantiles, axis=1).min(axis=1) < 0, "ascending figures"
         )
-        others = np.asarray(
-            [self.num_runs, self.num_jobs, self.num_origins, *self.errors.values()], dtype=float
-        )
-        check_array(f"{name} numbers and errors", others, "float64", others.shape, 0.0, _MOST)
+        others = np.asarray([self.num_runs, self.num_jobs, self.num_origins], dtype=float)
+        check_array(f"{name} numbers", others, "float64", others.shape, 0.0, _MOST)
         return CutSummary(
             num_runs=self.num_runs,
             num_jobs=self.num_jobs,
             num_origins=self.num_origins,
-            errors=self.errors,
             quantiles=quantiles,
         )
 
@@ -236,7 +215,6 @@ class _Document:
     provenance: Mapping[str, Any]
     horizons: tuple[float, ...]
     levels: tuple[float, ...]
-    drop_shares: Mapping[str, float]
     summaries: tuple[_Row, ...]
 
 
@@ -245,13 +223,10 @@ def _table_from(document: _Document) -> BacktestTable:
         (Tier(row.tier), row.cut): row.summary(f"summaries {number}")
         for number, row in enumerate(document.summaries)
     }
-    shares = np.asarray(list(document.drop_shares.values()), dtype=float)
-    check_array("drop_shares", shares, "float64", shares.shape, 0.0, 1.0)
     coverage = document.provenance.get("coverage_90", {})
     from_plain(Mapping[str, Mapping[str, float | None]], coverage, "provenance coverage_90")
     return BacktestTable(
         summaries=summaries,
-        drop_shares={MetricKind(kind): share for kind, share in document.drop_shares.items()},
         provenance=document.provenance,
     )
 

@@ -327,7 +327,7 @@ def clean(curve: Curve) -> CleanCurve | None:
     ends_missing = not finite[-1] and len(curve) - 1 - int(np.flatnonzero(finite)[-1]) >= 2
     values, num_outliers = without_outliers(kept.values)
     errors = -values if curve.is_rising else values
-    has_diverged = bool(ends_missing or _ran_away(errors, curve.is_rising))
+    has_diverged = bool(ends_missing or ran_away(errors, curve.is_rising))
     notes = []
     if not finite.all():
         notes.append(f"{int((~finite).sum())} rows without a number were left out")
@@ -390,7 +390,20 @@ def relative_noise(errors: Floats) -> float:
     return min(1.0, evaluation_noise(errors) / level) if level > 0 else 0.0
 
 
-def _ran_away(errors: Floats, is_rising: bool) -> bool:
+_STILL = 1e-9
+
+
+def does_not_move(errors: Floats) -> bool:
+    """True if all errors are the same."""
+    return float(np.ptp(errors)) <= _STILL * max(1.0, float(np.max(np.abs(errors))))
+
+
+def is_not_learning(errors: Floats) -> bool:
+    """True if the better half of the run is no better than its first point."""
+    return float(np.median(np.sort(errors[1:])[: max(1, len(errors) // 2)])) >= float(errors[0])
+
+
+def ran_away(errors: Floats, is_rising: bool) -> bool:
     """True if the last points are, and stay, far worse than the best stretch before them."""
     num_late = max(_FEWEST_COLLAPSED if is_rising else 2, round(_COLLAPSED_SHARE * len(errors)))
     if len(errors) < _FEWEST_COLLAPSED + num_late:

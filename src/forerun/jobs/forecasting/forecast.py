@@ -36,17 +36,18 @@ from forerun.jobs.forecasting.curve import (
     Floats,
     Target,
     clean,
+    does_not_move,
     error_scale,
+    is_not_learning,
     is_share_metric,
 )
-from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Tier, mixture, tier_of
-from forerun.jobs.forecasting.laws import USUAL_DROP_SHARES
+from forerun.jobs.forecasting.forecaster import Prefix, Tier, tier_of
+from forerun.jobs.forecasting.prior import Mixture, mixture, shipped_prior
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
 FEWEST_POINTS = 4
 _MOST_POINTS = 4000
 _RATE_CHANGE = 0.02
-_STILL = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class CurveForecast(TargetTimes):
         values: Forecast at each, (m,).
         low_90, low_80, high_80, high_90: Ends of the intervals, (m,) each.
         final: The value at the end, a mean over the last 5 % of the run.
+        equally_likely_finals: The same of each of ``RANKS``, ascending, (ranks,).
         end_epoch: End of the run.
         progress: Share of it that is done.
         tier: What the forecast rests on beside the curve.
@@ -89,6 +91,7 @@ class CurveForecast(TargetTimes):
     high_80: Floats
     high_90: Floats
     final: Band
+    equally_likely_finals: Floats
     end_epoch: float
     progress: float
     tier: Tier
@@ -103,6 +106,19 @@ class CurveForecast(TargetTimes):
     def is_calibrated(self) -> bool:
         """True if the interval rests on enough runs."""
         return self.num_runs >= FEWEST_RUNS
+
+    def probability_final_beats(self, value: float) -> float:
+        """Probability that the value at the end is better than some value; neither certain nor impossible.
+
+        The ranks end at 2.5 and 97.5 %.
+        """
+        is_better = self.equally_likely_finals > value
+        return 0.025 + 0.95 * float(np.mean(is_better if self.curve.is_rising else ~is_better))
+
+    def expected_gain_over(self, value: float) -> float:
+        """Expected part of the value at the end that is better than some value, in units of the metric."""
+        sign = 1.0 if self.curve.is_rising else -1.0
+        return float(np.mean(np.maximum(sign * (self.equally_likely_finals - value), 0.0)))
 
     @property
     def probability_at_end(self) -> float:
@@ -126,7 +142,7 @@ def forecast_curve(
 
     Args:
         curve: The run so far.
-        table: Errors and quantiles of back-tests.
+        table: Quantiles of back-tests.
         target: A value to reach.
         end_epoch: Length of the run; that of the schedule, else that the log names, else of the longest sibling, else
             twice what was seen.
@@ -151,10 +167,9 @@ def forecast_curve(
     # A rate that waits for the metric to stall is not known beforehand: the schedule says only that it may fall.
     planned = None if follows_metric else schedule
     epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
-    prefix = _prefix(seen, scale, epochs, planned, finished, table)
+    prefix = _prefix(seen, scale, epochs, planned, finished)
     tier = tier_of(prefix)
-    progress = prefix.progress
-    mix = mixture(prefix, tier, table.stored(progress))
+    mix = mixture(prefix, tier, shipped_prior())
     notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
     notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
     return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)
@@ -223,12 +238,12 @@ def _refuse(
     curve: Curve, scale: ErrorScale, schedule: LearningRateSchedule | None, accepts_unknown: bool
 ) -> None:
     errors = scale.errors(curve.values)
-    if float(np.ptp(errors)) <= _STILL * max(1.0, float(np.max(np.abs(errors)))):
+    if does_not_move(errors):
         raise ForecastError(
             f"{curve.name}: {curve.metric} does not move: all {len(curve)} values are {curve.values[0]:g}; check "
             "that the run learns before asking where it ends"
         )
-    if _is_not_learning(errors):
+    if is_not_learning(errors):
         raise ForecastError(
             f"{curve.name}: {curve.metric} has not improved since its first point ({curve.values[0]:g} at first, "
             f"{curve.values[-1]:g} now); there is no trend to forecast"
@@ -241,11 +256,6 @@ def _refuse(
             "give --schedule, such as cosine:epochs=90 or step:30,60,80x0.1, or --schedule unknown to accept an "
             f"interval without it (best so far: {_best(curve):g})"
         )
-
-
-def _is_not_learning(errors: Floats) -> bool:
-    """True if the better half of the run is no better than its first point."""
-    return float(np.median(np.sort(errors[1:])[: max(1, len(errors) // 2)])) >= float(errors[0])
 
 
 def _end(
@@ -286,7 +296,6 @@ def _prefix(
     epochs: Floats,
     schedule: LearningRateSchedule | None,
     siblings: Sequence[Curve],
-    table: BacktestTable,
 ) -> Prefix:
     share = epochs / epochs[-1]
     found = [
@@ -298,7 +307,8 @@ def _prefix(
         errors=np.maximum(scale.errors(curve.values), 1e-9),
         rates=None if schedule is None else schedule.rates(epochs),
         siblings=np.asarray(found) if found else None,
-        drop_share=table.drop_shares.get(curve.kind, USUAL_DROP_SHARES[curve.kind]),
+        kind=curve.kind,
+        span=scale.span,
     )
 
 
@@ -367,6 +377,9 @@ def _answer(
         high_80=np.maximum(ends[0.9], values),
         high_90=np.maximum(ends[0.95], values),
         final=_final(values, ends, width, curve),
+        equally_likely_finals=np.sort(ranked[:, -width:].mean(axis=1))
+        if len(to_come)
+        else np.full(len(RANKS), float(np.mean(curve.values[-width:]))),
         end_epoch=float(prefix.epochs[-1]),
         progress=prefix.progress,
         tier=tier,

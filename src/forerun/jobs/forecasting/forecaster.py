@@ -1,4 +1,4 @@
-"""The interface of all forecasters, the table of them, those that need no law, and the mixture that answers.
+"""The interface of all forecasters, the table of them, and those that need no law.
 
 A forecaster sees errors (see ``curve``) at the points of a run so far and returns the errors at all its points:
 those it has seen, as its law smooths them, and those to come.
@@ -14,34 +14,20 @@ points next to come and, with a time constant of a tenth of the run, towards 0 f
 inherits its siblings' end; a run that is different, and whose siblings show that differences last, keeps its distance.
 
 ``scaled siblings`` is the simpler rule, scale and offset of the mean sibling by a ridge to (1, 0), as the baseline.
-
-The mixture has four tiers, by what is known beside the curve: finished runs of the same job, the schedule, both, or
-neither. In each tier a few members are asked; the answer is their weighted mean. Weights come from a prior and the
-errors e of stored back-tests at the same share of the run, the more origins n of logs stand behind them the sharper:
-
-    weight = prior e^-p, normalised,     p = 8 n / (n + 4)
-
-So the better of two members decides where many origins agree on it, and both count where there are few.
-
-A schedule may only help. What a drop of the rate brings is learnt from few origins and differs among them, so that the
-tier without the schedule keeps a share of the weight: with a known schedule alone one half, beside finished runs, which
-show the drops themselves, three quarters. With origins left out in turn, the mean of the cases in which a schedule made
-a forecast worse falls to an eighth, and seven tenths of what schedules gain remain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
-from forerun.jobs.forecasting.curve import Floats, relative_noise
+from forerun.jobs.forecasting.curve import Floats, MetricKind, relative_noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +39,8 @@ class Prefix:
         errors: Errors at the first of them, (k,), k <= n.
         rates: Relative learning rate in the stretch that ends at each point, (n,), or None if unknown.
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
-        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``laws``.
+        kind: What the metric is.
+        span: Value of a metric of one error; for a loss its first value, see ``curve.error_scale``.
         noise: Relative spread of single evaluations.
     """
 
@@ -61,7 +48,8 @@ class Prefix:
     errors: Floats
     rates: Floats | None = None
     siblings: Floats | None = None
-    drop_share: float = 0.1
+    kind: MetricKind = MetricKind.ACCURACY
+    span: float = 1.0
     noise: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -221,53 +209,7 @@ class Tier(StrEnum):
     CURVE = "curve alone"
 
 
-_SIBLINGS = {"siblings": 3.0, "scaled siblings": 3.0}
-_LATE = {"power law": 2.0, "last value": 1.0}
-
-PRIORS: dict[Tier, dict[str, float]] = {
-    Tier.BOTH: {**_SIBLINGS, "annealing": 3.0, **_LATE},
-    Tier.HISTORY: {**_SIBLINGS, **_LATE},
-    Tier.SCHEDULE: {"annealing": 6.0, **_LATE},
-    Tier.CURVE: {"power law": 4.0, "last value": 1.0},
-}
-"""Members of each tier and their weight before any back-test; without back-tests, these weights."""
-
-_SCHEDULE_SHARES = {Tier.SCHEDULE: (0.5, Tier.CURVE), Tier.BOTH: (0.15, Tier.HISTORY)}
-"""Weight of what the schedule is known for, and the tier that has the rest."""
-
-Stored = Callable[[Tier], tuple[Mapping[str, float], int]]
-"""Of a tier, the mean error of each member in stored back-tests at this progress, and the origins behind them."""
-
-_POWER = 8.0
-_HALF_POWER_ORIGINS = 4.0
-_LEAST_SCALE = 0.006
-_LEVEL_SHARE = 0.01
-_FALL_SHARE = 0.2
-_DEVIATION_SHARE = 0.6
-_NOISE_SHARE = 2.0
-_SPREAD_SHARE = 0.25
-_MISFIT_SHARE = 0.3
-_REFERENCE = "power law"
-"""The member of every tier whose distance from the points that were seen says how regular the run is."""
-
 _UNLIKE = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """The weighted mean of some forecasters.
-
-    Attributes:
-        errors: Errors at all points, (n,).
-        scale: Uncertainty of each before calibration, (n,).
-        weights: Weight of each member.
-        members: Errors of each member, (n,) each.
-    """
-
-    errors: Floats
-    scale: Floats
-    weights: Mapping[str, float]
-    members: Mapping[str, Floats]
 
 
 def tier_of(prefix: Prefix) -> Tier:
@@ -275,61 +217,6 @@ def tier_of(prefix: Prefix) -> Tier:
     if prefix.siblings is not None and len(prefix.siblings):
         return Tier.HISTORY if prefix.rates is None else Tier.BOTH
     return Tier.SCHEDULE if prefix.rates is not None else Tier.CURVE
-
-
-def member_weights(names: Sequence[str], tier: Tier, stored: Stored) -> dict[str, float]:
-    """Weights of the members that can answer; they add up to 1.
-
-    Args:
-        names: Members.
-        tier: Their tier.
-        stored: Errors of back-tests; they may lack some members.
-    """
-    weights = _weights(names, tier, *stored(tier))
-    share, other = _SCHEDULE_SHARES.get(tier, (1.0, tier))
-    rest = _weights([name for name in names if name in PRIORS[other]], other, *stored(other))
-    return {name: share * weights[name] + (1 - share) * rest.get(name, 0.0) for name in names}
-
-
-def _weights(
-    names: Sequence[str], tier: Tier, errors: Mapping[str, float], num_origins: int
-) -> dict[str, float]:
-    """Weights within one tier."""
-    weights = np.asarray([PRIORS[tier][name] for name in names])
-    if all(name in errors for name in names):
-        power = _POWER * num_origins / (num_origins + _HALF_POWER_ORIGINS)
-        # A member without any error would take all the weight.
-        found = np.asarray([max(errors[name], 1e-4) for name in names])
-        weights = weights * (found / found.min()) ** -power
-    return dict(zip(names, (weights / weights.sum()).tolist(), strict=True))
-
-
-def mixture(prefix: Prefix, tier: Tier, stored: Stored) -> Mixture:
-    """The forecast of a tier.
-
-    Args:
-        prefix: The run so far.
-        tier: Which members are asked.
-        stored: Stored back-test errors, see ``member_weights``.
-    """
-    names = [name for name in PRIORS[tier] if can_answer(name, prefix)]
-    paths = {name: path_of(name, prefix) for name in names}
-    return combined(prefix, tier, paths, member_weights(names, tier, stored))
-
-
-def combined(
-    prefix: Prefix, tier: Tier, paths: Mapping[str, Floats], weights: Mapping[str, float]
-) -> Mixture:
-    """The weighted mean of some forecasts, (n,) each, with its scale."""
-    paths = {name: paths[name] for name in weights}
-    stacked = np.stack(list(paths.values()))
-    # Runs that share a folder need not be alike: weights are lessened before they are normalised.
-    shares = trusted(weights, sibling_trust(prefix))
-    weights = dict(zip(weights, shares.tolist(), strict=True))
-    mean = shares @ stacked
-    misfit = misfit_of(prefix, paths)
-    scale = scale_of(prefix.level, prefix.noise, spread_of(prefix, tier), misfit, stacked, mean)
-    return Mixture(errors=mean, scale=scale, weights=weights, members=paths)
 
 
 def sibling_trust(prefix: Prefix) -> float:
@@ -346,61 +233,13 @@ def sibling_trust(prefix: Prefix) -> float:
     return 1.0 / (1.0 + unlike)
 
 
-def trusted(weights: Mapping[str, float], trust: npt.ArrayLike) -> Floats:
-    """Weights with those of forecasts by finished runs lessened, (members, ...) for trusts of any shape."""
-    lessened, alike = np.asarray(trust, dtype=float), np.ones(np.shape(trust))
-    shares = np.stack([value * (lessened if name in _SIBLINGS else alike) for name, value in weights.items()])
-    return np.asarray(shares / shares.sum(axis=0), dtype=float)
-
-
-def misfit_of(prefix: Prefix, paths: Mapping[str, Floats]) -> float:
-    """Root mean squared distance of the power law from the second half of what was seen."""
-    late = slice(prefix.num_seen // 2, prefix.num_seen)
-    return float(np.sqrt(np.mean((paths[_REFERENCE][late] - prefix.errors[late]) ** 2)))
-
-
-def scale_of(
-    level: npt.ArrayLike,
-    noise: npt.ArrayLike,
-    spread: npt.ArrayLike,
-    misfit: npt.ArrayLike,
-    members: Floats,
-    mean: Floats,
-) -> Floats:
-    """Uncertainty of a mixture before calibration, of the shape of ``mean``.
-
-    It grows with how far its members disagree, how irregular the run was, how noisy evaluations are, how unlike
-    finished runs of the job are, how far the forecast falls, and the level:
-
-        scale = 0.006 + 0.01 level + 0.2 (level - mean) + 0.6 deviation + 2 noise * mean + 0.25 spread + 0.3 misfit
-
-    A loss of a language model follows its law to a part in a thousand where an accuracy scatters by parts in a hundred;
-    the misfit tells them apart, so that neither has the interval of the other.
-
-    Args:
-        level: As in ``Prefix``.
-        noise: As in ``Prefix``.
-        spread: How unlike runs of the same job are, see ``spread_of``.
-        misfit: How far a smooth law is from the points seen, see ``misfit_of``.
-        members: Errors of each member, (members, ...).
-        mean: Errors of their mixture, (...).
-    """
-    deviation = np.sqrt(np.mean((members - mean) ** 2, axis=0))
-    level = np.asarray(level, dtype=float)
-    scale = _LEAST_SCALE + _LEVEL_SHARE * level + _FALL_SHARE * np.maximum(level - mean, 0.0)
-    scale = scale + _DEVIATION_SHARE * deviation + _NOISE_SHARE * np.asarray(noise) * mean
-    return np.asarray(
-        scale + _SPREAD_SHARE * np.asarray(spread) + _MISFIT_SHARE * np.asarray(misfit), dtype=float
-    )
-
-
-def spread_of(prefix: Prefix, tier: Tier) -> Floats:
-    """Distance between the runs of the job at each point, (n,); 0 where the tier has no finished ones.
+def spread_of(prefix: Prefix) -> Floats:
+    """Distance between the runs of the job at each point, (n,); 0 without finished ones.
 
     The standard deviation of m finished runs, joined by the distance d of this run from their mean in the second half
     of what was seen: sqrt((m deviation^2 + d^2) / (m + 1)). One finished run alone has no deviation, and may be unlike.
     """
-    if tier not in (Tier.BOTH, Tier.HISTORY) or prefix.siblings is None:
+    if prefix.siblings is None:
         return np.zeros(len(prefix.epochs))
     late = slice(prefix.num_seen // 2, prefix.num_seen)
     distance = prefix.errors[late] - prefix.siblings.mean(axis=0)[late]

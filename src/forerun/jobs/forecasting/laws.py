@@ -28,6 +28,7 @@ with every point alike, the best shape chosen:
     pow3      c + a x^-alpha                             c, a >= 0, alpha 0.1 to 2
     pow4      c + a (x + b)^-alpha                       b 0 to the epochs seen
     exp3      c + a exp(-alpha x)
+    log line  c - a log x
     weibull4  c + a exp(-(kappa x)^delta)
     mmf4      c + a / (1 + (kappa x)^delta)
 
@@ -41,11 +42,11 @@ The annealing law takes the schedule:
 C is a clock: the epochs done, or the sum of relative learning rates so far, by which training moves. r is the relative
 rate as the weights feel it, an exponential mean over the last few epochs: the noise of stochastic gradients holds the
 error up by an amount that follows the rate, and goes when the rate goes. Before the rate has changed, b and c cannot be
-told apart; a prior says that at the present rate the noise is the share ``Prefix.drop_share`` of what will not go away
-by itself: b r(now) = share / (1 - share) c. As soon as the rate moves, the data outweigh it.
+told apart; a prior says that at the present rate the noise is one of ``DROP_SHARES`` of what will not go away by
+itself: b r(now) = share / (1 - share) c. As soon as the rate moves, the data outweigh it.
 
 How much a drop of the rate brings is a matter of the task: a third to a half of what remains of the error of an image
-classifier, a twentieth of the loss of a language model. The share is learnt from stored runs, by kind of metric.
+classifier, a twentieth of the loss of a language model. Each share is a forecaster; ``prior`` weighs them.
 
 The answer is the mean over both clocks, and over exponents and weights as in the power law. Small networks on easy
 data fall faster than any power once they begin to: exp(-k C / C_end) stands beside the powers, two deviations out. The
@@ -57,11 +58,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 
-from forerun.jobs.forecasting.curve import Floats, MetricKind
+from forerun.jobs.forecasting.curve import Floats
 from forerun.jobs.forecasting.forecaster import Prefix, forecaster
 
 
@@ -292,6 +294,11 @@ def power_law_path(prefix: Prefix) -> Floats:
     return averaged_fit(prefix, columns, [len(fall) for fall in falls], POWER_PENALTIES)
 
 
+def _places(prefix: Prefix) -> Floats:
+    """Epochs, one at 0 moved a little away from it, (n,)."""
+    return np.maximum(prefix.epochs, 1e-3 * float(prefix.epochs[-1]) / len(prefix.epochs))
+
+
 def _best_shape(shapes: Floats, prefix: Prefix) -> Floats:
     """C + a * shape with the least squared residual; shapes are (candidates, n)."""
     seen = shapes[:, : prefix.num_seen]
@@ -303,13 +310,21 @@ def _best_shape(shapes: Floats, prefix: Prefix) -> Floats:
 def _rates(prefix: Prefix) -> Floats:
     """Rates at which something happens between a tenth of the first epoch and ten times the epochs seen."""
     seen = prefix.epochs[: prefix.num_seen]
-    return np.geomspace(0.1 / float(seen[-1]), 10.0 / max(float(seen[0]), 1e-9), _NUM_RATES)
+    return np.geomspace(0.1 / float(seen[-1]), 10.0 / float(_places(prefix)[0]), _NUM_RATES)
 
 
 @forecaster("pow3")
 def pow3_path(prefix: Prefix) -> Floats:
     """C + a x^-alpha."""
-    return _best_shape(prefix.epochs ** -_ALPHAS[:, None], prefix)
+    return _best_shape(_places(prefix) ** -_ALPHAS[:, None], prefix)
+
+
+@forecaster("log line")
+def log_line_path(prefix: Prefix) -> Floats:
+    """A straight line in logarithmic time, through all points: a - b log x."""
+    places = np.log(_places(prefix))
+    slope, level = np.polyfit(places[: prefix.num_seen], prefix.errors, 1)
+    return np.asarray(level + slope * places, dtype=float)
 
 
 @forecaster("pow4")
@@ -318,7 +333,7 @@ def pow4_path(prefix: Prefix) -> Floats:
     last = float(prefix.epochs[prefix.num_seen - 1])
     shifts = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 7) * last])
     alphas, offsets = (grid.ravel()[:, None] for grid in np.meshgrid(_ALPHAS[::2], shifts))
-    return _best_shape((prefix.epochs + offsets) ** -alphas, prefix)
+    return _best_shape((_places(prefix) + offsets) ** -alphas, prefix)
 
 
 @forecaster("exp3")
@@ -344,16 +359,8 @@ def _stretched(prefix: Prefix) -> Floats:
     return np.asarray(np.minimum((rates * prefix.epochs) ** deltas, 500.0), dtype=float)
 
 
-DROP_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
-"""Shares of what remains that a falling rate may remove, tried on stored runs."""
-
-USUAL_DROP_SHARES = {
-    MetricKind.ACCURACY: 0.35,
-    MetricKind.OVERLAP: 0.1,
-    MetricKind.LOSS: 0.05,
-    MetricKind.ERROR_RATE: 0.1,
-}
-"""Where no stored run of a kind has a schedule; from the same study as the shipped table."""
+DROP_SHARES = (0.05, 0.2, 0.5)
+"""Shares of what remains that a falling rate may remove."""
 
 MEAN_SPAN = 0.05
 """Time constant of the mean of the rate, in shares of the run."""
@@ -375,26 +382,29 @@ def felt_rates(epochs: Floats, rates: Floats, span_epochs: float) -> Floats:
     return felt
 
 
-@forecaster("annealing", needs_rates=True)
-def annealing_path(prefix: Prefix) -> Floats:
-    """The annealing law with the drop that its kind of metric usually brings."""
-    return np.asarray(annealing_paths(prefix, [prefix.drop_share])[0], dtype=float)
+def annealing_name(share: float) -> str:
+    """Name of the annealing law whose drop removes a share."""
+    return f"annealing {share:.0%}"
 
 
-def annealing_paths(prefix: Prefix, shares: Sequence[float]) -> Floats:
-    """The annealing law for each share that a drop might remove, (shares, n)."""
+def annealing_path(prefix: Prefix, share: float) -> Floats:
+    """The annealing law with a share that a drop removes until the run has shown it, (n,)."""
     assert prefix.rates is not None
     relative = prefix.rates / max(float(np.max(prefix.rates)), 1e-12)
     # A rate that only begins to rise has moved nothing yet; the small sum keeps C^-p finite.
     moved = np.cumsum(relative * np.diff(prefix.epochs, prepend=0.0)) + 1e-3 * float(prefix.epochs[0])
     felt = felt_rates(prefix.epochs, relative, max(MEAN_SPAN * float(prefix.epochs[-1]), 1e-9))
     # Which clock training goes by differs between tasks, and a run that is under way does not show it.
-    by_clock = [_paths(prefix, clock, felt, shares) for clock in (prefix.epochs, moved)]
+    by_clock = [_by_clock(prefix, clock, felt, share) for clock in (prefix.epochs, moved)]
     return np.asarray(np.mean(by_clock, axis=0), dtype=float)
 
 
-def _paths(prefix: Prefix, clock: Floats, felt: Floats, shares: Sequence[float]) -> Floats:
-    """Mean over the shapes by one clock, (shares, n)."""
+for _share in DROP_SHARES:
+    forecaster(annealing_name(_share), needs_rates=True)(partial(annealing_path, share=_share))
+
+
+def _by_clock(prefix: Prefix, clock: Floats, felt: Floats, share: float) -> Floats:
+    """Mean over the shapes by one clock, (n,)."""
     seen = prefix.num_seen
     now = float(clock[seen - 1])
     falls = [*shifted_powers(clock, now, _ANNEALING_SHIFTS), np.exp(-_DECAYS[:, None] * clock / clock[-1])]
@@ -403,6 +413,5 @@ def _paths(prefix: Prefix, clock: Floats, felt: Floats, shares: Sequence[float])
     weights = late_weights(seen)
     strength = np.sqrt(_PRIOR_WEIGHT * float(weights @ weights))
     felt_now = max(float(felt[seen - 1]), 1e-3)
-    priors = [strength * np.asarray([-share, 0.0, (1 - share) * felt_now]) for share in shares]
-    sizes = [len(fall) for fall in falls]
-    return np.asarray([averaged_fit(prefix, columns, sizes, _PENALTIES, prior) for prior in priors])
+    prior = strength * np.asarray([-share, 0.0, (1 - share) * felt_now])
+    return averaged_fit(prefix, columns, [len(fall) for fall in falls], _PENALTIES, prior)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         trainer_callback,
     )
     from forerun.script.callbacks.loop import CurveCallback, CurveLog, LoopTimer
-    from forerun.script.callbacks.pruner import ForecastPruner
+    from forerun.script.callbacks.pruner import ForecastPruner, ray_scheduler
     from forerun.script.callbacks.run_logger import RunLogger
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "keras_callback",
     "lightning_callback",
     "lightning_timer",
+    "ray_scheduler",
     "trainer_callback",
 ]
 
@@ -45,6 +46,7 @@ _MODULES = {
     "ForecastPruner": "pruner",
     "keras_callback": "frameworks",
     "LoopTimer": "loop",
+    "ray_scheduler": "pruner",
     "RunLogger": "run_logger",
     "lightning_callback": "frameworks",
     "lightning_timer": "frameworks",

@@ -1,18 +1,19 @@
-"""A pruner for Optuna: a trial is pruned when its forecast cannot beat the best trial so far.
+"""A pruner for Optuna and a scheduler for Ray Tune: a trial ends when its forecast cannot beat the best trial so far.
 
-Optuna's own pruners compare trials at the same step; this pruner compares forecasts of the trials' ends, so that a
+Their own pruners compare trials at the same step; this pruner compares forecasts of the trials' ends, so that a
 run with a late drop of the learning rate is not lost because it is behind before the drop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun.base.errors import ForecastError, InvalidSetupError, UsageError
-from forerun.jobs import Curve, CurveForecast, forecast_curve, schedule_of, shipped_table
+from forerun.jobs import HOPELESS, Curve, forecast_curve, schedule_of, shipped_table
 
 if TYPE_CHECKING:
     import optuna
@@ -36,6 +37,46 @@ def optuna_pruner_base() -> type[Any]:
     return base
 
 
+class _Judge:
+    """Says of a trial whether it can still end better than the best finished one."""
+
+    def __init__(
+        self,
+        num_steps: int,
+        schedule: Any,
+        num_startup_trials: int,
+        num_warm_up_steps: int,
+        with_history: bool,
+        hopeless: float,
+    ) -> None:
+        if num_steps < 2:
+            raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
+        self._num_steps = num_steps
+        self._schedule = None if schedule is None else schedule_of(schedule, num_steps)
+        self._num_startup_trials = num_startup_trials
+        self._num_warm_up_steps = max(_FEWEST_POINTS, num_warm_up_steps)
+        self._with_history, self._hopeless = with_history, hopeless
+        self._table = shipped_table()
+
+    def is_lost(self, curve: Curve, finished: Sequence[Curve], best: float) -> bool:
+        """True if the chance of an end better than ``best`` is too small; False while little is known."""
+        if len(curve) < self._num_warm_up_steps or len(finished) < self._num_startup_trials:
+            return False
+        siblings = [sibling for sibling in finished if len(sibling) >= _FEWEST_POINTS]
+        try:
+            forecast = forecast_curve(
+                curve,
+                self._table,
+                end_epoch=max(self._num_steps, float(curve.epochs[-1])),
+                schedule=self._schedule,
+                is_schedule_unknown=True,
+                siblings=siblings if self._with_history else (),
+            )
+        except ForecastError:
+            return False  # too short, or diverged: the trial's own code handles both
+        return forecast.probability_final_beats(best) <= self._hopeless
+
+
 class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at run time only
     """Prunes a trial that, by its forecast, ends no better than the best finished trial.
 
@@ -45,6 +86,7 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
         num_startup_trials: Number of finished trials before any trial is pruned.
         num_warm_up_steps: Number of steps before a trial can be pruned.
         with_history: True counts finished trials as runs of the same job.
+        hopeless: Probability of beating the best finished trial at which a trial is pruned.
     """
 
     def __init__(
@@ -55,59 +97,101 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
         num_startup_trials: int = 4,
         num_warm_up_steps: int = 4,
         with_history: bool = True,
+        hopeless: float = HOPELESS,
     ) -> None:
-        if num_steps < 2:
-            raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
-        self._num_steps = num_steps
-        self._schedule = None if schedule is None else schedule_of(schedule, num_steps)
-        self._num_startup_trials = num_startup_trials
-        self._num_warm_up_steps = max(_FEWEST_POINTS, num_warm_up_steps)
-        self._with_history = with_history
-        self._table = shipped_table()
+        self._judge = _Judge(
+            num_steps, schedule, num_startup_trials, num_warm_up_steps, with_history, hopeless
+        )
 
     def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
         """True if the trial should be pruned now."""
-        if len(trial.intermediate_values) < self._num_warm_up_steps:
+        finished = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+        if len(trial.intermediate_values) < _FEWEST_POINTS or not finished:
             return False
         is_rising = study.direction.name == "MAXIMIZE"
-        finished = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
-        if len(finished) < self._num_startup_trials:
-            return False
-        forecast = self._forecast(trial, finished, is_rising)
-        if forecast is None:
-            return False
-        return not self.can_win(forecast, study.best_value)
+        curves = [_curve(t, is_rising) for t in finished if t.intermediate_values]
+        return self._judge.is_lost(_curve(trial, is_rising), curves, study.best_value)
 
-    @staticmethod
-    def can_win(forecast: CurveForecast, best: float) -> bool:
-        """True if the favourable end of the forecast's 90 % interval is better than the best trial."""
-        if forecast.curve.is_rising:
-            return forecast.final.high_90 > best
-        return forecast.final.low_90 < best
 
-    def _forecast(self, trial: Any, finished: list[Any], is_rising: bool) -> CurveForecast | None:
-        siblings = [_curve(t, is_rising) for t in finished if len(t.intermediate_values) >= _FEWEST_POINTS]
-        try:
-            return forecast_curve(
-                _curve(trial, is_rising),
-                self._table,
-                end_epoch=max(self._num_steps, len(trial.intermediate_values)),
-                schedule=self._schedule,
-                is_schedule_unknown=True,
-                siblings=siblings if self._with_history else (),
-            )
-        except ForecastError:
-            return None  # too short, or diverged: the trial's own code handles both
+def ray_scheduler(
+    num_steps: int, *, metric: str | None = None, mode: str | None = None, **options: Any
+) -> Any:
+    """A scheduler for Ray Tune that stops a trial whose forecast ends no better than the best finished trial.
+
+    Args:
+        num_steps: Number of results of a whole trial, ``training_iteration`` at its end.
+        metric: Metric of the trials; that of ``TuneConfig`` if None.
+        mode: "max" or "min"; that of ``TuneConfig`` if None.
+        options: ``schedule``, ``num_startup_trials``, ``num_warm_up_steps``, ``with_history`` and ``hopeless``, as of
+            ``ForecastPruner``.
+
+    Raises:
+        UsageError: Ray Tune is not installed.
+    """
+    usual = {"schedule": None, "num_startup_trials": 4, "num_warm_up_steps": 4, "with_history": True}
+    judge = _Judge(num_steps, **{**usual, "hopeless": HOPELESS, **options})
+    try:
+        base: type[Any] = import_module("ray.tune.schedulers").FIFOScheduler
+    except ImportError as error:
+        raise UsageError(
+            "the scheduler for Ray Tune expects Ray Tune, which was not found; install it with: pip install 'ray[tune]'"
+        ) from error
+    return _ray_class(base)(judge, metric, mode)
+
+
+def _ray_class(base: type[Any]) -> type[Any]:
+    class ForecastScheduler(base):  # type: ignore[misc]  # the base is known at run time only
+        """Starts trials in turn, and stops those that cannot win any more."""
+
+        def __init__(self, judge: _Judge, metric: str | None, mode: str | None) -> None:
+            super().__init__()
+            self._judge, self._metric, self._mode = judge, metric, mode
+            self._seen: dict[str, dict[float, float]] = {}
+            self._finished: set[str] = set()
+
+        def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+            """Called by the tuner with the metric and mode of its configuration."""
+            self._metric, self._mode = metric or self._metric, mode or self._mode
+            return bool(self._metric and self._mode)
+
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            """Called by the tuner after each result."""
+            self._note(trial, result)
+            finished = [self._curve(key) for key in sorted(self._finished)]
+            if not finished:
+                return str(base.CONTINUE)
+            ends = [float(curve.values[-1]) for curve in finished]
+            best = max(ends) if self._mode == "max" else min(ends)
+            lost = self._judge.is_lost(self._curve(trial.trial_id), finished, best)
+            return str(base.STOP if lost else base.CONTINUE)
+
+        def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+            """Called by the tuner at the end of a trial that was not stopped."""
+            self._note(trial, result)
+            self._finished.add(trial.trial_id)
+
+        def _note(self, trial: Any, result: dict[str, Any]) -> None:
+            if self._metric in result:
+                seen = self._seen.setdefault(trial.trial_id, {})
+                seen[float(result["training_iteration"])] = float(result[self._metric])
+
+        def _curve(self, key: str) -> Curve:
+            return _curve_of(f"trial {key}", self._seen[key], self._mode == "max")
+
+    return ForecastScheduler
 
 
 def _curve(trial: Any, is_rising: bool) -> Curve:
-    steps = np.asarray(sorted(trial.intermediate_values), dtype=float)
-    values = np.asarray([trial.intermediate_values[int(step)] for step in steps])
+    return _curve_of(f"trial {trial.number}", trial.intermediate_values, is_rising)
+
+
+def _curve_of(name: str, values: Mapping[float, float], is_rising: bool) -> Curve:
+    steps = np.asarray(sorted(values), dtype=float)
     return Curve(
-        name=f"trial {trial.number}",
+        name=name,
         metric="objective",
         epochs=steps + 1 if steps[0] == 0 else steps,
-        values=values,
+        values=np.asarray([values[step] for step in steps.tolist()]),
         is_rising=is_rising,
     )
 

@@ -1,0 +1,439 @@
+"""The mixture that answers: forecasters weighed by a prior that was learned over finished runs of many origins.
+
+A small network reads the run so far (level, fall, shape in logarithmic time, noise, kind of metric, size of a loss),
+the point that is asked about, and what is known beside the curve, and gives each forecaster a weight and the whole a
+scale. So the prior of a task and metric is that of runs like it: an accuracy that begins at chance and has hardly left
+it, or the loss of a language model, whose first value tells it from others, are weighed as their like were.
+
+    forecast = sum of weight_i member_i,        weights = softmax(network)
+    scale = base e^tanh(network),               base as in ``scale_base``
+
+Weights are convex: no forecast lies outside of what its members say, and no scale is beyond e times its base. It is
+amortised as in LC-PFN and ifBO (Adriaensen et al. 2023, arXiv 2310.20447; Rakotoarison et al. 2024, arXiv 2404.16795),
+with laws in place of their transformer, for two thousand real curves do not determine one. Fitted by
+``studies.forecast.fit_prior``; the mean of several networks.
+
+A schedule may only help. Its effect is learnt from few origins and differs among them, so that the answer without the
+schedule keeps a share of the weight: ``_SCHEDULE_SHARES``. Beside finished runs, which show the drops themselves, the
+schedule counts little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.answers import from_plain
+from forerun.base.errors import CostModelError
+from forerun.base.received import DAMAGE, check_array, in_a_line, read_json
+from forerun.jobs.forecasting.curve import FINAL_SHARE, Floats, MetricKind
+from forerun.jobs.forecasting.forecaster import (
+    Prefix,
+    Tier,
+    can_answer,
+    path_of,
+    sibling_trust,
+    spread_of,
+)
+from forerun.jobs.forecasting.laws import DROP_SHARES, MEAN_SPAN, annealing_name, felt_rates
+
+HORIZONS = (0.25, 0.5, 1.0)
+"""Shares of the rest of a run at which forecasts are compared with what came."""
+
+_LAWS = ("last value", "best so far", "power law", "optimus", "pow3", "exp3", "mmf4")
+_ANNEALING = tuple(annealing_name(share) for share in DROP_SHARES)
+_SIBLINGS = ("siblings", "scaled siblings")
+MEMBERS = (*_LAWS, *_ANNEALING, *_SIBLINGS)
+
+_SCHEDULE_SHARES = {Tier.SCHEDULE: (0.7, Tier.CURVE), Tier.BOTH: (0.1, Tier.HISTORY)}
+"""Weight of what the schedule is known for, and the tier that has the rest."""
+
+_LAW_SHARE = 0.5
+"""Weight of the power law where nothing is known beside the curve: there, networks learn little more."""
+
+NUM_OF_SCHEDULE = NUM_OF_SIBLINGS = 5
+"""Features of either, the last of all."""
+
+_CORE = ("last value", "power law", *_ANNEALING, *_SIBLINGS)
+"""Members whose distance from the forecast counts in the scale, whatever their weights."""
+
+_IS_POWER_LAW = np.asarray([float(name == "power law") for name in MEMBERS])
+IS_CORE = np.asarray([name in _CORE for name in MEMBERS])
+_FLOORS = {True: (0.002, 0.005), False: (0.006, 0.01)}
+"""Least scale, and its share of the level, of a loss and of anything else: a loss follows its law to a part in a
+thousand where an accuracy, counted on a finite test, scatters by parts in a hundred."""
+
+_HIGHEST = 1.5
+SCALE_REACH = 1.0
+_SHOWN = 0.005
+_SCHEMA = 1
+_MOST = 1e4
+_LARGEST_LOSS, _LEAST_LOSS = 30.0, 0.05
+_EARLIER = (0.0625, 0.125, 0.25, 0.5)
+"""Shares of the points seen at which the shape of the run is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The weighted mean of some forecasters.
+
+    Attributes:
+        errors: Errors at all points, (n,).
+        scale: Uncertainty of each before calibration, (n,).
+        weights: Weight of each member that counts at the end of the run; they add up to 1.
+        members: Errors of each member, (n,) each.
+    """
+
+    errors: Floats
+    scale: Floats
+    weights: Mapping[str, float]
+    members: Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that the network reads of a run at each of ``HORIZONS``; several runs are stacked in front.
+
+    Attributes:
+        features: (horizons, features); those of schedule and finished runs are the last.
+        ends: Errors by each of ``MEMBERS``, NaN where one cannot answer, (horizons, members).
+        figures: Level, noise, misfit, spread of finished runs and least scale, (horizons, 5).
+    """
+
+    features: Floats
+    ends: Floats
+    figures: Floats
+
+
+def horizon_values(epochs: Floats, path: Floats, num_seen: int) -> Floats:
+    """Values at shares ``HORIZONS`` of the rest of the run, each a mean over 5 % of the points."""
+    width = max(1, round(FINAL_SHARE * len(epochs)))
+    now, last = epochs[num_seen - 1], epochs[-1]
+    found = []
+    for share in HORIZONS:
+        end = int(np.searchsorted(epochs, now + share * (last - now) * (1 + 1e-9), side="right"))
+        end = min(max(end, num_seen + 1), len(epochs))
+        found.append(float(np.mean(path[min(max(num_seen, end - width), end - 1) : end])))
+    return np.asarray(found)
+
+
+def member_paths(prefix: Prefix) -> dict[str, Floats]:
+    """Errors at all points by each member that can answer, (n,) each."""
+    return {name: path_of(name, prefix) for name in MEMBERS if can_answer(name, prefix)}
+
+
+def misfit_of(prefix: Prefix, power_law: Floats) -> float:
+    """Root mean squared distance of the power law from the second half of what was seen."""
+    late = slice(prefix.num_seen // 2, prefix.num_seen)
+    return float(np.sqrt(np.mean((power_law[late] - prefix.errors[late]) ** 2)))
+
+
+def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
+    """The evidence of a run whose members' paths are known."""
+    missing = np.full(len(HORIZONS), np.nan)
+    level, misfit = max(prefix.level, 1e-6), misfit_of(prefix, paths["power law"])
+    at = {
+        name: horizon_values(prefix.epochs, paths[name], prefix.num_seen) if name in paths else missing
+        for name in MEMBERS
+    }
+    spread = np.zeros(len(HORIZONS))
+    if prefix.siblings is not None and len(prefix.siblings):
+        spread = horizon_values(prefix.epochs, spread_of(prefix), prefix.num_seen)
+    own = _shape_features(prefix, level, misfit)
+    now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
+    falls = [5 * (level - at[name]) / level for name in ("power law", "optimus")]
+    kinds = [float(prefix.kind is kind) for kind in MetricKind]
+    columns = [
+        *(np.full(len(HORIZONS), value) for value in own),
+        np.log((now + np.asarray(HORIZONS) * (last - now)) / now),
+        np.full(len(HORIZONS), prefix.progress),
+        np.asarray(HORIZONS),
+        *falls,
+        *(np.full(len(HORIZONS), value) for value in kinds),
+        *_schedule_features(prefix),
+        *_sibling_features(prefix, level, spread, at),
+    ]
+    const, share = _FLOORS[prefix.kind is MetricKind.LOSS]
+    figures: list[Floats | float] = [level, prefix.noise, misfit, spread, const + share * level]
+    # A law that runs off upwards is no forecast of a curve that falls.
+    ends = [np.minimum(of, _HIGHEST * level) for of in at.values()]
+    return Evidence(
+        features=np.stack(columns, axis=1),
+        ends=np.stack(ends, axis=1),
+        figures=np.stack([np.broadcast_to(value, len(HORIZONS)) for value in figures], axis=1),
+    )
+
+
+def _log(value: float) -> float:
+    return float(np.log(max(value, 1e-6)))
+
+
+def _shape_features(prefix: Prefix, level: float, misfit: float) -> list[float]:
+    """Size of a loss, level, fall so far, noise, misfit, length and shape of the run, in units of the level."""
+    errors, seen = prefix.errors, prefix.num_seen
+    first = float(np.median(errors[: max(1, seen // 50)]))
+    is_loss = prefix.kind is MetricKind.LOSS
+    earlier = [_median_about(prefix, share) / level - 1 for share in _EARLIER]
+    return [
+        float(np.log(np.clip(prefix.span, _LEAST_LOSS, _LARGEST_LOSS))) if is_loss else 0.0,
+        _log(level),
+        float(np.arcsinh(first / level - 1)),
+        _log(prefix.noise),
+        _log(misfit / level),
+        float(np.log(seen)),
+        _log(prefix.best / level),
+        *(float(np.arcsinh(5 * fall)) for fall in earlier),
+        float(np.arcsinh(20 * earlier[-1])),
+    ]
+
+
+def _median_about(prefix: Prefix, share: float) -> float:
+    """Median error within a fifth of a share of the points seen, or between the points beside it."""
+    seen = prefix.epochs[: prefix.num_seen]
+    place = share * float(seen[-1])
+    near = (seen >= 0.8 * place) & (seen <= 1.2 * place)
+    return float(np.median(prefix.errors[near]) if near.any() else np.interp(place, seen, prefix.errors))
+
+
+def _schedule_features(prefix: Prefix) -> list[Floats]:
+    """The rate felt now and then, and how far training moves by the clock of the rate; zeros without a schedule."""
+    if prefix.rates is None:
+        return [np.zeros(len(HORIZONS))] * NUM_OF_SCHEDULE
+    epochs, seen = prefix.epochs, prefix.num_seen
+    relative = prefix.rates / max(float(prefix.rates.max()), 1e-12)
+    felt = felt_rates(epochs, relative, max(MEAN_SPAN * float(epochs[-1]), 1e-9))
+    moved = np.cumsum(relative * np.diff(epochs, prepend=0.0))
+    now = float(felt[seen - 1])
+    then = np.minimum(horizon_values(epochs, felt, seen) / max(now, 1e-3), 3.0)
+    far = horizon_values(epochs, moved, seen) / max(float(moved[seen - 1]), 1e-9)
+    ones = np.ones(len(HORIZONS))
+    return [ones, min(now, 1.0) * ones, np.arcsinh(then), np.log(then + 0.01), np.log(np.maximum(far, 1e-3))]
+
+
+def _sibling_features(prefix: Prefix, level: float, spread: Floats, at: Mapping[str, Floats]) -> list[Floats]:
+    """Trust, spread and number of finished runs, and how far they fall; zeros without any."""
+    if prefix.siblings is None or not len(prefix.siblings):
+        return [np.zeros(len(HORIZONS))] * NUM_OF_SIBLINGS
+    ones = np.ones(len(HORIZONS))
+    return [
+        ones,
+        sibling_trust(prefix) * ones,
+        np.log(np.maximum(spread / level, 1e-6)),
+        np.log(len(prefix.siblings)) * ones,
+        np.arcsinh(5 * (level - at["siblings"]) / level),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedPrior:
+    """Networks of two hidden layers, whose answers are averaged.
+
+    Attributes:
+        middle, spread: Of each feature, (features,).
+        layers: Weights and biases of each layer, (networks, in, out) and (networks, 1, out).
+    """
+
+    middle: Floats
+    spread: Floats
+    layers: tuple[Floats, ...]
+
+    def weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
+        """Forecast, its scale, and weights of the members, (..., horizons), the last with (..., members).
+
+        Args:
+            evidence: Of one run, or of several stacked.
+            tier: What may be used.
+        """
+        share, other = _SCHEDULE_SHARES.get(tier, (1.0, tier))
+        found = self._weigh(evidence, tier)
+        if other is tier:
+            return found
+        rest = self._weigh(evidence, other)
+        mixed = [share * a + (1 - share) * b for a, b in zip(found, rest, strict=True)]
+        return mixed[0], mixed[1], mixed[2]
+
+    def _weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
+        ends, figures = evidence.ends, evidence.figures
+        is_used = members_of(tier) & np.isfinite(ends)
+        features = told(evidence.features, tier)
+        given = self._outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
+        logits = np.where(is_used, given[..., : len(MEMBERS)], -np.inf)
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        if tier is Tier.CURVE:
+            weights = (1 - _LAW_SHARE) * weights + _LAW_SHARE * _IS_POWER_LAW
+        members = np.where(is_used, ends, 0.0)
+        means = np.sum(weights * members, axis=-1)
+        base = scale_base(means, members, is_used & IS_CORE, figures, tier in (Tier.HISTORY, Tier.BOTH))
+        log_scale = np.log(base) + SCALE_REACH * np.tanh(given[..., -1] / SCALE_REACH)
+        return means.mean(axis=0), np.exp(log_scale.mean(axis=0)), weights.mean(axis=0)
+
+    def _outputs(self, features: Floats) -> Floats:
+        """Outputs of each network, (networks, ..., outputs)."""
+        flat = features.reshape(-1, features.shape[-1])
+        hidden: Floats = flat[None]
+        for index in range(0, len(self.layers), 2):
+            hidden = hidden @ self.layers[index] + self.layers[index + 1]
+            if index + 2 < len(self.layers):
+                hidden = hidden / (1 + np.exp(-hidden))
+        return hidden.reshape(len(hidden), *features.shape[:-1], -1)
+
+
+def members_of(tier: Tier) -> npt.NDArray[np.bool_]:
+    """Whether each member may be used in a tier, (members,)."""
+    has_schedule, has_siblings = tier in (Tier.SCHEDULE, Tier.BOTH), tier in (Tier.HISTORY, Tier.BOTH)
+    allowed = {**dict.fromkeys(_ANNEALING, has_schedule), **dict.fromkeys(_SIBLINGS, has_siblings)}
+    return np.asarray([allowed.get(name, True) for name in MEMBERS])
+
+
+def told(features: Floats, tier: Tier) -> Floats:
+    """Features with zeros in place of what a tier does not know."""
+    found, begin = features.copy(), features.shape[-1] - NUM_OF_SCHEDULE - NUM_OF_SIBLINGS
+    if tier not in (Tier.SCHEDULE, Tier.BOTH):
+        found[..., begin : begin + NUM_OF_SCHEDULE] = 0.0
+    if tier not in (Tier.HISTORY, Tier.BOTH):
+        found[..., begin + NUM_OF_SCHEDULE :] = 0.0
+    return found
+
+
+def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_siblings: Any) -> Any:
+    """Uncertainty of a forecast before it is learned, arrays of NumPy or PyTorch.
+
+        base = least + 0.3 distance + 0.3 misfit + 0.5 noise forecast + 0.1 fall + 0.15 spread
+
+    It grows with the distance of the laws from the forecast, whatever their weights, with how irregular the run was,
+    how noisy evaluations are, how far the forecast falls, and how unlike finished runs of the job are.
+
+    Args:
+        forecast: (...).
+        members: Errors of each member, finite, (..., members).
+        counted: Which count, those of ``IS_CORE`` that are used, (..., members).
+        figures: As in ``Evidence``, (..., 5).
+        has_siblings: Whether finished runs are known, 0 or 1, (...).
+    """
+    distance = ((members - forecast[..., None]) ** 2 * counted).sum(-1) / counted.sum(-1)
+    level, noise, misfit, spread, least = (figures[..., index] for index in range(5))
+    fall = 0.5 * (level - forecast + abs(level - forecast))
+    base = least + 0.3 * (distance + 1e-12) ** 0.5 + 0.3 * misfit + 0.5 * noise * forecast
+    return base + 0.1 * fall + 0.15 * spread * has_siblings
+
+
+def mixture(prefix: Prefix, tier: Tier, prior: LearnedPrior) -> Mixture:
+    """The forecast of a tier.
+
+    Args:
+        prefix: The run so far.
+        tier: What may be used.
+        prior: Learned weights.
+    """
+    paths = member_paths(prefix)
+    return mixed_paths(prefix, paths, *prior.weigh(evidence_of(prefix, paths), tier)[1:])
+
+
+def mixed_paths(prefix: Prefix, paths: Mapping[str, Floats], scale: Floats, weights: Floats) -> Mixture:
+    """The weighted mean of paths at all points; between horizons, weights and scale lie on a line.
+
+    Args:
+        prefix: The run so far.
+        paths: Of each member, (n,) each.
+        scale: At each horizon, (horizons,).
+        weights: Of each member, (horizons, members).
+    """
+    now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
+    share = np.clip((prefix.epochs - now) / max(last - now, 1e-12), 0.0, 1.0)
+    at = dict(zip(MEMBERS, weights.T, strict=True))
+    highest = _HIGHEST * max(prefix.level, 1e-6)
+    members = {name: np.minimum(paths[name], highest) for name in MEMBERS if name in paths}
+    parts = [np.interp(share, HORIZONS, at[name]) * path for name, path in members.items()]
+    shown = {name: float(at[name][-1]) for name in members if at[name][-1] >= _SHOWN}
+    order, total = sorted(shown, key=lambda name: -shown[name]), sum(shown.values())
+    return Mixture(
+        errors=np.asarray(np.sum(parts, axis=0), dtype=float),
+        scale=np.interp(share, HORIZONS, scale),
+        weights={name: shown[name] / total for name in order},
+        members={name: members[name] for name in order},
+    )
+
+
+def stacked(evidence: Sequence[Evidence]) -> Evidence:
+    """The evidence of several runs, (runs, ...)."""
+    return Evidence(
+        features=np.stack([e.features for e in evidence]),
+        ends=np.stack([e.ends for e in evidence]),
+        figures=np.stack([e.figures for e in evidence]),
+    )
+
+
+@cache
+def shipped_prior() -> LearnedPrior:
+    """The prior that comes with the package, learned over all public curves of the study."""
+    return load_prior(shipped_prior_path())
+
+
+def shipped_prior_path() -> Path:
+    """The file of the shipped prior."""
+    return Path(__file__).parent / "tables" / "prior.json"
+
+
+def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
+    """A prior as it is written."""
+    arrays = {"middle": prior.middle, "spread": prior.spread}
+    rounded = {name: np.round(array, 4).tolist() for name, array in arrays.items()}
+    layers = [np.round(layer, 3).tolist() for layer in prior.layers]
+    return {"schema": _SCHEMA, "source": source, **rounded, "layers": layers}
+
+
+_Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """A file."""
+
+    schema: int
+    source: str
+    middle: tuple[float, ...]
+    spread: tuple[float, ...]
+    layers: tuple[tuple[_Table, ...], ...]
+
+
+def load_prior(path: Path) -> LearnedPrior:
+    """Reads a prior.
+
+    Raises:
+        CostModelError: The file is missing, damaged or of another version.
+    """
+    try:
+        document = from_plain(_Document, read_json(path), least=-np.inf)
+        if document.schema != _SCHEMA:
+            raise ValueError(f"expected schema {_SCHEMA}, got {document.schema}")
+        middle, spread = (np.asarray(given, dtype=float) for given in (document.middle, document.spread))
+        layers = tuple(np.asarray(layer, dtype=float) for layer in document.layers)
+        _check(middle, spread, layers)
+    except DAMAGE as error:
+        raise CostModelError(
+            f"{path}: expected a learned prior of curves as JSON, got {type(error).__name__}: {in_a_line(error)}; "
+            "install forerun again"
+        ) from error
+    return LearnedPrior(middle=middle, spread=spread, layers=layers)
+
+
+def _check(middle: Floats, spread: Floats, layers: tuple[Floats, ...]) -> None:
+    check_array("middle", middle, "float64", middle.shape, -_MOST, _MOST)
+    check_array("spread", spread, "float64", middle.shape, 1e-9, _MOST)
+    if len(layers) % 2 or not layers:
+        raise ValueError(f"expected weights and biases of some layers, got {len(layers)} tables")
+    num, width = len(layers[0]), len(middle)
+    for index in range(0, len(layers), 2):
+        out = layers[index].shape[-1]
+        check_array(f"layer {index}", layers[index], "float64", (num, width, out), -_MOST, _MOST)
+        check_array(f"layer {index + 1}", layers[index + 1], "float64", (num, 1, out), -_MOST, _MOST)
+        width = out
+    if width <= len(MEMBERS):
+        raise ValueError(f"expected outputs for {len(MEMBERS)} members and a scale, got {width}")
