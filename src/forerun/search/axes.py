@@ -231,7 +231,7 @@ def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tupl
     if given is not None:
         return words_of(given)
     held = {facts.precision for spec in specs if (facts := captured_facts(spec)) is not None}
-    own = [own_settings(spec).get("precision") for spec in specs]
+    own: list[str] = [own_settings(spec).get("precision", "") for spec in specs]
     if not held and all(own):
         return tuple(dict.fromkeys(own))
     if len(held) > 1:
