@@ -11,6 +11,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.search.axes import (
     MAX_CANDIDATES,
     SEARCHED,
+    changes_of,
     check_count,
     expand_models,
     expand_range,
@@ -166,3 +167,11 @@ def test_a_device_without_a_price_is_listed_apart_where_cost_is_asked_about():
     assert point.job_time_s.value == pytest.approx(min(one.job_time_s for one in rivals), rel=0.01)
     assert found.chosen.device == "t4"
     assert forerun.plan(MODEL, within="time<=1h", **asked).unpriced == ()
+
+
+def test_language_models_are_planned_in_their_own_precision():
+    assert {change["precision"] for change in changes_of(["llama-3.2-1b"], {})} == {"bf16"}
+    assert {change["precision"] for change in changes_of(["llama-3.2-1b", "cnn"], {})} == {"fp32", "amp"}
+    assert {change["precision"] for change in changes_of(["llama-3.2-1b"], {"precisions": ["fp32"]})} == {
+        "fp32"
+    }

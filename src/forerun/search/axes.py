@@ -231,8 +231,8 @@ def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tupl
     if given is not None:
         return words_of(given)
     held = {facts.precision for spec in specs if (facts := captured_facts(spec)) is not None}
-    own = [str(own_settings(spec)["precision"]) for spec in specs if own_settings(spec).get("precision")]
-    if not held and len(own) == len(specs):
+    own: list[str] = [own_settings(spec).get("precision", "") for spec in specs]
+    if not held and all(own):
         return tuple(dict.fromkeys(own))
     if len(held) > 1:
         raise InvalidSetupError(
