@@ -88,3 +88,11 @@ def test_attention_with_sinks_is_one_kernel(ask):
     assert "FlexAttention" in " ".join(one.notes)
     assert one.peak_memory_bytes.value < parts.peak_memory_bytes.value
     assert one.step_time_s.value < parts.step_time_s.value
+
+
+def test_rotary_positions_have_no_end(ask):
+    config = {"model_type": "llama", "max_position_embeddings": 1024, **TEXT}
+    found = ask("LlamaForCausalLM", config, sequence_length=262_144, recompute="full")
+    assert found.tokens_per_s.value * found.step_time_s.value == pytest.approx(2 * 262_144)
+    with pytest.raises(InvalidSetupError, match="at most 64 tokens"):
+        ask("GPT2LMHeadModel", {"model_type": "gpt2", "n_positions": 64}, sequence_length=128)

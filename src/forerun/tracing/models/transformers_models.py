@@ -508,7 +508,9 @@ def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
         limit -= getattr(config, "pad_token_id", 1) + 1
     if options.sequence_length is None:
         return min(_DEFAULT_TOKENS, limit or _DEFAULT_TOKENS)
-    if limit is not None and options.sequence_length > limit:
+    # Rotary positions have no table that ends: longer texts are trained with other angles, at the same cost.
+    is_rotary = bool(getattr(config, "rope_parameters", None))
+    if limit is not None and options.sequence_length > limit and not is_rotary:
         raise _too_long(name, limit, options.sequence_length)
     return options.sequence_length
 
