@@ -182,7 +182,8 @@ def cases(scripts: Path, data: Path, packages: Path | None = None) -> list[Case]
              refused="torch._six"),
         *[
             case(f"modded-nanogpt {name}", scripts / "modded-nanogpt" / name / "train_gpt2.py", batch_size=size,
-                 truth=Truth(max_steps=steps, validation="every 125 steps", checkpoints="at the end", **_GPT),
+                 truth=Truth(max_steps=steps, validation="every 125 steps", checkpoints="at the end", compile=True, convolutions="",
+                             precision="bf16" if number == 4 else "amp-bf16"),
                  num_optimizers=number, num_micro_steps=micro, device="h100-sxm", measured_step_s=measured, folder=data / "modded",
                  launcher=("torchrun", "--standalone", "--nproc_per_node=8"))
             for name, size, micro, number, steps, measured in (
