@@ -108,12 +108,13 @@ class TestContract:
                 assert 2 * workers + 3 * servers <= 16
                 assert 8e9 * workers + 9e9 * servers <= 48e9
 
-    def test_a_job_is_asked_only_about_kinds_that_it_can_run_on(self, name):
+    @pytest.mark.parametrize("way", ["", ":raw"])
+    def test_a_job_is_asked_only_about_kinds_that_it_can_run_on(self, name, way):
         # The smallest such case: each of two jobs knows a kind of device that the other does not.
         cluster = parse_cluster("1x1xk80+1x1xp100+1x1xv100")
         jobs = [job("a", kinds=("k80", "p100")), job("b", kinds=("p100", "v100"), sample_s=0.02)]
         known = {j.name: set(j.training.speeds) for j in jobs}
-        outcome = simulate(jobs, cluster, find_policy(name))
+        outcome = simulate(jobs, cluster, find_policy(name + way))
         assert len(outcome.outcomes) == 2
         assert all(stretch.allocation.device in known[stretch.job] for stretch in outcome.stretches)
 
