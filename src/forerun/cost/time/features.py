@@ -13,7 +13,7 @@ GPUs can predict others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -74,6 +74,13 @@ POINT_FEATURES = (
 )
 DEVICE_FEATURES = POINT_FEATURES[:6]
 """Features with figures of the device: the fit must not memorise a handful of GPUs from them."""
+
+REACH: Mapping[str, tuple[OpClass, ...]] = {
+    "has_fused_attention": (OpClass.ATTENTION,),
+    # Releases came with the systems that measured them. On one system, 1.10 to 1.12 become 8 % faster (timm_history).
+    "software_era": (),
+}
+"""Classes whose time an input of a point can change; one that is not named here reaches all."""
 DYNAMIC_FEATURES = (
     "log2_flops",
     "log2_bytes",
@@ -253,6 +260,12 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         is_inference=column([p.setup.phase is not Phase.TRAIN for p in points]),
         features=np.asarray([_point_row(point, rate) for point, rate in zip(points, rates, strict=True)]),
     )
+
+
+def reach_table() -> npt.NDArray[np.float32]:
+    """One where an input of a point reaches a class, else zero, (number of classes, number of ``POINT_FEATURES``)."""
+    columns = [np.isin(np.arange(len(OpClass)), REACH.get(name, tuple(OpClass))) for name in POINT_FEATURES]
+    return np.column_stack(columns).astype(np.float32)
 
 
 def point_features(arrays: PointArrays) -> Floats:

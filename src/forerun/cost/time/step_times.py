@@ -19,6 +19,7 @@ from forerun.cost.time.features import (
     counts,
     dynamic_features,
     format_classes,
+    peak_rates,
     point_arrays,
     static_features,
 )
@@ -32,15 +33,18 @@ from forerun.cost.time.law import (
     KernelTerms,
     busy_times,
 )
-from forerun.cost.time.rows import DistinctOps
+from forerun.cost.time.rows import DistinctOps, on_four_bytes
 from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
 from forerun.graph.graph import OpClass, StepPart
+from forerun.question.setup import TrainingSetup
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 
 _LONGEST_S = 1e15
 _SMALL_LAUNCH_S = 60e-6
+_SMALL_HALF_LAUNCH_S = 4 * _SMALL_LAUNCH_S
+"""The same for kernels in half precision, which the network may predict several times too slow where they are small."""
 _GROWTH_TO_STOP = 1.3
 _LARGEST_LOOKED_AT = 2**16
 _POINTS_PER_CHUNK = 16
@@ -87,10 +91,10 @@ def step_times(
 ) -> StepTimes:
     """Predicted times of one model at many points.
 
-    A batch never takes longer than a larger one, because it could be padded to that. The network knows no such law:
-    kernels far smaller than any in its fit may be predicted slower than larger ones. Where launches take less than
-    60 us on average, larger batches (powers of two) are evaluated as well, and the point takes the times of the
-    quickest one.
+    A batch never takes longer than a larger one, because it could be padded to that, and kernels on two-byte operands
+    no longer than the same ones on four-byte operands. The network knows no such law: kernels far smaller than any in
+    its fit may be predicted slower than larger ones. Where launches take less than 60 us on average, larger batches
+    (powers of two) are evaluated as well, below 240 us single precision, and the point takes the times of the quickest.
 
     Args:
         ops: Distinct kernels of the model's step.
@@ -116,7 +120,7 @@ def _monotonic_times(
     ops: DistinctOps, points: Sequence[Point], weights: CostModel, offsets: Floats, with_kernels: bool
 ) -> StepTimes:
     offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), NUM_LATENTS))
-    found = _times_at(ops, points, weights, offsets, with_kernels)
+    found = _times_of_formats(ops, points, weights, offsets, with_kernels)
     num_launches = max(1.0, float(ops.count.sum()))
     # Only where launches are short is the network asked outside of what it was fitted on.
     rows = np.flatnonzero(found.device_s < _SMALL_LAUNCH_S * num_launches)
@@ -125,7 +129,7 @@ def _monotonic_times(
     while rows.size:
         sizes = 2 ** (np.floor(np.log2(sizes)).astype(np.int64) + 1)
         larger = [_with_batch(points[int(row)], int(size)) for row, size in zip(rows, sizes, strict=True)]
-        tried = _times_at(ops, larger, weights, offsets[:, rows], with_kernels)
+        tried = _times_of_formats(ops, larger, weights, offsets[:, rows], with_kernels)
         found = _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
         # A graph that holds for one batch only does not grow at all.
         goes_on = (tried.step_s < _GROWTH_TO_STOP * found.step_s[rows]) & (tried.step_s != last_s)
@@ -150,6 +154,39 @@ def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, 
             value[rows[chosen]] = getattr(other, field.name)[chosen]
         values[field.name] = value
     return StepTimes(**values)
+
+
+def _times_of_formats(
+    ops: DistinctOps, points: Sequence[Point], weights: CostModel, offsets: Floats, with_kernels: bool
+) -> StepTimes:
+    """Times at the points, those of short launches in half precision no longer than in single precision."""
+    found = _times_at(ops, points, weights, offsets, with_kernels)
+    can_gain = np.asarray([_has_fast_half(point) for point in points])
+    num_launches = max(1.0, float(ops.count.sum()))
+    rows = np.flatnonzero(can_gain & (found.device_s < _SMALL_HALF_LAUNCH_S * num_launches))
+    # What was measured on a device itself may be otherwise.
+    if not rows.size or weights.calibrated_device is not None:
+        return found
+    single = [_in_single_precision(points[int(row)]) for row in rows]
+    tried = _times_at(on_four_bytes(ops), single, weights, offsets[:, rows], with_kernels)
+    return _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+
+
+def _has_fast_half(point: Point) -> bool:
+    half, full, _ = peak_rates(point.device, point.setup.precision)
+    return point.setup.precision.is_half and half > full
+
+
+def _in_single_precision(point: Point) -> Point:
+    """The point in fp32; ways to save memory, some of which need half precision, are in the kernels already."""
+    own = point.setup
+    setup = TrainingSetup(
+        batch_size_per_device=own.batch_size_per_device,
+        phase=own.phase,
+        layout=own.layout,
+        compile=own.compile,
+    )
+    return replace(point, setup=setup)
 
 
 def _times_at(
@@ -437,7 +474,9 @@ def _network_outputs(network: NetworkWeights, kernels: _Kernels) -> Floats32:
     first = network.first_weight
     hidden = _product(_normal(kernels.dynamic, network, of_dynamic), first[:, of_dynamic])
     hidden += _normal(kernels.static, network, of_static) @ first[:, of_static].T + network.first_bias
-    hidden += (_normal(kernels.shared, network, of_point) @ first[:, of_point].T)[:, None]
+    # An input says nothing to the classes that it cannot change.
+    seen = _normal(kernels.shared, network, of_point)[:, None] * network.reach
+    hidden += _product(seen, first[:, of_point])[:, kernels.pair[kernels.by_network] // len(StepPart)]
     hidden = _product(_hard_swish(hidden), network.second_weight)
     hidden += network.second_bias
     found = np.zeros((len(kernels.shared), len(kernels.pair), 3), dtype=np.float32)

@@ -53,6 +53,7 @@ _ENTRY = "forerun"
 _NUM_OUTPUTS = 3
 """Log efficiencies in arithmetic and in traffic, and the latency."""
 _SHAPES: Mapping[str, tuple[int | str, ...]] = {
+    "reach": (len(OpClass), len(POINT_FEATURES)),
     "mean": (len(FEATURES),), "scale": (len(FEATURES),), "first_weight": ("width", len(FEATURES)),
     "first_bias": ("width",), "second_weight": ("width", "width"), "second_bias": ("width",),
     "last_weight": (_NUM_OUTPUTS, "width"), "last_bias": (_NUM_OUTPUTS,), "latency": (NUM_PAIRS,),
@@ -78,8 +79,12 @@ _LOGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWeights:
-    """One member of the ensemble; names as in ``op_time_fit.OpNetwork``, shapes in ``_SHAPES``."""
+    """One member of the ensemble; names as in ``op_time_fit.OpNetwork``, shapes in ``_SHAPES``.
 
+    ``reach`` says which inputs of a point its classes see (``features.REACH``).
+    """
+
+    reach: Floats32
     mean: Floats32
     scale: Floats32
     first_weight: Floats32
@@ -564,6 +569,12 @@ def _check_lists(header: _Header) -> None:
 def _networks(tensors: Mapping[str, Any], header: _Header) -> tuple[NetworkWeights, ...]:
     count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
     count = min(max(count, 1), len(tensors) + 1)
+    # Networks of older files see every input in every class.
+    seen = {
+        f"{index}.reach": np.ones((len(OpClass), len(POINT_FEATURES)), dtype=np.float32)
+        for index in range(count)
+    }
+    tensors = seen | dict(tensors)
     expected = {f"{index}.{name}" for index in range(count) for name in NetworkWeights.__slots__}
     if missing := sorted(expected - set(tensors)):
         raise ValueError(f"{len(missing)} tensors are missing, first {missing[0]}")

@@ -31,6 +31,7 @@ from forerun.cost.time.features import (
     dynamic_features,
     format_classes,
     point_arrays,
+    reach_table,
     roofline_terms_s,
     static_features,
 )
@@ -271,6 +272,7 @@ class OpNetwork(nn.Module):
         super().__init__()
         self.devices, self.architectures = tuple(devices), tuple(architectures)
         self.is_bounded = True
+        self.reach = nn.Parameter(torch.from_numpy(reach_table()), requires_grad=False)
         self.mean = nn.Parameter(mean, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
         self.first = nn.Linear(len(mean), hidden)
@@ -298,6 +300,12 @@ class OpNetwork(nn.Module):
         """(u_0, u_1, u_2) of each kernel."""
         # An unseen device may lie far outside the fitted ones, where the layers would extrapolate wildly.
         normal = ((features - self.mean) / self.scale).clamp(-4, 4)
+        # An input says nothing to the classes that it cannot change; a kernel's class is one of the first columns.
+        seen = features[:, : len(OpClass)] @ self.reach
+        of_point = slice(len(STATIC_FEATURES), len(STATIC_FEATURES) + len(POINT_FEATURES))
+        normal = torch.cat(
+            [normal[:, : of_point.start], normal[:, of_point] * seen, normal[:, of_point.stop :]], dim=1
+        )
         activation = nn.functional.hardswish  # as good as SiLU and three times as fast in NumPy
         outputs: torch.Tensor = self.last(activation(self.second(activation(self.first(normal)))))
         return outputs
