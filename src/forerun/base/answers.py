@@ -124,6 +124,7 @@ def from_plain(kind: Any, value: Any, name: str = "", *, least: float = 0.0) -> 
     choices = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and NoneType in choices:
         return None
+    # Two types besides None would leave open which one a value is.
     (kind, *others) = [choice for choice in choices if choice is not NoneType]
     if others:
         raise TypeError(f"{name}: expected one type and perhaps None, got {choices}")

@@ -139,6 +139,7 @@ def monotone_cubic(x: Floats, y: Floats, at: Floats) -> Floats:
     before, after = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
     is_turn = np.sign(rise[:, :-1]) * np.sign(rise[:, 1:]) <= 0
     left, right = (np.where(is_turn, 1.0, part) for part in (rise[:, :-1], rise[:, 1:]))
+    # Harmonic means of the neighbouring rises keep each piece between its nodes; at a turn the slope is flat.
     slopes[:, 1:-1] = np.where(is_turn, 0.0, (before + after) / (before / left + after / right))
     slopes[:, 0] = _end_slope(width[0], width[1], rise[:, 0], rise[:, 1])
     slopes[:, -1] = _end_slope(width[-1], width[-2], rise[:, -1], rise[:, -2])

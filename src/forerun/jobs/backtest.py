@@ -148,6 +148,7 @@ def summary_of(
     cuts = tuple(dict.fromkeys(sorted(r.cut for r in results)))
     names = list(dict.fromkeys(name for r in results for name in r.paths))
     if held is None:
+        # With one origin nothing can be left out, and figures of the fit itself would be flattering.
         held = leave_origins_out(results) if len({r.run.origin for r in results}) > 1 else []
     tested = held
 

@@ -74,6 +74,7 @@ def forecast(
     wanted = parse_target(target) if isinstance(target, str) else target
     whole = _curve(run, wanted, metric, rate_column(schedule))
     curve = whole if cut is None else _first_share(whole, cut)
+    # A finished run that is cut ends where it really ended.
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
     planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
     table = shipped_table() if backtest_file is None else load_table(Path(backtest_file))

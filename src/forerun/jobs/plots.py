@@ -286,6 +286,7 @@ def device_rows(
         for share in stretch.placement:
             node = range(first[share.node], first[share.node] + devices_by_node[share.node])
             free = [row for row in node if free_from_s[row] <= stretch.start_s + 1e-6]
+            # A bar that stays in its row reads as one job; one that jumps as two.
             free.sort(key=lambda row: (last_job[row] != stretch.job, row))
             rows += free[: share.num_workers]
         for row in rows:

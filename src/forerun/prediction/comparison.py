@@ -159,6 +159,7 @@ def _sentences(
             because = _reasons(parts, part_words, _LEAST_SHARE * item.before)
         yield f"{title}: {words(item.before)} to {words(item.after)}{share}{because}"
     device = second.get("device_title", second["device"])
+    # That a run no longer fits matters more than how many bytes it takes.
     if fits[0] != fits[1] and fits[1] is not None:
         yield {
             "no": f"no longer fits the {device}",

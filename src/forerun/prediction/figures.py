@@ -186,6 +186,7 @@ def training_energy_j(
     def spread(share: float, duration: float) -> float:
         return float((share**2 + duration**2) ** 0.5)
 
+    # Power and time are predicted apart, so their relative errors add as squares.
     below = spread(1 - low_w / watts, 1 - duration_s.low / duration_s.value)
     above = spread(high_w / watts - 1, duration_s.high / duration_s.value - 1)
     return Interval(value, value * max(0.0, 1 - below), value * (1 + above))

@@ -111,6 +111,7 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
     is_fused = bool((graph.ops.op_class == OpClass.ATTENTION).any())
     found = []
     for counted, cells in _lines(text, f"\n{name}\t{shape[1]}\t"):
+        # One name, two networks: a later version of a library may have another head.
         if abs(counted - graph.num_parameters) > _ROUNDING:
             continue
         for cell in cells:
@@ -119,6 +120,7 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
             system = systems[code]
             if system.optimizer not in kin or any(getattr(system, k) != v for k, v in wanted.items()):
                 continue
+            # Attention was another set of kernels before: such a row is of another step.
             if is_fused and int(system.torch_version.partition(".")[0]) < _FIRST_FUSED:
                 continue
             size = int(batch) if batch else system.batch_size

@@ -203,6 +203,7 @@ def shared_times(
         )
     nodes = batch_sizes
     if not exact and len(batch_sizes) > _MOST_NODES:
+        # A plan asks for hundreds of batch sizes; the ratio to one device is smooth in their logarithm.
         nodes = batch_sizes[np.linspace(0, len(batch_sizes) - 1, _MOST_NODES).round().astype(int)]
     found = _ratios(model, run, [int(size) for size in nodes], weights)
     if nodes is not batch_sizes:

@@ -99,6 +99,7 @@ def _at(run: Run, length: int) -> Run:
 
 def _drawn(tokens: Floats, run: Run, longest: int) -> _Batches:
     """The batches of an epoch, or of as many steps as tell its mean, drawn with a fixed seed."""
+    # The same question gets the same answer.
     rng = np.random.default_rng(0)
     size, micro, replicas = (
         run.setup.batch_size_per_device,
@@ -220,6 +221,7 @@ def _limit_notes(answers: Sequence[Estimate], knots: Ints, batches: _Batches, si
     if peaks[0] > limit:
         return ["not even the shortest samples fit: a smaller batch would"]
     if peaks[-1] <= limit:
+        # Beyond the longest sample asked, memory is taken to grow as between the last two lengths.
         slope = (peaks[-1] - peaks[-2]) / (knots[-1] - knots[-2]) if len(knots) > 1 else 0.0
         if slope <= 0:
             return []

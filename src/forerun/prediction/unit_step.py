@@ -294,12 +294,14 @@ def _stage(
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
     copied_s = float(copies.sum())
+    # Communication that hides takes multiprocessors and bandwidth from what it hides behind.
     slowed_s = constants.slowdown * max(0.0, hidden_s)
     device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover.exposed_s
     launched = _num_collectives(run, times, own) / (2 if is_forward else 1)
     waiting_s = 0.0
     if launched:
         host_s = float(times.launch_s[own].sum()) + launched * constants.launch_s
+        # Small blocks of many collectives end before the host has launched the next ones.
         waiting_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s
     return StageTime(
         compute_s=compute_s,

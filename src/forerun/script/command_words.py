@@ -219,6 +219,7 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int
         flag, equals, value = rest[0].partition("=")
         rest = rest[1:]
         runs_module |= flag in ("-m", "--module")
+        # A flag without "=" takes the next word, unless it is a switch.
         if not equals and not _FLAGS_WITHOUT_VALUE.match(flag) and rest:
             value, rest = rest[0], rest[1:]
         if _NUM_PROCESSES.match(flag):
@@ -227,6 +228,7 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int
             num_nodes = _number(value.partition(":")[2] or value)
     if not rest:
         raise UsageError(f"expected a script after {name}, such as: {name} train.py")
+    # accelerate counts the processes of all machines together, torchrun those of one.
     if name == "accelerate" and num_nodes > 1:
         per_node = max(1, per_node // num_nodes)
     return (sys.executable, *(("-m",) if runs_module else ()), *rest), num_nodes, per_node

@@ -116,6 +116,7 @@ def _read(found: ScriptConfiguration | Path | None) -> ScriptConfiguration:
 
 def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, margin: float) -> Comparison:
     rates = {w: [r.rate_samples_per_s for r in runs if r.rate_samples_per_s] for w, runs in results.items()}
+    # A ratio needs all runs of both sides: leaving out those without a rate would compare the lucky ones.
     has_rates = all(len(rates[w]) == len(results[w]) for w in "AB")
     last = {w: [r.curve[-1][1] for r in runs if r.curve] for w, runs in results.items()}
     name = results["A"][0].metric
@@ -125,6 +126,7 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
         margin = metric.margin(margin, sum(last["A"]) / len(last["A"]))
     return Comparison(
         speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
+        # B over A, so that both ratios say how much better B is.
         time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
         accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
         if has_metric and metric is not None

@@ -176,6 +176,7 @@ def planned_steps(
             f"the calibration of this processor says nothing of {own.amp}, in which the script runs"
         )
     steps_s = table.batch_size / table.values["device_samples_per_s"][0]
+    # The high end of the interval: a trial that may run out of memory costs the study a trial.
     peaks = table.values["peak_memory_bytes"][HIGH]
     tiers = ", ".join(dict.fromkeys(table.provenance[known].tolist()))
     return DeviceSteps(

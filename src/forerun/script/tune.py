@@ -396,6 +396,8 @@ def _conclude(
     best = None
     if verdict is not None:
         tuner.say(verdict.words)
+        # Among many trials the best one is lucky: without a difference in a run of its own the script stays
+        # as it is.
         if verdict.verdict in ("no difference", "worse"):
             chosen = next((trial for trial in ranked if is_script(tuner, trial)), None)
             best, notes = ScriptConfiguration(arguments={}, hooks={}), (*notes, "the script as it is stays")

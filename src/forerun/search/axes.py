@@ -57,6 +57,7 @@ def expand_range(text: str, what: str) -> tuple[int, ...]:
     low, high = int(found["low"]), int(found["high"])
     if low > high or low < 1:
         raise InvalidSetupError(f"a range of {what} must rise from at least 1, got '{text.strip()}'")
+    # 32:1024 means the sizes that people use, 1..4 each number: which one is told by the first.
     if found["step"] is None and low >= _DOUBLES_FROM:
         return tuple(low << doubling for doubling in range((high // low).bit_length()))
     if found["step"] is None:

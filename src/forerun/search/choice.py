@@ -116,6 +116,7 @@ class Choice:
         accuracy = values["accuracy"][VALUE]
         if np.isfinite(accuracy).any():
             columns.append(-accuracy)
+        # If no candidate keeps all limits, the front is of those that fit the memory: nothing else can run.
         rows = np.flatnonzero(self.kept if self.kept.any() else self.excess[-1] <= 0)
         front = rows[pareto_front(np.stack([column[rows] for column in columns], axis=1))]
         return np.asarray(front[np.argsort(values[_FRONT[0]][VALUE, front], kind="stable")])
@@ -387,6 +388,7 @@ def quantities(
 def product(first: Floats, second: Floats) -> Floats:
     """Product of two independent quantities, (3, n) each."""
     value = first[VALUE] * second[VALUE]
+    # Relative widths of independent factors add as squares; a value of zero has none.
     safe = [np.where(part[VALUE] > 0, part[VALUE], 1.0) for part in (first, second)]
 
     def width(end: int) -> Floats:

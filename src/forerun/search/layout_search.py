@@ -182,6 +182,7 @@ def variants(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     if layout.pipeline > 1 and layout.virtual_stages == 1:
         own = space.num_blocks // layout.pipeline
         yield {"pipeline_schedule": "zero-bubble"}
+        # Interleaving takes micro-steps in whole rounds of the stages.
         if steps % layout.pipeline == 0 and space.num_blocks % layout.pipeline == 0:
             for groups in range(_VIRTUAL_STAGES + 1, own + 1):
                 if own % groups == 0:
@@ -193,6 +194,8 @@ def variants(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     if layout.expert > 1 and space.num_experts is not None:
         most = min(space.num_experts, layout.data * layout.context)
         for expert in _powers(most):
+            # Within a node they are among the layouts already; over nodes their exchange is slow, and only
+            # the best are tried.
             if expert * layout.tensor > run.cluster.num_devices_per_node and space.num_experts % expert == 0:
                 yield {"parallel": replace(layout, expert=expert).text}
 

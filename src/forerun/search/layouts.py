@@ -140,6 +140,7 @@ def _change_first(best: LayoutPoint, points: Sequence[LayoutPoint]) -> str:
     lost = best.reason.partition("; ")[2].split(", ")[0]
     name = lost.rpartition(" %")[0].rpartition(" ")[0]
     words = f"{lost}: {_REMEDIES[name]}" if name in _REMEDIES else "computation takes nearly all of the step"
+    # What more memory would bring is said only where it is worth a purchase.
     fastest = min(points, key=lambda point: point.step_time_s.value)
     if fastest.fits == "no" and fastest.step_time_s.value < 0.97 * best.step_time_s.value:
         gain = best.step_time_s.value / fastest.step_time_s.value - 1

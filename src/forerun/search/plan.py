@@ -204,6 +204,7 @@ def _possible(
             shape = models.of(candidate, candidate.setup).graph.input_shape
         except UsageError as error:
             last = error
+            # A model that cannot be compiled or recomputed still has its other configurations.
             reasons[f"left out of the search: {error}"] = None
             continue
         if len(shape) == 3 or change["layout"] == own_order(change["model"]):

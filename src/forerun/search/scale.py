@@ -193,6 +193,7 @@ def _usual_numbers(model: Any, device: str | Device | Cluster | None) -> Sequenc
     facts = captured_facts(model)
     usual = max(_DEFAULT_NUMBERS[-1], facts.world_size) if facts is not None else _DEFAULT_NUMBERS[-1]
     most = named.num_devices if named is not None and named.num_devices > 1 else usual
+    # Powers of two, and the machine as it is: 24 devices are asked about as well.
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most] + [most]
 
 

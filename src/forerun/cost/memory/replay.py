@@ -114,8 +114,10 @@ def replay_plan(stream: MemoryStream, *, workspace_factor: float = 0.0) -> Repla
     repeated_codes, repeated_slots = codes[step.entries], slots[step.entries]
     is_block = (repeated_codes == _ALLOCATE) | (repeated_codes == _FREE)
     repeated_slots[is_block] = slot_of_block[step.block[is_block]]
+    # Two sets of slots, used in turn: a step frees blocks of the one before it.
     odd_slots = repeated_slots + np.where(step.frees_previous, 0, num_slots)
     even_slots = repeated_slots + np.where(step.frees_previous, num_slots, 0)
+    # In the first step cuDNN tries its algorithms and frees what they took, so that the cache starts empty.
     first_codes = np.where(codes == _WORKSPACE, _EMPTY_CACHE, codes)[: first_end + 1]
     return ReplayPlan(
         stream=stream,

@@ -145,6 +145,8 @@ def repeating_step(stream: MemoryStream) -> RepeatingStep:
     inherited = sorted((b for b in freed if allocated_at[b] <= first_end), key=allocated_at.__getitem__)
     left = [blocks[i] for i in step if events[i] == MemoryEvent.ALLOCATE and blocks[i] not in freed]
     twins = _twins(stream, [allocated_at[b] for b in inherited], [allocated_at[b] for b in left])
+    # Blocks that the second step leaves for good (state of the optimizer) are not allocated again by the
+    # third.
     settled = set(left) - set(twins.values())
     one_off = set(inherited) - set(twins)
     entries = [i for i in step if blocks[i] not in settled and blocks[i] not in one_off]
@@ -304,6 +306,8 @@ class CachingAllocator:
             pool, smallest_rest = self._free_small, 1
         else:
             pool, smallest_rest = self._free_large, _SMALLEST_LARGE_REST
+        # Size and address in one number: the first entry from here on is the smallest that fits, at the
+        # lowest address.
         place = bisect_left(pool, num_blocks << _ADDRESS_BITS)
         if place < len(pool):
             found = pool.pop(place)

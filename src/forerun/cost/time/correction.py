@@ -222,6 +222,7 @@ def corrected(
     sizes = figures.log_sizes
     centres = sizes.mean(axis=0)
     setups = [step.point.setup for step in steps]
+    # Centred sizes: otherwise the slope of a class would move its level as well.
     rows = np.column_stack([with_circumstances(figures.rows, setups), sizes - centres])
     scales = {name: min(s, _WIDEST) for name, s in shipped_evidence().calibration_scales.items()}
     residuals = np.log(time_s) - figures.log_time_s

@@ -464,6 +464,7 @@ def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     )
     chosen = (share > 0) & (is_update | (is_training & (moved >= LARGE_STREAM_BYTES)))
     roofline_s = (kernels.work_s + kernels.traffic_s)[:, rows]
+    # Infinite where the law does not hold: it is a bound from above.
     return np.where(chosen, roofline_s / np.where(share > 0, share, 1.0) + STREAM_LATENCY_S, np.inf)
 
 

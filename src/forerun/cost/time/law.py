@@ -126,6 +126,7 @@ def busy_times(
     log_cost = terms.is_law * law_factor - (1.0 - terms.is_law) * xp.log(efficiency)
     compute = terms.compute * xp.exp(log_cost + log_compute)
     if is_bounded:
+        # No weights may beat the hardware, whatever was fitted.
         compute = xp.maximum(compute, terms.least_compute)
     memory_efficiency = MIN_MEMORY_EFFICIENCY + (1.0 - MIN_MEMORY_EFFICIENCY) * sigmoid(xp, u[1])
     slowness = (1.0 - terms.is_law) * -xp.log(memory_efficiency) + terms.is_law * 0.16 + log_memory

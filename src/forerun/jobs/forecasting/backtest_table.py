@@ -335,6 +335,7 @@ def _least_error(reached: Floats, end: float) -> float:
 
 def _crossing(best: Floats, epochs: Floats, wanted: float, last: float, best_seen: float) -> float:
     """First epoch at which a falling path is at or below the wanted error; infinite if never."""
+    # The best so far, not the last: a target counts as reached the first time.
     hits = np.flatnonzero(best <= wanted)
     if not len(hits):
         return float("inf")

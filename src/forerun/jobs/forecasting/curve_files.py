@@ -303,6 +303,7 @@ class _Rows:
                 f"{name}: steps must rise from row to row within an epoch, got {self.steps[row - 1]:g} after "
                 f"{self.steps[row - 2]:g} in row {row}; keep the rows of one run, in order"
             )
+        # Steps that count from 0 have one more in an epoch than their largest number.
         per_epoch = float(self.steps.max()) + (1 if self.steps.min() == 0 else 0)
         offset = 0 if self.epochs[0] == 0 else self.epochs[0]
         self.steps = self.steps + (self.epochs - offset) * per_epoch

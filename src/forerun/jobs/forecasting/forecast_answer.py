@@ -216,6 +216,7 @@ def _times(epochs: tuple[float, ...], epoch_s: Interval) -> tuple[float, float, 
     p10, p50, p90 = epochs
     if not math.isfinite(p50) or p50 <= 0:
         return p10 * epoch_s.value, p50 * epoch_s.value, p90 * epoch_s.value
+    # Errors of the epochs and of the time of one are independent, so their logarithms add as squares.
     below = math.hypot(_log(p50, max(p10, 1e-9 * p50)), _RANK_90 * _log(epoch_s.value, epoch_s.low))
     middle = p50 * epoch_s.value
     if not math.isfinite(p90):

@@ -206,7 +206,9 @@ def _deviations(
     scale = np.sqrt(np.sum(columns**2, axis=0))
     if np.any(scale <= 0):
         return never
+    # Scaled columns: b0 is of the order of 1e-6 and b2 of 1, which would look singular.
     gram = (columns / scale).T @ (columns / scale)
+    # Two coefficients that the points cannot tell apart have no error each.
     if np.linalg.cond(gram) > 1e14:
         return never
     variance = float(np.sum((weights * residuals) ** 2)) / (len(steps) - len(never))

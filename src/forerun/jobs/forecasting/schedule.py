@@ -247,6 +247,7 @@ def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[F
         shapes[f"{factor:.4g} times the rate each epoch"] = lambda t: factor ** (t - begin)
     misses = {name: float(np.max(np.abs(shape(epochs) - relative))) for name, shape in shapes.items()}
     best = min(misses, key=lambda name: misses[name])
+    # A wrong shape is worse than none: what the rate does next is then not known.
     if misses[best] > _LIKE:
         held = float(relative[-1])
         return lambda t: np.full(np.shape(t), held), "they follow no known shape; the last one is kept"

@@ -442,6 +442,8 @@ def _keep_what_does_not_pay(
             changed.append(view)
         elif wanted != present:
             more = wanted.num_workers - present.num_workers
+            # A job that keeps its size instead of growing frees devices, so all of those come before the
+            # others.
             dear = -1e9 if more > 0 else -view.job.restart_s * view.job.weight / max(1, -more)
             kept.append((dear, view, present, wanted))
     for _, view, present, wanted in sorted(kept, key=lambda item: (item[0], item[1].order)):

@@ -209,6 +209,7 @@ class _Nodes:
         left = [given.num_workers, given.num_servers]
         kind = 1
         while any(left):
+            # Servers near their workers: a node full of servers would have all traffic on its link.
             kind = 1 - kind if left[1 - kind] else kind
             if not left[kind]:
                 break

@@ -149,12 +149,15 @@ class MeasuredSpeed:
             return points[0][1] * num_devices / points[0][0]
         for (low, slow), (high, fast) in pairwise(points):
             if num_devices <= high:
+                # Straight in the logarithms, as power laws are.
                 share = log(num_devices / low) / log(high / low)
                 return slow * exp(share * log(fast / slow))
         last, speed = points[-1]
         if len(points) == 1:
             return speed
         before, slower = points[-2]
+        # Beyond the last point neither faster than linear nor slower with more: two noisy points may say
+        # either.
         slope = min(1.0, max(0.0, log(speed / slower) / log(last / before)))
         return float(speed * (num_devices / last) ** slope)
 

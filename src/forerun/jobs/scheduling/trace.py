@@ -316,6 +316,8 @@ class _Queue:
                 number += 1
             while self.events and self.events[0][0] <= now_s:
                 _, i, version = heapq.heappop(self.events)
+                # An event of an earlier allocation is void: it is left in the heap, since taking it out costs
+                # more.
                 if version == self.version[i]:
                     self._happen(i, now_s)
             self._serve(now_s)

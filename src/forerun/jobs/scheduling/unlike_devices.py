@@ -91,6 +91,7 @@ def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
         if curve is None or smallest is None:
             continue
         least = smallest.num_workers
+        # At most doubled in one round, as Sia has it: speeds further away are extrapolated.
         limit = max(least, 2 * view.current.num_workers if view.current else least)
         limit = min(limit, view.job.max_workers)
         per_node = group.devices_per_node

@@ -126,6 +126,7 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
             f"the epochs: {named_epochs.name} is {named_epochs.value:g}, the loop around the step makes {of_loops:g}, "
             "which count"
         )
+    # 0.1 epochs of 10 steps is one step, not two by the last bit of a product.
     whole = None if epochs is None or per_epoch is None else math.ceil(epochs * per_epoch - 1e-9)
     total = min((number for number in (limit, whole) if number is not None), default=None)
     planned = _planned_steps(progress.num_steps)
@@ -139,6 +140,7 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
             f"the length of the job: the schedule of the learning rate plans {planned:,} steps, the script makes "
             f"{total:,}, which count"
         )
+    # What the loops do counts before what a setting is called: both are said where they disagree.
     is_other = named_steps is not None and named_steps.is_sure and round(named_steps.value) != total
     if named_steps is not None and is_other and total is not None and not trainer:
         why = f"it ends at {limit_place}" if limit_place else f"{epochs or 0:g} epochs have no more"

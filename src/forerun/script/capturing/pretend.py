@@ -151,6 +151,7 @@ class KnownValues:
                             if isinstance(target, torch.Tensor) and is_pretended(target):
                                 self.forget(target)
             return
+        # Values are computed for shapes and loop bounds; large tensors have nothing to tell there.
         if not found and not self._is_small(outputs):
             return
         if "device" in kwargs:
@@ -211,12 +212,14 @@ class Pretence(TorchDispatchMode):
         if not wants_device and not any(is_pretended(t) for t in _tensors(args, kwargs)):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
+        # The host asks for a value that does not exist: it gets a plausible one, and the read is counted.
         if name == "_local_scalar_dense":
             return self._read(args[0])
         if name == "_to_copy" and device is not None and device.type == "cpu":
             return self._to_host(args[0], kwargs)
         if name == "copy_" and not is_pretended(args[0]):
             return self._into_host(args[0], args[1])
+        # Scripts compare replicas to check that they agree; pretended ones do.
         if name == "equal":
             return True
         if wants_device:
@@ -236,6 +239,7 @@ class Pretence(TorchDispatchMode):
             args = self._with_known_masks(name, args)
             if args is None:
                 return self._masked_put(name, func)
+        # A scalar tensor of the host may take part in an operation of the device, as on CUDA.
         args = args if name in _OF_THE_HOST else _on_device(args)
         result = func(*args, **kwargs)
         outputs = [t for t in _tensors(result) if is_pretended(t)]

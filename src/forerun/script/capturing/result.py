@@ -128,6 +128,8 @@ def _rows(
         return rows[step.first_row : step.last_row], lambda row: row - step.first_row
     ends = step.backward_ends
     head = _leading(rows[step.first_row : ends[0]])
+    # What the first micro-step does beyond the last (zeroing gradients) happens once a step, and is the
+    # optimizer's.
     usual = len(_leading(rows[ends[-2] : ends[-1]]))
     once = [replace(r, step_part=StepPart.OPTIMIZER) for r in head[: max(0, len(head) - usual)]]
 

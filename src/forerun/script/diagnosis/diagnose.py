@@ -146,6 +146,8 @@ def diagnose(
         raise UsageError(f"expected a utilisation from 0 to 1, got {gpu_utilization:g}")
     busy_s = (1.0 if gpu_utilization is None else gpu_utilization) * step_s
     seen = Observation(step_s=step_s, busy_s=busy_s, busy_share=gpu_utilization)
+    # Only a step that is too long for its prediction needs another explanation, and each is a prediction
+    # more.
     others = dict(_other_steps(estimate)) if step_s > estimate.step_time_s.high else {}
     return _answer("number", replace(seen, other_steps_s=others), estimate, ())
 

@@ -220,6 +220,8 @@ def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None
     if window is None:
         return StepParts(input_wait_s=wait_s, copy_s=0.0, kernels_s=step_s - wait_s, host_s=0.0)
     if not window["on_device"]:
+        # On a processor the kernels run in the host's own time; the share of the traced window is taken for
+        # all steps.
         computing_s = max(window["wall_s"] - window["wait_s"], window["kernels_s"])
         share = window["kernels_s"] / computing_s if computing_s > 0 else 1.0
         kernels_s = (step_s - wait_s) * share
@@ -231,6 +233,7 @@ def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None
     copy_s = min(step_s - busy_s, window["copy_s"] * per_step)
     idle_s = step_s - busy_s - copy_s
     traced_idle_s = window["wall_s"] - window["kernels_s"] - window["copy_s"]
+    # The device may work on while the host waits for a batch: only the idle share of the wait costs time.
     waited = min(1.0, window["wait_s"] / traced_idle_s) if traced_idle_s > 0 else 0.0
     exposed_s = min(idle_s * waited, wait_s)
     return StepParts(input_wait_s=exposed_s, copy_s=copy_s, kernels_s=busy_s, host_s=idle_s - exposed_s)
@@ -253,6 +256,7 @@ def summarise_run(
     """
     if not len(process.steps):
         raise ScriptError("expected a training step, got none")
+    # Compilation, the first allocations and cold files are no part of the usual step.
     steady = steady_steps(process.steps)
     durations = steady[:, _END] - steady[:, _BEGIN]
     step_s, wait_s = float(durations.mean()), float(steady[:, _WAIT].mean())

@@ -35,6 +35,7 @@ def accept_best(
     if not check or not order.is_short:
         unchecked = () if not order.is_short else ("accuracy was not checked: --no-check",)
         return ranked[0], None, unchecked
+    # Workers and pinned memory change no number that is trained, so a whole run could show nothing.
     if not _changes_result(tuner, ranked[0]):
         return ranked[0], None, ()
     if (left_s := tuner.left_s) is not None and left_s < tuner.usual_run_s():

@@ -146,6 +146,7 @@ def base_values(
     Arguments are those that argparse has seen, and, for scripts that read them otherwise, those in the command.
     """
     by_flag = {each.flag.removesuffix("="): _plain(each.value) for each in command_arguments(command)}
+    # The last value of an option that is given twice counts, as in argparse.
     by_flag.update({flag: option["value"] for option in options for flag in option["flags"]})
     usual = {name: knob.usual for name, knob in KNOBS.items()}
     if profile is not None:

@@ -113,6 +113,8 @@ def first_guesses(
         {**neutral, **helping, **_fitting_threads(space, profile, values), **values} for values in ranked
     ]
     found = [helped[0], {**neutral, **best}]
+    # The second guess is of another batch size: if memory or accuracy refuse the first, all like it fail with
+    # it.
     smaller = [v for v in helped if v.get("batch_size", 0) < best.get("batch_size", 0)]
     found += [*smaller[:1], *helped[1:]]
     unique: list[dict[str, Any]] = []
