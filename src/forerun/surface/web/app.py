@@ -40,6 +40,7 @@ _MOST_OF_A_CLIENT = 4
 _LARGE_PLAN = 2000
 """Candidates from which on a plan does not compete with small questions."""
 _RETRY_AFTER_S = 5
+_BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
 
 class Problem(BaseModel):
@@ -322,7 +323,8 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+        words = _BODY if error.detail == "There was an error parsing the body" else str(error.detail)
+        return JSONResponse({"error": words}, error.status_code, headers=error.headers)
 
 
 def _sentence(part: Any) -> str:
