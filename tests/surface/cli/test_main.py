@@ -7,7 +7,7 @@ import pytest
 import typer
 from command_line import child_environment, invoke, run
 
-from forerun.base.errors import FailureError, MissingExtraError, TraceError, UnknownModelError
+from forerun.base.errors import FailureError, MissingExtraError, TraceError, UnknownModelError, UsageError
 from forerun.surface.cli.main import error_line, exit_status
 
 
@@ -141,3 +141,25 @@ def test_words_of_other_tools_are_told_the_option_that_is_meant(words, meant):
     result = invoke("predict", "cnn", "--on", "l4", words)
     assert result.exit_code == 2
     assert f"for {words} write {meant}" in result.stderr
+
+
+def test_an_answer_that_a_full_disk_cuts_is_an_error_also_without_buffers(tmp_path):
+    """PYTHONUNBUFFERED, as containers set it, drops what one call of the kernel did not take."""
+    import resource
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    command = [sys.executable, "-B", "-m", "forerun", "hardware", "list", "--json"]
+    with (tmp_path / "out").open("wb") as out:
+        ended = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=limit, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr == "error: output: File too large; name another place, or make room there\n"
+
+
+def test_a_message_shows_no_signs_that_move_a_terminals_cursor():
+    assert error_line(UsageError("no file 'a\x1b[2J\0\ud800'")) == r"error: no file 'a\x1b[2J\x00\ud800'"

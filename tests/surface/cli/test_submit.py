@@ -1,6 +1,7 @@
 """Jobs are predicted, then handed to the real command."""
 
 import os
+import time
 
 import pytest
 from command_line import invoke
@@ -66,3 +67,19 @@ def test_a_job_over_its_budget_is_not_submitted(job, tmp_path, monkeypatch):
 def test_a_job_without_a_device_asks_for_it(job):
     job.write_text(f"{RUN}python train.py\n", encoding="utf-8")
     assert "add --on DEVICE" in invoke("sbatch", "--dry-run", str(job)).stderr
+
+
+@pytest.mark.parametrize(
+    "part", ["#SBATCH x" + " " * 500_000 + "y\n", " \n" * 400_000, "#SBATCH a" + " #" * 400_000 + "\n"]
+)
+def test_a_job_of_a_megabyte_is_read_in_a_moment(part):
+    begin_s = time.process_time()
+    assert slurm_job(f"#SBATCH --gres=gpu:t4:2 # two\n{part}python train.py", "job.sh", ()).device == "2xt4"
+    assert time.process_time() - begin_s < 2.0
+
+
+def test_a_file_that_is_no_job_is_not_read_to_its_end(tmp_path):
+    (tmp_path / "job.sh").write_text("x" * 2_000_000)
+    refused = invoke("sbatch", str(tmp_path / "job.sh"))
+    assert refused.exit_code == UsageError.exit_status
+    assert "more than 1,048,576 characters" in refused.stderr

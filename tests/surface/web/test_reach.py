@@ -88,7 +88,7 @@ def test_a_name_is_given_once():
 
 def test_pasted_configurations_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(reach, "_MOST_CONFIGS", 3)
+    monkeypatch.setattr(reach, "MOST_CONFIGS", 3)
     names = [kept_config({"model_type": "gpt2", "n_layer": number}) for number in range(1, 8)]
     assert len(list((tmp_path / "configs").iterdir())) == 3
     assert config_file(names[-1]).startswith("hf:")

@@ -226,7 +226,10 @@ _OTHER_NAMES = {
 def _one_line(text: str) -> str:
     """The words in one line: the beginning, and the end, which says what to do, of a message that repeats a file."""
     words = " ".join(text.split())
-    return words if len(words) <= _LONGEST_LINE else f"{words[: _LONGEST_LINE - 500]} ... {words[-500:]}"
+    if len(words) > _LONGEST_LINE:
+        words = f"{words[: _LONGEST_LINE - 500]} ... {words[-500:]}"
+    # A name in a file may hold what moves a terminal's cursor.
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in words)
 
 
 _LONGEST_LINE = 2000

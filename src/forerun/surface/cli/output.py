@@ -25,10 +25,16 @@ TABLE_WIDTH_IN_A_PIPE = 140
 
 
 def show_any_sign() -> None:
-    """Lets a terminal print '?' for a sign it cannot show, instead of ending the command."""
+    """Lets a terminal print '?' for a sign it cannot show, and writes all that is printed.
+
+    Under PYTHONUNBUFFERED, Python drops what a nearly full disk did not take, without an error.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(raw := sys.stdout.buffer, io.RawIOBase):
+        encoding = sys.stdout.encoding
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=True)
 
 
 def show_own_warnings() -> None:

@@ -26,8 +26,10 @@ from forerun.surface.cli.verbs import verb
 
 _LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
 _GPUS = re.compile(r"(?:gpu:)?(?P<name>[A-Za-z][\w.-]*)?:?(?P<number>\d+)?")
-_OWN = re.compile(r"^\s*#FORERUN\s+(.*)$", re.MULTILINE)
-_SBATCH = re.compile(r"^#SBATCH\s+(.*?)(?:\s+#.*)?$", re.MULTILINE)
+_OWN = re.compile(r"^[ \t]*#FORERUN[ \t]+(.*)$", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_REMARK = re.compile(r"(?:^|\s)#")
+_LARGEST_CHARACTERS = 2**20
 
 OnOption = Annotated[
     str | None,
@@ -65,9 +67,13 @@ class _Job:
 
 def _text_of(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_CHARACTERS + 1)
+        if len(text) > _LARGEST_CHARACTERS:
+            raise ValueError(f"it has more than {_LARGEST_CHARACTERS:,} characters")
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the job's file {path}: {error}; name a text file") from None
+    return text
 
 
 def _training_words(text: str, path: str) -> tuple[str, ...]:
@@ -115,7 +121,9 @@ def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
         more: Options after the script, which win over its own.
     """
     options: dict[str, str] = {}
-    words = [word for line in _SBATCH.findall(text) for word in _split(line)] + list(more)
+    words = [word for line in _SBATCH.findall(text) for word in _split(_REMARK.split(line, 1)[0])] + list(
+        more
+    )
     # Slurm takes "--gres=gpu:2" and "--gres gpu:2".
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")

@@ -46,6 +46,7 @@ _BYTES = "application/octet-stream"
 _A_FILE = {
     "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 }
+_BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
 
 class Problem(BaseModel):
@@ -352,7 +353,8 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+        words = _BODY if error.detail == "There was an error parsing the body" else str(error.detail)
+        return JSONResponse({"error": words}, error.status_code, headers=error.headers)
 
 
 def _sentence(part: Any) -> str:

@@ -253,7 +253,12 @@ def kept_config(config: dict[str, Any]) -> str:
         raise UsageError("expected the config.json of a Transformers model, which has a model_type; got none")
     if "auto_map" in config:
         raise UsageError("this configuration loads code of its own, which is not run; use the command line")
-    content = json.dumps(config, sort_keys=True)
+    try:
+        content = json.dumps(config, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise UsageError(
+            "expected finite numbers in this configuration, got NaN or Infinity; correct it"
+        ) from None
     name = f"config:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
