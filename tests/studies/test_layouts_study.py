@@ -1,5 +1,7 @@
 """The study of layouts: its reading of a made table, and its figures."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -68,7 +70,7 @@ def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
     assert law.shape > 0.05
 
 
-def test_a_row_of_reinforcement_learning_without_an_answer_says_why(tmp_path) -> None:
+def test_a_row_of_reinforcement_learning_without_an_answer_says_why(tmp_path: Path) -> None:
     row = {
         "model": "Other", "device": "h100", "gpus": 8.0, "policy": "On policy", "table": "H100 BF16",
         "step_time_s": 9.0, "training_tp_cp_ep_pp_vpp": "[1,1,1,1,n/a]", "generation_tp_pp": "[1,1]",

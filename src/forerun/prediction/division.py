@@ -2,7 +2,8 @@
 
 A data parallel run is a layout whose tensor, context and pipeline axes are one. Two laws say what communication costs:
 that of replicas (``replica_step``: buckets of DDP, ZeRO, one host for all) and that of units (``unit_step``: tensor,
-context, expert, pipeline and fully sharded). Both read the same axes and give a ``DividedStep``.
+context, expert, pipeline and fully sharded). Both read the same axes, wait for other devices by the same law and
+constants, and give a ``DividedStep``.
 
 A layout with a pipeline has stages. With m micro-steps, p stages of t_s seconds each (forward and backward) and v
 groups of blocks on each device,
