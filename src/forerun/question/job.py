@@ -11,11 +11,13 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
-from forerun.graph.graph import ExpertLoad
 from forerun.question.settings import Setting, from_settings, refuse, setting
+
+if TYPE_CHECKING:
+    from forerun.graph.graph import ExpertLoad
 
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -411,6 +413,8 @@ def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertL
     Raises:
         InvalidSetupError: The law is not known, or the file has another number of experts.
     """
+    from forerun.graph.graph import ExpertLoad  # brings NumPy along
+
     law = re.fullmatch(r"zipf:(\d+(?:\.\d+)?)", words)
     if words == "even" or (law and float(law[1]) == 0):
         return ExpertLoad((1.0,) * num_experts, has_places=False)
