@@ -51,7 +51,7 @@ class HeldOutForecast:
 
     @property
     def tier(self) -> Tier:
-        """What was used."""
+        """Evidence that was used."""
         return self.of_tier.tier
 
     @property

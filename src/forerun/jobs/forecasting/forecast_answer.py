@@ -81,7 +81,7 @@ def _verdict(forecast: CurveForecast, best: float, gain_rest: float, sign: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Answer):
-    """What a decision to stop the run now rests on.
+    """The figures that a decision to stop the run now rests on.
 
     Attributes:
         best_finished: Best value at the end among the finished runs of the job, or None without any.

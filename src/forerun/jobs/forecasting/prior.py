@@ -286,7 +286,7 @@ class LearnedPrior:
 
 
 def members_of(tier: Tier) -> npt.NDArray[np.bool_]:
-    """Whether each member may be used in a tier, (members,)."""
+    """True for each member that may be used in a tier, (members,)."""
     has_schedule, has_siblings = tier in (Tier.SCHEDULE, Tier.BOTH), tier in (Tier.HISTORY, Tier.BOTH)
     allowed = {**dict.fromkeys(_ANNEALING, has_schedule), **dict.fromkeys(_SIBLINGS, has_siblings)}
     return np.asarray([allowed.get(name, True) for name in MEMBERS])
