@@ -125,7 +125,7 @@ _WORDS = {
     "dstack": "nodes: {nodes}\nresources: {{gpu: '{short}:{per_node}'}}\nmax_duration: {minutes}m",
     "ray": "ray job submit --entrypoint-num-gpus {per_node} -- timeout {limit_s}",
 }
-"""What each scheduler is told of a job. Ray itself ends no job, so that ``timeout`` does.
+"""Words of each scheduler about a job. Ray itself ends no job, so that ``timeout`` does.
 
 Sources: Slurm, sbatch(1); SkyPilot, "Task YAML"; dstack, "Reference: task"; Ray, "ray job submit".
 """
