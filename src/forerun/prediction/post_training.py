@@ -332,7 +332,7 @@ class _Parts:
         return (f"{self.answers()}; generation and training take turns on the same devices",)
 
     def answers(self) -> str:
-        """How long answers are, as a note."""
+        """Lengths of the answers as a note."""
         assert self.tokens is not None
         if self.post.answer_lengths is None:
             return "answers are taken as equally long (--answer-lengths says otherwise)"
