@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_stacked_runs_get_the_answers_of_each_alone():
     for index, one in enumerate(several):
         for alone, of_all in zip(shipped_prior().weigh(one, Tier.BOTH), together, strict=True):
             np.testing.assert_allclose(alone, of_all[index])
+
+
+def test_finished_runs_that_agree_are_followed_and_those_that_fell_differently_widen():
+    known = evidence(seen=20)
+    level = known.figures[:, 0]
+    ends = np.where([name.endswith("siblings") for name in MEMBERS], 0.5, 0.9) * level[:, None]
+
+    def answer(spread, scatter):
+        figures = known.figures.copy()
+        figures[:, 3], figures[:, 5] = spread * level, scatter * level
+        return shipped_prior().weigh(replace(known, ends=ends, figures=figures), Tier.HISTORY)
+
+    near, apart = answer(0.001, 0.0), answer(0.5, 0.0)
+    np.testing.assert_allclose(near[0], 0.5 * level, rtol=0.01)
+    assert np.all(apart[0] > 1.01 * near[0])
+    assert np.all(answer(0.001, 0.5)[1] > 2 * near[1])
 
 
 def test_a_noisy_run_has_a_wider_scale():

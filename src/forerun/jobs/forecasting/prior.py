@@ -8,6 +8,9 @@ it, or the loss of a language model, whose first value tells it from others, are
     forecast = sum of weight_i member_i,        weights = softmax(network)
     scale = base e^tanh(network),               base as in ``scale_base``
 
+Beside finished runs, two rules follow the network: where these agree with each other and with this run, they are
+followed (``_followed``); where they fell by different amounts from here, the scale has a part of that scatter.
+
 Weights are convex: no forecast lies outside of what its members say, and no scale is beyond e times its base. It is
 amortised as in LC-PFN and ifBO (Adriaensen et al. 2023, arXiv 2310.20447; Rakotoarison et al. 2024, arXiv 2404.16795),
 with laws in place of their transformer, for two thousand real curves do not determine one. Fitted by
@@ -51,8 +54,8 @@ _ANNEALING = tuple(annealing_name(share) for share in DROP_SHARES)
 _SIBLINGS = ("siblings", "scaled siblings")
 MEMBERS = (*_LAWS, *_ANNEALING, *_SIBLINGS)
 
-_SCHEDULE_SHARES = {Tier.SCHEDULE: (0.7, Tier.CURVE), Tier.BOTH: (0.1, Tier.HISTORY)}
-"""Weight of what the schedule is known for, and the tier that has the rest."""
+_SCHEDULE_SHARES = {Tier.SCHEDULE: (0.7, Tier.CURVE), Tier.BOTH: (0.05, Tier.HISTORY)}
+"""Weight of what the schedule is known for in the first half of a run, and the tier that has the rest."""
 
 _LAW_SHARE = 0.5
 """Weight of the power law where nothing is known beside the curve: there, networks learn little more."""
@@ -65,6 +68,14 @@ _CORE = ("last value", "power law", *_ANNEALING, *_SIBLINGS)
 
 _IS_POWER_LAW = np.asarray([float(name == "power law") for name in MEMBERS])
 IS_CORE = np.asarray([name in _CORE for name in MEMBERS])
+_IS_SIBLING = np.asarray([name in _SIBLINGS for name in MEMBERS])
+_AGREEMENT, _SHARPNESS = 4.0, 4.0
+"""Spreads of its siblings that a forecast may be off before they are followed, and how sharply they are."""
+
+_SCATTER_SHARE, _FALL_SHARE = 0.8, 0.6
+"""Of the scatter of what siblings still fell from here, and of the fall forecast, which bounds it: runs that drop by
+different amounts do not tell this one's."""
+
 _FLOORS = {True: (0.002, 0.005), False: (0.006, 0.01)}
 """Least scale, and its share of the level, of a loss and of anything else: a loss follows its law to a part in a
 thousand where an accuracy, counted on a finite test, scatters by parts in a hundred."""
@@ -103,7 +114,8 @@ class Evidence:
     Attributes:
         features: (horizons, features); those of schedule and finished runs are the last.
         ends: Errors by each of ``MEMBERS``, NaN where one cannot answer, (horizons, members).
-        figures: Level, noise, misfit, spread of finished runs and least scale, (horizons, 5).
+        figures: Level, noise, misfit, spread of finished runs, least scale, scatter of their falls, and share of the
+            run done, (horizons, 7).
     """
 
     features: Floats
@@ -142,9 +154,10 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
         name: horizon_values(prefix.epochs, paths[name], prefix.num_seen) if name in paths else missing
         for name in MEMBERS
     }
-    spread = np.zeros(len(HORIZONS))
+    spread, scatter = np.zeros(len(HORIZONS)), np.zeros(len(HORIZONS))
     if prefix.siblings is not None and len(prefix.siblings):
         spread = horizon_values(prefix.epochs, spread_of(prefix), prefix.num_seen)
+        scatter = _scatter(prefix)
     own = _shape_features(prefix, level, misfit)
     now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
     falls = [5 * (level - at[name]) / level for name in ("power law", "optimus")]
@@ -161,6 +174,7 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
     ]
     const, share = _FLOORS[prefix.kind is MetricKind.LOSS]
     figures: list[Floats | float] = [level, prefix.noise, misfit, spread, const + share * level]
+    figures += [scatter, prefix.progress]
     # A law that runs off upwards is no forecast of a curve that falls.
     ends = [np.minimum(of, _HIGHEST * level) for of in at.values()]
     return Evidence(
@@ -168,6 +182,18 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
         ends=np.stack(ends, axis=1),
         figures=np.stack([np.broadcast_to(value, len(HORIZONS)) for value in figures], axis=1),
     )
+
+
+def _scatter(prefix: Prefix) -> Floats:
+    """Deviation among finished runs of their fall from here, in units of this run's present error, (horizons,)."""
+    assert prefix.siblings is not None
+    seen = prefix.num_seen
+    recent = slice(seen - max(1, seen // 5), seen)
+    left = [
+        horizon_values(prefix.epochs, sibling, seen) / max(float(np.mean(sibling[recent])), 1e-6)
+        for sibling in prefix.siblings
+    ]
+    return np.asarray(np.std(left, axis=0) * np.mean(prefix.errors[recent]), dtype=float)
 
 
 def _log(value: float) -> float:
@@ -255,7 +281,10 @@ class LearnedPrior:
         if other is tier:
             return found
         rest = self._weigh(evidence, other)
-        mixed = [share * a + (1 - share) * b for a, b in zip(found, rest, strict=True)]
+        # Late in a run the curve itself shows what the schedule has done.
+        of_it = share * (1 - np.maximum(evidence.figures[..., 6] - 0.5, 0.0))
+        shares = (of_it, of_it, of_it[..., None])
+        mixed = [w * a + (1 - w) * b for a, b, w in zip(found, rest, shares, strict=True)]
         return mixed[0], mixed[1], mixed[2]
 
     def _weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
@@ -269,10 +298,18 @@ class LearnedPrior:
         if tier is Tier.CURVE:
             weights = (1 - _LAW_SHARE) * weights + _LAW_SHARE * _IS_POWER_LAW
         members = np.where(is_used, ends, 0.0)
+        has_siblings = tier in (Tier.HISTORY, Tier.BOTH)
+        if has_siblings:
+            answer = is_used[..., _IS_SIBLING].all(axis=-1, keepdims=True)
+            weights = np.where(answer, _followed(weights, members, figures[..., 3]), weights)
         means = np.sum(weights * members, axis=-1)
-        base = scale_base(means, members, is_used & IS_CORE, figures, tier in (Tier.HISTORY, Tier.BOTH))
+        base = scale_base(means, members, is_used & IS_CORE, figures, has_siblings)
         log_scale = np.log(base) + SCALE_REACH * np.tanh(given[..., -1] / SCALE_REACH)
-        return means.mean(axis=0), np.exp(log_scale.mean(axis=0)), weights.mean(axis=0)
+        forecast, scale = means.mean(axis=0), np.exp(log_scale.mean(axis=0))
+        if has_siblings:
+            fall = np.maximum(figures[..., 0] - forecast, 0.0)
+            scale = np.hypot(scale, np.minimum(_SCATTER_SHARE * figures[..., 5], _FALL_SHARE * fall))
+        return forecast, scale, weights.mean(axis=0)
 
     def _outputs(self, features: Floats) -> Floats:
         """Outputs of each network, (networks, ..., outputs)."""
@@ -283,6 +320,20 @@ class LearnedPrior:
             if index + 2 < len(self.layers):
                 hidden = hidden / (1 + np.exp(-hidden))
         return hidden.reshape(len(hidden), *features.shape[:-1], -1)
+
+
+def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
+    """Weights moved to the finished runs where these agree with each other and with this one, but not with the mixture.
+
+    A law that is off by many times the spread of the siblings was off on each of them as well. With m the mean of both
+    forecasts by siblings: r = |mixture - m| / 4 (spread + their difference), and a share r^4 / (1 + r^4) goes to them.
+    """
+    both = members[..., _IS_SIBLING]
+    apart = spread + np.abs(both[..., 0] - both[..., 1])
+    ratio = np.abs(np.sum(weights * members, axis=-1) - both.mean(axis=-1)) / (_AGREEMENT * apart + 1e-9)
+    share = 1 / (1 + np.clip(ratio, 1e-6, 1e6) ** -_SHARPNESS)
+    moved = share[..., None] * _IS_SIBLING / len(_SIBLINGS)
+    return np.asarray((1 - share[..., None]) * weights + moved, dtype=float)
 
 
 def members_of(tier: Tier) -> npt.NDArray[np.bool_]:
@@ -314,7 +365,7 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
         forecast: (...).
         members: Errors of each member, finite, (..., members).
         counted: Which count, those of ``IS_CORE`` that are used, (..., members).
-        figures: As in ``Evidence``, (..., 5).
+        figures: As in ``Evidence``, (..., 7).
         has_siblings: Whether finished runs are known, 0 or 1, (...).
     """
     distance = ((members - forecast[..., None]) ** 2 * counted).sum(-1) / counted.sum(-1)
