@@ -71,7 +71,8 @@ def _be_the_command(words: Sequence[str], folder: Path, outputs: Sequence[Path])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # What captured the output of this process has nothing to do with the command.
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(number, "w"), encoding="utf-8", errors="replace") for number in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), encoding="utf-8", errors="replace")
+        for number in (1, 2)
     )
     status: object = 0
     try:
@@ -84,6 +85,8 @@ def _be_the_command(words: Sequence[str], folder: Path, outputs: Sequence[Path])
     except BaseException:
         traceback.print_exc()
         status = 70
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # this child must never go on as the process that it was forked from
+        os._exit(status if isinstance(status, int) else 1)

@@ -11,9 +11,9 @@ import forerun
 from forerun.graph.graph import OpClass
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
+    format_note,
     is_order_of_magnitude,
     layer_times,
-    missing_format_note,
     predict_intervals,
     predict_steps,
     prepare,
@@ -195,11 +195,22 @@ def test_the_kernels_of_a_step_are_scaled_to_it():
     ],
 )
 def test_a_missing_format_is_told_with_what_happens_instead(device, precision, message):
-    assert message in missing_format_note(find_device(device), Precision(precision))
+    setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
+    assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup)
 
 
 @pytest.mark.parametrize(
-    ("device", "precision"), [("t4", "fp32"), ("t4", "amp"), ("a100-sxm4-40gb", "tf32"), ("cpu", "bf16")]
+    ("device", "precision"),
+    [("t4", "fp32"), ("t4", "amp"), ("a100-sxm4-40gb", "tf32"), ("a100-sxm4-40gb", "amp"), ("cpu", "bf16")],
 )
 def test_nothing_is_said_of_formats_that_are_there(device, precision):
-    assert missing_format_note(find_device(device), Precision(precision)) is None
+    setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
+    assert format_note(prepare(graph_named("resnet18")), find_device(device), setup) is None
+
+
+def test_convolutions_in_fp32_are_told_what_pytorch_does():
+    model, device = prepare(graph_named("resnet18")), find_device("a100-sxm4-40gb")
+    setup = TrainingSetup(batch_size_per_device=1, precision=Precision.FP32)
+    assert "--convolution-precision tf32" in format_note(model, device, setup)
+    own = replace(setup, convolution_precision=Precision.TF32)
+    assert format_note(model, device, own) == "convolutions are computed in tf32, products in fp32"

@@ -149,7 +149,7 @@ def test_two_gpus_from_the_graph_of_a_keras_model(tables):
     found = [(predicted[row.optimizer, row.batch_size_per_device], row.measured_s) for row in rows]
     assert len(found) == 69
     # Without the training loop of Keras it is 37 %.
-    assert np.mean([abs(step.value / measured_s - 1) for step, measured_s in found]) < 0.09
+    assert np.mean([abs(step.value / measured_s - 1) for step, measured_s in found]) < 0.1
     assert np.mean([step.low <= measured_s <= step.high for step, measured_s in found]) > 0.9
 
 

@@ -47,7 +47,7 @@ def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():
-    for _ in range(int("2")):
+    for _ in range(next(iter([2]))):
         assert loops_around(here())[-1].rounds is None
 
 

@@ -132,7 +132,7 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--precision", ","), "at least one precision"),
         (
             ("--format", "yaml"),
-            "one of table, json, csv, markdown, job, slurm-time, sbatch, sky, dstack, ray, got 'yaml'",
+            "one of table, json, csv, markdown, dstack, job, ray, sbatch, sky, slurm-time, got 'yaml'",
         ),
         (("--pareto", "nowhere/front.png"), "nowhere"),
         (("--accuracies", "none.csv"), "cannot be read"),

@@ -10,7 +10,10 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.submit import sky_task, slurm_job
 
 RUN = "#FORERUN cnn --batch-size 64 --dataset cifar10 --epochs 2 --price 0.5/h\n"
-JOB = f"#!/bin/bash\n#SBATCH --gres=gpu:t4:2\n#SBATCH --nodes 2\n{RUN}srun python train.py\n"
+JOB = (
+    f"#!/bin/bash\n#SBATCH --gres=gpu:t4:2\n#SBATCH --nodes 2\n{RUN.strip()} --inter ethernet-25g\n"
+    "srun python train.py\n"
+)
 
 
 @pytest.fixture

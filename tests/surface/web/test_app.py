@@ -300,7 +300,7 @@ def test_an_answer_that_other_programs_delay_is_waited_for_and_one_that_only_wai
     async def waited(share, *, is_traced=False):
         """The answer of work of 0.7 s where the limit is 0.2 s, if this process has a share of a processor."""
         monkeypatch.setattr(app_module.time, "process_time", lambda: share * time.monotonic())
-        desk = app_module._Desk(None, tracer, 0.1, None)
+        desk = app_module._Desk(Answers(tracer), tracer, 0.1, None)
         work = desk.traced(time.sleep, 0.7) if is_traced else desk.in_time(asyncio.sleep(0.7))
         try:
             return await work
