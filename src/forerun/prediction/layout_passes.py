@@ -284,7 +284,7 @@ class _Engine:
         return _Writing(
             prefill_s=rounds * prefill_s,
             decode_s=rounds * decode_s,
-            refit_s=self._refit_s(num_devices),
+            refit_s=self._refit_s(),
             cache_bytes=batch * of_sample,
             batch_size=batch,
         )
@@ -303,7 +303,7 @@ class _Engine:
             return 0.0
         return 2 * self.num_blocks * self.group.time_s(Collective.ALL_REDUCE, num_tokens * self.hidden_bytes)
 
-    def _refit_s(self, num_devices: int) -> float:
+    def _refit_s(self) -> float:
         """Weights of a device of an engine, gathered from those that train [s]."""
         of_all = group_of(self.run.cluster, self.run.cluster.num_devices, 1, self.table.constants)
         return of_all.time_s(Collective.ALL_GATHER, self.weight_bytes)

@@ -21,7 +21,6 @@ from forerun.cost.time.correction import calibration_path, find_calibration, loa
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.blocks import expert_products
 from forerun.graph.graph import Graph
-from forerun.graph.shards import with_kept_tokens
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.question.job import read_expert_load
@@ -97,6 +96,8 @@ def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
     )
     if most is None:
         return replace(graph, expert_load=found)
+    from forerun.graph.shards import with_kept_tokens  # no other question about one device needs it
+
     parts = np.minimum(found.parts, most)
     kept = float(parts.mean())
     note = f"experts drop {100 * (1 - kept):.0f} % of the tokens above {most:g} times the mean"

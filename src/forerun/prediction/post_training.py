@@ -546,6 +546,15 @@ def _configuration(model: str) -> Mapping[str, Any]:
     return found
 
 
+def _products_of_attention(ops: OpTable) -> tuple[Any, Any]:
+    """Rows of the products of queries with keys, and of scores with values, where a model writes attention out."""
+    found = np.flatnonzero((ops.op_class == OpClass.BMM) & (ops.gemm[:, 0, 1] > 0) & ~expert_products(ops))
+    modules, numbers = np.unique(ops.module[found], return_counts=True)
+    # One product alone is that of rotary frequencies with places.
+    found = found[np.isin(ops.module[found], modules[numbers == 2])]
+    return found[0::2], found[1::2]
+
+
 def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTable:
     """The operations with attention as one kernel where a model writes it out.
 
@@ -556,13 +565,7 @@ def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTa
         ops: Operations of a forward pass.
         keeps_launches: Whether the operations between stay, as one token launches them all.
     """
-    found = np.flatnonzero((ops.op_class == OpClass.BMM) & (ops.gemm[:, 0, 1] > 0) & ~expert_products(ops))
-    of_module = ops.module[found]
-    # One product alone is that of rotary frequencies with places.
-    found = found[
-        np.isin(of_module, [each for each in set(of_module.tolist()) if (of_module == each).sum() == 2])
-    ]
-    scores, values = found[0::2], found[1::2]
+    scores, values = _products_of_attention(ops)
     if not len(scores):
         return ops
     heads, queries, keys, size = (ops.gemm[scores, axis, int(axis == 0)] for axis in range(4))
@@ -601,15 +604,13 @@ def _copied_bytes(ops: OpTable, num_shared: int) -> float:
         ops: Operations of one token.
         num_shared: Heads that have keys of their own.
     """
-    found = np.flatnonzero((ops.op_class == OpClass.BMM) & (ops.gemm[:, 0, 1] > 0) & ~expert_products(ops))
-    of_module = ops.module[found].tolist()
-    rows = [row for row, module in zip(found, of_module, strict=True) if of_module.count(module) == 2]
-    if not rows:
+    scores, values = _products_of_attention(ops)
+    if not len(scores):
         return 0.0
-    heads, size = ops.gemm[rows[0], 0, 1], ops.gemm[rows[0], 3, 0]
-    value_size = ops.gemm[rows[1], 2, 0]
+    heads, size = ops.gemm[scores[0], 0, 1], ops.gemm[scores[0], 3, 0]
+    value_size = ops.gemm[values[0], 2, 0]
     copies = 2 * 2.0 * heads * (size + value_size) if heads > num_shared else 0.0
-    return float(copies + (8.0 * heads * size if ops.element_bytes[rows[0]] > 2 else 0.0))
+    return float(copies + (8.0 * heads * size if ops.element_bytes[scores[0]] > 2 else 0.0))
 
 
 def _rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:

@@ -276,19 +276,17 @@ def _in_own_layout(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Seq
 
 
 def _measured_as(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
-    """The setups under which others measured such steps.
+    """The setups under which others measured such steps."""
+    return [_led(model, each) for each in _in_own_layout(model, [computed_as(setup) for setup in setups])]
 
-    Where products and convolutions have two formats in fp32, it is the one of the larger part of the work.
-    """
 
-    def led(setup: TrainingSetup) -> TrainingSetup:
-        if setup.convolution_precision is None:
-            return setup
-        is_of_them = not setup.precision.is_half and run_kind(model.ops, setup).endswith("convolutions")
-        precision = setup.convolution_precision if is_of_them else setup.precision
-        return replace(setup, precision=precision, convolution_precision=None)
-
-    return _in_own_layout(model, [led(computed_as(setup)) for setup in setups])
+def _led(model: PreparedModel, setup: TrainingSetup) -> TrainingSetup:
+    """The setup in one format: where products and convolutions have two, that of the larger part of the work."""
+    if setup.convolution_precision is None:
+        return setup
+    is_of_them = not setup.precision.is_half and run_kind(model.ops, setup).endswith("convolutions")
+    precision = setup.convolution_precision if is_of_them else setup.precision
+    return replace(setup, precision=precision, convolution_precision=None)
 
 
 def device_offsets(
@@ -347,8 +345,8 @@ def _steps_of_model(
     with_kernels: bool = False,
 ) -> TimedSteps:
     """Steps by the cost model alone."""
-    known = _measured_as(model, setups)
     setups = _in_own_layout(model, [computed_as(setup) for setup in setups])
+    known = [_led(model, setup) for setup in setups]
     points = [
         replace(point, known_as=same.precision)
         for point, same in zip(points_of(model, devices, setups, torch_version), known, strict=True)

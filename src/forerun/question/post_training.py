@@ -75,7 +75,6 @@ class PostTraining:
         metavar="LAW",
         only_changed=True,
     )
-
     generation_tensor: int | None = setting(
         None,
         help="With ppo, grpo and several devices: devices that divide the weights of one engine.",

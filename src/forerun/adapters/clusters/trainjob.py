@@ -27,7 +27,7 @@ from forerun.base.errors import ForerunError, UnknownDeviceError, UsageError
 from forerun.base.units import format_bytes
 from forerun.jobs.scheduling.live import inside, prefixed_fields
 from forerun.question.devices import find_device
-from forerun.question.devices.cluster import split_spec
+from forerun.question.devices.cluster import joined_spec, split_spec
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
@@ -118,7 +118,7 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
     nodes_of, per_node, device = _offered(job, told)
     question = _settings(job, told) | {"model": _model(job, told)}
     for nodes, devices in _sizes(nodes_of, per_node):
-        asked = question | {"device": _spec(nodes, devices, device)}
+        asked = question | {"device": joined_spec(nodes, devices, device)}
         if nodes * devices > 1 and "strategy" not in asked:
             asked["strategy"] = "fsdp"
         found = predict(asked)
@@ -130,12 +130,6 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
         f"no size up to {nodes_of} x {per_node} {device} surely fits {question['model']}{limits}; lower "
         "forerun/batch_size, add forerun/recompute or forerun/lora, or raise forerun/max-nodes"
     )
-
-
-def _spec(nodes: int, devices: int, device: str) -> str:
-    if nodes > 1:
-        return f"{nodes}x{devices}x{device}"
-    return f"{devices}x{device}" if devices > 1 else device
 
 
 def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
@@ -276,7 +270,7 @@ def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devic
     metadata["annotations"] = {
         **(metadata.get("annotations") or {}),
         "forerun/recommended": (
-            f"{_spec(nodes, devices, found['device'])}: {format_bytes(peak['value'])} (at most "
+            f"{joined_spec(nodes, devices, found['device'])}: {format_bytes(peak['value'])} (at most "
             f"{format_bytes(peak['high'])}) of {format_bytes(found['device_memory_bytes'])} a device, {time}"
         ),
     }

@@ -269,7 +269,7 @@ def _sizes(
         or width % side
         or frames < 1
         or (frames - 1) % step
-        or frames > 1 > step - 1
+        or (frames > 1 and not is_video)
     ):
         raise InvalidSetupError(
             f"{model} takes 3 channels, sides that are multiples of {side} pixels and "

@@ -73,8 +73,8 @@ _AGREEMENT, _SHARPNESS = 4.0, 4.0
 """Spreads of its siblings that a forecast may be off before they are followed, and how sharply they are."""
 
 _SCATTER_SHARE, _FALL_SHARE = 0.8, 0.6
-"""Of the scatter of what siblings still fell from here, and of the fall forecast, which bounds it: runs that drop by
-different amounts do not tell this one's."""
+"""Part of the siblings' scatter that the scale has, and its bound as a share of the forecast fall. The scatter is that
+of what each sibling still fell from this point: runs that drop by different amounts do not tell this one's drop."""
 
 _FLOORS = {True: (0.002, 0.005), False: (0.006, 0.01)}
 """Least scale, and its share of the level, of a loss and of anything else: a loss follows its law to a part in a

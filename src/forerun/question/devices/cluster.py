@@ -60,10 +60,7 @@ class Cluster:
     @property
     def spec(self) -> str:
         """Text that names the cluster: ``t4``, ``8xt4`` or ``4x8xh100-sxm``."""
-        if self.num_devices == 1:
-            return self.device.name
-        nodes = f"{self.num_nodes}x" if self.num_nodes > 1 else ""
-        return f"{nodes}{self.num_devices_per_node}x{self.device.name}"
+        return joined_spec(self.num_nodes, self.num_devices_per_node, self.device.name)
 
     def with_devices(self, num_devices: int, num_nodes: int | None = None) -> Cluster:
         """The same machines with another number of devices: whole nodes are filled one after the other.
@@ -133,6 +130,17 @@ def parse_cluster(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
         )
     return cluster_of(find_device(name, prefer_sxm=True), nodes, devices, intra=intra, inter=inter)
+
+
+def joined_spec(num_nodes: int, num_devices_per_node: int, name: str) -> str:
+    """Text of ``--on`` for one kind of machine, which ``split_spec`` takes apart.
+
+    >>> joined_spec(4, 8, "h100-sxm"), joined_spec(1, 8, "t4"), joined_spec(1, 1, "t4")
+    ('4x8xh100-sxm', '8xt4', 't4')
+    """
+    if num_nodes > 1:
+        return f"{num_nodes}x{num_devices_per_node}x{name}"
+    return f"{num_devices_per_node}x{name}" if num_devices_per_node > 1 else name
 
 
 def split_spec(text: str) -> tuple[int, int, str]:

@@ -22,6 +22,7 @@ import typer
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.received import parsed_yaml
+from forerun.question.devices.cluster import joined_spec
 from forerun.surface.cli.verbs import verb
 
 _LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
@@ -105,11 +106,7 @@ def _split(line: str) -> list[str]:
 
 def _numbered(device: str, per_node: int, num_nodes: int) -> str:
     """A device with its numbers, as ``--on`` takes it."""
-    if not device:
-        return ""
-    if num_nodes > 1:
-        return f"{num_nodes}x{per_node}x{device}"
-    return f"{per_node}x{device}" if per_node > 1 else device
+    return joined_spec(num_nodes, per_node, device) if device else ""
 
 
 def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:

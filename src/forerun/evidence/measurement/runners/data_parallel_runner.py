@@ -34,9 +34,8 @@ from forerun.evidence.measurement.runners.step_runner import (
 )
 from forerun.evidence.measurement.runners.table import runner
 from forerun.evidence.measurement.runners.timing import has_settled
-from forerun.evidence.measurement.runners.torch_device import set_numeric_flags, synchroniser
+from forerun.evidence.measurement.runners.torch_device import set_step_flags, synchroniser
 from forerun.evidence.records.measured_run import (
-    flag_of,
     input_options_of,
     number_of,
     setup_of,
@@ -178,11 +177,7 @@ class _Member:
         from forerun.tracing.step import prepared_batch
 
         setup = setup_of(job.parameters)
-        set_numeric_flags(
-            setup.precision,
-            convolutions=setup.convolution_precision,
-            cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"),
-        )
+        set_step_flags(setup, job.parameters)
         torch.manual_seed(whole_of(job.parameters, "seed", 0))
         built = build_model(
             job.subject, training=True, device=str(device), **input_options_of(job.parameters)

@@ -17,11 +17,11 @@ from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
     limit_device_memory,
     open_device,
-    set_numeric_flags,
+    set_step_flags,
     synchroniser,
 )
 from forerun.evidence.measurement.telemetry import open_energy_counter
-from forerun.evidence.records.measured_run import flag_of, input_options_of, setup_of, whole_of
+from forerun.evidence.records.measured_run import input_options_of, setup_of, whole_of
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 
@@ -208,11 +208,7 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
     device = open_device(device_index)
     if job.parameters.get("memory_limit_bytes") is not None:
         limit_device_memory(device, whole_of(job.parameters, "memory_limit_bytes"))
-    set_numeric_flags(
-        setup.precision,
-        convolutions=setup.convolution_precision,
-        cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"),
-    )
+    set_step_flags(setup, job.parameters)
     torch.manual_seed(whole_of(job.parameters, "seed", 0))
     built = build_model(
         job.subject,

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError, MeasurementError
+from forerun.evidence.records.measured_run import Parameters, flag_of
 from forerun.evidence.records.measurement import Scalar
 from forerun.question.devices.local import gpu_index
-from forerun.question.setup import Precision
+from forerun.question.setup import Precision, TrainingSetup
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,15 @@ def set_numeric_flags(
     torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
     torch.backends.cudnn.allow_tf32 = (convolutions or precision) is Precision.TF32
     torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+def set_step_flags(setup: TrainingSetup, parameters: Parameters) -> None:
+    """The flags of a step of a whole model, see ``set_numeric_flags``, with those of its job."""
+    set_numeric_flags(
+        setup.precision,
+        convolutions=setup.convolution_precision,
+        cudnn_benchmark=flag_of(parameters, "cudnn_benchmark"),
+    )
 
 
 def limit_device_memory(device: torch.device, limit_bytes: int) -> None:

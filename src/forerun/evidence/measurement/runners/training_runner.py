@@ -34,11 +34,10 @@ from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
     open_device,
-    set_numeric_flags,
+    set_step_flags,
     synchroniser,
 )
 from forerun.evidence.records.measured_run import (
-    flag_of,
     input_options_of,
     number_of,
     setup_of,
@@ -152,11 +151,7 @@ class _Training:
         self.synchronise = synchroniser(self.device)
         self.num_epochs = whole_of(parameters, "num_epochs", 3)
         self.num_steps = parameters.get("num_steps") and whole_of(parameters, "num_steps")
-        set_numeric_flags(
-            self.setup.precision,
-            convolutions=self.setup.convolution_precision,
-            cudnn_benchmark=flag_of(parameters, "cudnn_benchmark"),
-        )
+        set_step_flags(self.setup, parameters)
         seed = whole_of(parameters, "seed", 0)
         torch.manual_seed(seed)
         built = build_model(job.subject, device=str(self.device), **input_options_of(parameters))
