@@ -117,6 +117,13 @@ def test_arrays_that_contradict_the_settings(model_path):
         load(model_path)
 
 
+@pytest.mark.parametrize("name", ["ranges", "shared", "started_from"])
+def test_a_fact_without_a_value(model_path, name):
+    rewrite(model_path, {"provenance": {"records": ["a.csv"], name: None}})
+    with pytest.raises(CostModelError, match=rf"provenance {name}: expected .*, got 'None'"):
+        load(model_path)
+
+
 def test_trees_that_would_never_end(tmp_path):
     features = random_features(20)
     trees = BoostedTrees()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -520,11 +520,11 @@ class _Facts:
     num_layers: int = 0
     num_models: int = 0
     models: tuple[str, ...] = ()
-    measured_devices: Mapping[str, tuple[str, ...]] | None = None
-    intervals: Mapping[str, _IntervalLaw] | None = None
-    started_from: Mapping[str, Any] | None = None
-    shared: _Shared | None = None
-    ranges: Mapping[str, tuple[float, float]] | None = None
+    measured_devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    intervals: Mapping[str, _IntervalLaw] = field(default_factory=dict)
+    started_from: Mapping[str, Any] = field(default_factory=dict)
+    shared: _Shared = _Shared()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dataset_size: int | None = None
 
 
@@ -541,9 +541,9 @@ def check_facts(provenance: Mapping[str, Any]) -> None:
         check_name(f"provenance {name}", getattr(found, name) or "")
     if found.calibrated_device is None:
         return
-    if found.framework is None or found.measured_devices is None or found.date is None:
+    if found.framework is None or not found.measured_devices or found.date is None:
         raise ValueError("provenance: expected framework, date and measured_devices beside calibrated_device")
-    if "calibrated" not in (found.intervals or {}):
+    if "calibrated" not in found.intervals:
         raise ValueError("provenance: expected a law in intervals for calibrated steps")
     if not all(kind.split() for kinds in found.measured_devices.values() for kind in kinds):
         raise ValueError("provenance measured_devices: expected kinds of runs, got an empty word")
