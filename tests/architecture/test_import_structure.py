@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
+import pytest
 
 import forerun
 
@@ -22,6 +23,13 @@ def modules() -> dict[str, ast.Module]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten():
+    """Millions of nodes would slow down every garbage collection after these tests."""
+    yield
+    modules.cache_clear()
 
 
 def is_private(name: str) -> bool:
