@@ -26,6 +26,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Gives it back to the interpreter, which takes all apart at its end."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_fork_server_for_all_children():
     """A process has one fork server, which loads what its first user needs; here also what the others will need."""
