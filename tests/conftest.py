@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -18,11 +19,46 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+# Two workers share the cores: more threads of libraries would spin for each other. They read this when they load.
+for _library in ("OMP", "OPENBLAS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+
+def pytest_collection_finish():
+    """Takes what the imports made, millions of objects, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """Gives it back to the interpreter, which takes all apart at its end."""
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_fork_server_for_all_children():
+    """A process has one fork server, which loads what its first user needs; here also what the others will need."""
+    from forerun.base import process_control
+
+    def for_all(modules):
+        from forerun.evidence.measurement.measured_job import _PRELOADED
+        from forerun.tracing.source import TRACED_MODULES
+
+        return variables_for([*TRACED_MODULES, *_PRELOADED, *modules])
+
+    variables_for = process_control.preload_variables
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_control, "preload_variables", for_all)
+        yield
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):
     if "FORERUN_CACHE" not in os.environ:
-        os.environ["FORERUN_CACHE"] = str(tmp_path_factory.mktemp("forerun-cache"))
+        folder = tmp_path_factory.getbasetemp()
+        # One for all workers: a graph is traced once.
+        shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+        os.environ["FORERUN_CACHE"] = str(shared / "forerun-cache")
         yield
         del os.environ["FORERUN_CACHE"]
     else:

@@ -39,6 +39,7 @@ GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=500 Gres={gres} State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE OverSubscribe=YES:8 State=UP
 """

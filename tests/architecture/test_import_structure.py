@@ -1,10 +1,12 @@
 """The shape of the code: no circle of modules, no private name of another module, no endless list of parameters."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
+import pytest
 
 import forerun
 
@@ -12,6 +14,7 @@ ROOT = Path(forerun.__file__).parent
 MOST_PARAMETERS = 12
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """Syntax of every module by its name."""
     found = {}
@@ -22,7 +25,11 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-MODULES = modules()
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten():
+    """Millions of nodes would slow down every garbage collection after these tests."""
+    yield
+    modules.cache_clear()
 
 
 def is_private(name: str) -> bool:
@@ -76,11 +83,11 @@ def private_uses(name: str, tree: ast.Module) -> Iterator[str]:
             for alias in node.names:
                 if is_private(alias.name):
                     yield f"{name}: from {node.module} import {alias.name}"
-                if f"{node.module}.{alias.name}" in MODULES:
+                if f"{node.module}.{alias.name}" in modules():
                     ours[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.asname and alias.name in MODULES:
+                if alias.asname and alias.name in modules():
                     ours[alias.asname] = alias.name
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
@@ -90,7 +97,7 @@ def private_uses(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_private_name_of_another_module_is_used():
-    assert [use for name, tree in MODULES.items() for use in private_uses(name, tree)] == []
+    assert [use for name, tree in modules().items() for use in private_uses(name, tree)] == []
 
 
 def test_private_uses_are_found():
@@ -124,7 +131,7 @@ def num_parameters(function: ast.FunctionDef) -> int:
 def test_public_functions_take_few_parameters():
     found = {
         name
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         for name, function in public_functions(module, tree)
         if num_parameters(function) > MOST_PARAMETERS
     }
@@ -135,7 +142,7 @@ def test_docstrings_say_something():
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     empty = [
         f"{module}, line {getattr(node, 'lineno', 1)}"
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, kinds)
         and (text := ast.get_docstring(node)) is not None

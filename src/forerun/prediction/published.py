@@ -133,21 +133,22 @@ def posterior_of_system(
 ) -> tuple[float, float]:
     """Mean and variance of the log residual of a system that was not measured.
 
+    Rows are independent given the shared error m ~ N(0, M): its posterior has the precision 1 / M + sum of w_i, with
+    w_i = 1 / (S + a_i).
+
     Args:
         residuals: log(measured / predicted) of published rows, (k,).
-        apart_variance: Variance that their other batch adds to each, (k,).
-        model_variance: Variance of the cost model's own error, which all systems share.
-        system_variance: Variance between systems.
+        apart_variance: Variance that their other batch adds to each, a, (k,).
+        model_variance: Variance M of the cost model's own error, which all systems share.
+        system_variance: Variance S between systems.
 
     >>> mean, variance = posterior_of_system(np.array([0.2]), np.zeros(1), 0.03, 0.01)
     >>> round(mean, 3), round(variance, 4)
     (0.15, 0.0175)
     """
-    gram = model_variance + np.diag(system_variance + apart_variance)
-    cross = np.full(len(residuals), model_variance)
-    solved = np.linalg.solve(gram, np.column_stack([residuals, cross]))
-    mean, explained = cross @ solved
-    return float(mean), float(model_variance - explained + system_variance)
+    weights = 1 / (system_variance + apart_variance)
+    shared_variance = model_variance / (1 + model_variance * weights.sum())
+    return float(shared_variance * (weights @ residuals)), float(shared_variance + system_variance)
 
 
 def _lines(text: str, begin: str) -> list[tuple[int, list[str]]]:

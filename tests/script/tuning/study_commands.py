@@ -1,11 +1,16 @@
-"""Runs ``python -m forerun`` in a folder, as a user would."""
+"""Runs commands in a folder, as a user would."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from forerun.surface.cli.main import app
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -19,6 +24,13 @@ def environment(**own: str) -> dict[str, str]:
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "forerun", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
+
+
+def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """As ``run``, without a process: for what is refused before anything is started."""
+    with contextlib.chdir(folder):
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from study_commands import environment, last_line, run
+from study_commands import environment, last_line, run, run_here
 
 from forerun.base.answers import plain
 from forerun.base.errors import UsageError
@@ -227,7 +227,7 @@ def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
     ],
 )
 def test_a_request_that_cannot_be_meant_is_one_line(tmp_path, words, message):
-    done = run(tmp_path, "tune", *words)
+    done = run_here(tmp_path, "tune", *words)
     assert done.returncode == 2
     assert message in last_line(done)
     assert len(done.stderr.strip().splitlines()) == 1

@@ -7,10 +7,12 @@ configuration is built again in the child. TensorFlow is not loaded there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, util
@@ -74,6 +76,7 @@ def trace_request(request: KerasRequest, said: Path) -> Graph:
         with _hidden(_NOT_NEEDED):
             importlib.import_module("keras")
         gc.freeze()  # imported objects live on: collections need not look at them again and again
+    sys.modules["keras"].utils.clear_session()  # layers are numbered from 1 in every model
     from forerun.adapters.keras.build import build_keras
     from forerun.adapters.keras.step import trace_built_keras
 
@@ -120,20 +123,25 @@ def keras_request(request: ModelRequest, setup: TrainingSetup, model: Any = None
 
 
 def trace_keras_requests(requests: Sequence[KerasRequest]) -> list[Graph | ForerunError]:
-    """The graph of each request, or the error in its place; all are traced in one process.
+    """The graph of each request, or the error in its place; all are traced in one process, which stays.
 
     Raises:
         MissingExtraError: Keras is not installed.
     """
     if util.find_spec("keras") is None:
         raise MissingExtraError(f"the Keras model {requests[0].name}", "keras")
-    worker = Worker(environment={"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""})
-    try:
-        with temporary_folder() as folder:
-            said = Path(folder) / "said"
-            return [_graph_or_error(worker, request, said) for request in requests]
-    finally:
-        worker.close()
+    with _lock, temporary_folder() as folder:
+        said = Path(folder) / "said"
+        return [_graph_or_error(_worker(os.getpid()), request, said) for request in requests]
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _worker(asking_pid: int) -> Worker:
+    """The process that traces for a process; it stays for the next question, because Keras takes seconds to load."""
+    return Worker(environment={"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""})
 
 
 def _graph_or_error(worker: Worker, request: KerasRequest, said: Path) -> Graph | ForerunError:

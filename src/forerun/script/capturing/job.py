@@ -206,10 +206,11 @@ def _counted(loops: Sequence[Loop], progress: Progress) -> tuple[float | None, i
 
 def _planned_steps(num_steps: int) -> int | None:
     """Steps for which a schedule of the learning rate is made that follows every step; None without one."""
-    import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
     for thing in gc.get_objects():
-        if isinstance(thing, torch.optim.lr_scheduler.LRScheduler) and thing.last_epoch >= num_steps - 1:
+        # By its type: asking an object for its class runs the code of proxies and lazy modules.
+        if issubclass(type(thing), LRScheduler) and thing.last_epoch >= num_steps - 1:
             functions = getattr(thing, "lr_lambdas", ())
             given = [getattr(function, "keywords", {}).get("num_training_steps") for function in functions]
             for total in (getattr(thing, "total_steps", None), getattr(thing, "T_max", None), *given):
