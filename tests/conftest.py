@@ -8,10 +8,6 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The workers of pytest fill the cores already: threads of small products would only wait for each other, by spinning.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 # A change must fail for what it does, not for the draw or for what else the machine does just now;
 # `--hypothesis-profile default` searches anew.
 settings.register_profile(
