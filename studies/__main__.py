@@ -20,8 +20,6 @@ from studies.commands.scripts import scripts
 from studies.commands.shipped_graphs import shipped_graphs
 from studies.commands.suite import suite
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="studies",
     cls=OneLineErrors,

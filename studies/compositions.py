@@ -15,8 +15,6 @@ from forerun.base.errors import RecordError
 from studies.own.records import composition_rows, own_device, own_record_folders
 from studies.tables.reference_steps import require_reference_folder
 
-__all__ = ["published_compositions", "recorded_compositions"]
-
 _LAYERS_WITHOUT_WORK = ("mnist_cnn/fc2", "cifar10_cnn/fc3", "cifar10_cnn/fc4")
 """Dense layers of at most 33,000 weights: under 1 us of a P100, so their time alone is that of a call."""
 

@@ -90,14 +90,6 @@ from studies.tables.reference_steps import ReferenceSteps, read_reference_steps,
 from studies.tables.timm import read_timm_train
 from studies.tables.transformers import read_neusight_e2e
 
-__all__ = [
-    "fit_shipped_evidence",
-    "fit_shipped_weights",
-    "forecast_figures",
-    "run_reference",
-    "step_sections",
-]
-
 STUDY_VERSION = 10
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 

@@ -11,8 +11,6 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption
 
-__all__ = ["accuracy", "with_accuracy"]
-
 _PAGE = Path("docs/accuracy.md")
 _SCHEDULING = Path(__file__).parents[1] / "schedule" / "figures.md"
 _LARGE_MODELS = "\n## Large models\n"

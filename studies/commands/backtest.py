@@ -11,8 +11,6 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.output import print_json, quiet_libraries
 from forerun.surface.cli.settings import DebugOption, JsonOption, PlotOption
 
-__all__ = ["backtest"]
-
 
 def backtest(
     save: Annotated[

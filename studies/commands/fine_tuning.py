@@ -10,8 +10,6 @@ from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption
 from studies.commands.sources import SourceOption, chosen_sources
 
-__all__ = ["fine_tuning"]
-
 
 def fine_tuning(
     source: SourceOption = None,

@@ -11,8 +11,6 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption
 
-__all__ = ["fit_intervals", "fit_scaling", "fit_weights", "published_steps"]
-
 
 def fit_weights(
     out: Annotated[Path, typer.Option(metavar="FILE", help="File for the weights (.safetensors).")],

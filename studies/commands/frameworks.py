@@ -7,8 +7,6 @@ import typer
 from forerun.surface.cli.output import print_json, quiet_libraries
 from forerun.surface.cli.settings import DebugOption, JsonOption
 
-__all__ = ["parity", "stack"]
-
 
 def parity(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Trace networks in PyTorch and in Keras; compare parameters, work and traffic by class of operation."""

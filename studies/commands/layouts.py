@@ -12,8 +12,6 @@ from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption
 from studies.commands.sources import SourceOption, chosen_sources
 
-__all__ = ["fit_layouts", "layouts"]
-
 
 def layouts(
     source: SourceOption = None,

@@ -9,8 +9,6 @@ import typer
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption, PlotOption
 
-__all__ = ["schedule"]
-
 
 def schedule(
     quick: Annotated[bool, typer.Option("--quick", help="Two workloads, no integer program.")] = False,

@@ -22,8 +22,6 @@ from forerun.surface.cli.settings import DebugOption
 from forerun.tracing.shipped import SHIPPED_FOLDER, SHIPPED_OPTIMIZERS, graph_key, shipped_archive
 from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
 
-__all__ = ["MODELS", "shipped_graphs"]
-
 LANGUAGE_MODELS = ("llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b")
 
 IMAGE_MODELS = (

@@ -9,8 +9,6 @@ import typer
 
 from forerun.base.errors import UsageError
 
-__all__ = ["SourceOption", "chosen_sources"]
-
 SourceOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Source of the rows, several times for several.")
 ]

@@ -22,8 +22,6 @@ from typer.main import get_command
 
 from studies.faults.isolated_command import Ended, run_command
 
-__all__ = ["Case", "bad_cases", "bad_input_table", "judge", "make_files", "run_cases"]
-
 LONGEST_CPU_S = 30.0
 """Longest CPU time of a case [s]; its time by the clock depends on what else the machine does."""
 _TIMEOUT_S = 150.0

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ended", "run_command"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:

@@ -22,18 +22,6 @@ from forerun.jobs.forecasting.forecast_answer import RunOutcome, outcome_of
 from forerun.jobs.forecasting.forecaster import Prefix, forecaster_names, path_of
 from forerun.jobs.forecasting.schedule import parse_schedule
 
-__all__ = [
-    "BATCH_TARGET",
-    "CUT",
-    "TARGET",
-    "OwnBatches",
-    "OwnCurveRow",
-    "OwnCurves",
-    "forecast_time_s",
-    "own_curves",
-    "own_curves_folder",
-]
-
 CUT = 0.3
 TARGET = "val_accuracy>=0.97"
 BATCH_TARGET = "val_accuracy>=0.95"

@@ -25,8 +25,6 @@ from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_docu
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 from studies.forecast.fit_prior import fit_priors
 
-__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]
-
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
 FORECAST_STUDY_VERSION = 7

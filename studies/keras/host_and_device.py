@@ -11,8 +11,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import refuse_times
 from forerun.cost.communication.data_parallel import SHARPNESS, HostAndDevice
 
-__all__ = ["split_host_and_device"]
-
 _USUAL_SCATTER = 0.05
 """Logarithmic errors beyond this pull linearly: a run that was disturbed says little."""
 

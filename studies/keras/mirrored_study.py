@@ -21,8 +21,6 @@ from studies.keras.host_and_device import split_host_and_device
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MirroredRow", "MirroredStudy", "mirrored_study"]
-
 Floats = npt.NDArray[np.float64]
 
 _PARAMETERS: Mapping[str, float] = {

@@ -14,8 +14,6 @@ from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
 from studies.layouts.study import predicted_rows
 
-__all__ = ["few_steps_page", "fit_error_law", "rows_with_errors"]
-
 Floats = npt.NDArray[np.float64]
 
 _NUM_STEPS = (0, 1, 3, 5)

@@ -23,8 +23,6 @@ from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, St
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
 
-__all__ = ["MeasuredMemory", "measured_memory", "memory_page", "predicted_memory"]
-
 _DEVICES = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm", "GB200": "gb200"}
 _WORKSPACES_BYTES = 2 * 32 * 1024**2
 """Workspaces of cuBLAS of the threads of forward and backward pass, with CUBLAS_WORKSPACE_CONFIG=:4096:8, which

@@ -19,8 +19,6 @@ from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 
-__all__ = ["choices", "constant_mfu_error", "errors_of", "parts_of", "predicted_rows", "study_page"]
-
 _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
 

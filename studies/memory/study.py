@@ -26,14 +26,6 @@ from forerun.tracing.trace import trace
 from studies.memory.verdicts import accelerate_rule_bytes
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
-__all__ = [
-    "Bracket",
-    "VerdictShares",
-    "bracket_shares",
-    "bracket_study",
-    "transformer_fit_study",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _RTX_3090_VISIBLE_BYTES = 24_268 * 1024**2

@@ -16,17 +16,6 @@ from forerun.cost.memory.peak import estimate_memory, step_runs
 from forerun.graph.graph import Graph
 from forerun.question.setup import TrainingSetup
 
-__all__ = [
-    "BracketRow",
-    "BracketShares",
-    "RunsAtBatch",
-    "accelerate_rule_bytes",
-    "bracket_verdicts",
-    "runs_by_accelerate_rule",
-    "runs_by_live_bytes",
-    "runs_by_replay",
-]
-
 _ACCELERATE_BYTES_PER_PARAMETER = 16
 
 

@@ -30,8 +30,6 @@ from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 
-__all__ = ["LayerResult", "layer_study"]
-
 _DEVICES = {
     "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
     "V100": "v100-sxm2-16gb",

@@ -16,8 +16,6 @@ from studies.memory.study import Bracket
 from studies.optime.pytorch_tools import ToolAnswer, ToolProcess, estimated_step_s, tracked_peak_bytes
 from studies.optime.studies import HeldOut
 
-__all__ = ["TRACKED_METHODS", "RuntimeRow", "runtime_study", "tracker_study"]
-
 TRACKED_METHODS = {"PyTorch's MemTracker": False, "MemTracker under our CUDA rules": True}
 """Names of the methods of ``tracker_study``, with whether CUDA's autocast rules are switched on."""
 

@@ -47,19 +47,6 @@ from forerun.question.devices.device import Device
 from forerun.question.devices.rows import load_device_file
 from forerun.question.model import ModelRequest
 
-__all__ = [
-    "CalibrationStudy",
-    "GridStudy",
-    "calibration_study",
-    "composition_rows",
-    "grid_study",
-    "layer_errors",
-    "own_device",
-    "own_measurements",
-    "own_record_folders",
-    "own_records_digest",
-]
-
 _DATA = Path(__file__).parent / "data"
 _GRID_MODELS = ("op", "grey-box", "ann", "linear", "boosting")
 

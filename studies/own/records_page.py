@@ -22,8 +22,6 @@ from studies.own.records import (
     own_record_folders,
 )
 
-__all__ = ["own_records_section"]
-
 _TITLES = {
     "op, calibrated and fitted": "**op-level model, calibrated, and offsets from the other configurations**",
     "op, calibrated": "op-level model, calibrated: no row of the grid",

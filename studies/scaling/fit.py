@@ -25,8 +25,6 @@ from forerun.question.devices.cluster import load_links
 from studies.scaling.measured_step import scale_measured_step
 from studies.scaling.rows import ScalingRow
 
-__all__ = ["all_reduce_of_row", "fit_scaling_constants", "key_of_row", "predicted_step_s"]
-
 Floats = npt.NDArray[np.float64]
 
 _PENALTY = 2.0

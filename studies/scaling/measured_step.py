@@ -13,8 +13,6 @@ from forerun.cost.communication.data_parallel import (
 )
 from forerun.cost.communication.tuner import AllReduce
 
-__all__ = ["scale_measured_step"]
-
 
 def scale_measured_step(
     one_step_s: float,

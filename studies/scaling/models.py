@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["MODEL_PARAMETERS", "parameters_of"]
-
 MODEL_PARAMETERS: Mapping[str, tuple[float, str]] = {
     "alexnet": (61.1e6, "torchvision's table of models"),
     "googlenet": (6.6e6, "torchvision's table of models"),

@@ -13,8 +13,6 @@ from studies.scaling.rows import ScalingRow
 from studies.scaling.speed_studies import FewPoints, placement_study, server_study
 from studies.scaling.study import ScalingStudy, scaling_study
 
-__all__ = ["scaling_digest", "scaling_section"]
-
 _SERVER_POINTS = 10
 _PLACEMENT_POINTS = (8, 16)
 

@@ -14,8 +14,6 @@ from studies.scaling.models import parameters_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ScalingRow", "read_scaling_rows"]
-
 # Part of a row's GPU name -> its link inside a node; the first that occurs counts.
 _LINKS = (
     ("B200", "nvlink-5"), ("H100 SXM", "nvlink-4"), ("A100 SXM", "nvlink-3"), ("V100 SXM", "nvlink-2"),

@@ -18,8 +18,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
 from forerun.base.tables import read_table
 
-__all__ = ["FewPoints", "placement_study", "read_placements", "read_server_points", "server_study"]
-
 Floats = npt.NDArray[np.float64]
 
 _SEED = 20260101

@@ -16,8 +16,6 @@ from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from studies.scaling.fit import fit_scaling_constants, key_of_row, predicted_step_s
 from studies.scaling.rows import ScalingRow, read_scaling_rows
 
-__all__ = ["ScalingStudy", "fit_scaling_table", "scaling_study"]
-
 Floats = npt.NDArray[np.float64]
 
 _NUM_FOLDS = 5

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from forerun.base.errors import InvalidSetupError
 
-__all__ = ["BlockBalance", "assign_blocks", "assign_by_threshold", "balance"]
-
 SMALL_SHARE = 0.01
 """Blocks below this share of a server's average size are counted, not weighed. Source: Optimus, section 5.3."""
 

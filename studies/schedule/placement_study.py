@@ -19,8 +19,6 @@ from forerun.jobs.scheduling.job import (
 from forerun.jobs.scheduling.placement import Placement, Placer, first_fit, pack
 from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
 
-__all__ = ["PlacementResult", "placement_study", "resnet50_blocks", "transfer_time_s"]
-
 NUM_SERVERS_PUBLISHED = 10
 _MODEL_BYTES, _LINK_BYTES_PER_S = 102.2e6, 125e6
 _NUM_DRAWS = 40

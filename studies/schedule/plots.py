@@ -7,8 +7,6 @@ from pathlib import Path
 
 from forerun.surface.report.figure import drawn, look_of
 
-__all__ = ["error_plot"]
-
 
 def error_plot(path: Path, errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> None:
     """Average completion against the spread of the error, speed and remaining work side by side.

@@ -9,8 +9,6 @@ from scipy.optimize import nnls
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.base.errors import InvalidSetupError
 
-__all__ = ["fit_server_speed"]
-
 
 def fit_server_speed(
     num_workers: npt.ArrayLike, num_servers: npt.ArrayLike, steps_per_s: npt.ArrayLike

@@ -17,16 +17,6 @@ from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from studies.schedule.server_speed import fit_server_speed
 
-__all__ = [
-    "SERVER_CLUSTER",
-    "ServerModel",
-    "ServerStudyRow",
-    "draw_server_jobs",
-    "ratios",
-    "read_server_models",
-    "server_study",
-]
-
 SERVER_CLUSTER = SharedCluster(
     groups=(
         NodeGroup(

@@ -30,8 +30,6 @@ from studies.schedule.placement_study import PlacementResult, placement_study
 from studies.schedule.server_study import ServerStudyRow, server_study
 from studies.schedule.workloads import Workload, draw_workload, read_philly
 
-__all__ = ["ERROR_SPREADS", "ScaleRow", "ScheduleResults", "allocation_time", "schedule_study", "trace_time"]
-
 ERROR_SPREADS = (0.0, 0.1, 0.2, 0.4, 0.7)
 
 _ERRED = ("optimus", "srtf", "pollux", "foresight")

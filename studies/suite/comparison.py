@@ -19,8 +19,6 @@ from studies.suite.jobs import LIMIT, REPEAT
 from studies.suite.memory import LargestBatch, largest_batches, verdict_counts
 from studies.suite.prediction import JobPrediction
 
-__all__ = ["FewShot", "MeasuredStep", "Repeat", "SuiteComparison", "compare", "few_shot_table"]
-
 HOST_BOUND_SHARE = 0.9
 """A step is bound by the host where launching it takes this share of it or more."""
 

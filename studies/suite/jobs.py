@@ -11,17 +11,6 @@ from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.evidence.records.model_names import model_family
 from studies.suite.models import SUITE_MODELS, Setting, SuiteModel, on_processor
 
-__all__ = [
-    "LIMIT",
-    "REPEAT",
-    "BatchSearch",
-    "StepJob",
-    "batch_searches",
-    "kernel_jobs",
-    "repeat_jobs",
-    "step_jobs",
-]
-
 REPEAT = "repeat"
 """Parameter of a job that is run at the start and again at the end."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import ceil, floor
 
-__all__ = ["largest_batch", "next_batch_to_try"]
-
 _GROWTH = 1.05
 _MOST_TRIES = 12
 

@@ -11,8 +11,6 @@ from forerun.evidence.records.measurement import Measurement, Outcome
 from studies.suite.jobs import LIMIT
 from studies.suite.prediction import JobPrediction
 
-__all__ = ["LargestBatch", "largest_batches", "tried_batches", "verdict_counts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from forerun.question.setup import Layout, Precision
 
-__all__ = ["SUITE_MODELS", "Search", "Setting", "SuiteModel", "on_processor"]
-
 SMALL_CNN = "small CNN"
 CIFAR_RESNET = "CIFAR ResNet"
 CLASSIC_CNN = "classic CNN"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from studies.suite.memory import LargestBatch
     from studies.suite.run import SuiteRun
 
-__all__ = ["suite_page"]
-
 
 def suite_page(run: SuiteRun) -> RenderableType:
     """The page."""

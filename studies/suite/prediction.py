@@ -35,15 +35,6 @@ from forerun.tracing.trace import trace
 from studies.optime.few_steps import information_order
 from studies.suite.jobs import LIMIT, BatchSearch, StepJob
 
-__all__ = [
-    "JobPrediction",
-    "about",
-    "predict_jobs",
-    "read_predictions",
-    "with_positions",
-    "write_predictions",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPrediction:

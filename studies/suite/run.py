@@ -39,8 +39,6 @@ from studies.suite.session import SuiteSession, job_cost_s
 if TYPE_CHECKING:
     from studies.suite.comparison import SuiteComparison
 
-__all__ = ["STAGES", "SuiteRun", "measure_suite"]
-
 STAGES = ("predict", "measure", "compare")
 
 _PREDICTIONS, _DEVICE, _STORE = "predictions.csv", "device.json", "records.sqlite"

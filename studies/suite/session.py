@@ -22,8 +22,6 @@ from studies.suite.memory import tried_batches
 from studies.suite.models import SuiteModel
 from studies.suite.prediction import JobPrediction
 
-__all__ = ["SUITE_PROTOCOL", "SuiteSession", "job_cost_s"]
-
 SUITE_PROTOCOL = Protocol(
     min_warm_up=3,
     max_warm_up=30,
