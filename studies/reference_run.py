@@ -25,7 +25,6 @@ from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION
 from studies.accuracy_page import AccuracyPage
-from studies.compositions import published_compositions
 from studies.energy.study import (
     ENERGY_STUDY_VERSION,
     EnergyResult,
@@ -79,8 +78,7 @@ from studies.optime.studies import (
     source_study,
 )
 from studies.other_origins import ask_origins, origins_section
-from studies.own.records import own_records_digest
-from studies.own.records_page import own_records_section
+from studies.own.records import own_records_digest, own_records_section, published_compositions
 from studies.own.tuning_page import tuning_section
 from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study

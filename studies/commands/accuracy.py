@@ -110,7 +110,7 @@ def _draw_pictures(folder: Path) -> None:
     if not folder.is_dir():
         return
     from forerun.evidence.pages.composition_page import plot_compositions
-    from studies.compositions import recorded_compositions
+    from studies.own.records import recorded_compositions
 
     picture = folder / "composition.png"
     plot_compositions(picture, recorded_compositions())

@@ -33,7 +33,7 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.optime.few_steps import information_order
-from studies.suite.jobs import LIMIT, BatchSearch, StepJob
+from studies.suite.models import LIMIT, BatchSearch, StepJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
