@@ -109,7 +109,7 @@ def _draw_pictures(folder: Path) -> None:
     """Renews the pictures of the pages of methods."""
     if not folder.is_dir():
         return
-    from forerun.evidence.pages.composition_page import plot_compositions
+    from forerun.evidence.pages.evaluation_page import plot_compositions
     from studies.own.records import recorded_compositions
 
     picture = folder / "composition.png"

@@ -1,4 +1,7 @@
-"""MirroredStrategy on two GPUs from the runs of one GPU: ``iit_e2e``, MNIST and PatchCamelyon networks on P100s."""
+"""MirroredStrategy on two GPUs from the runs of one, whose host and device times are told apart by batch sizes.
+
+Rows: ``iit_e2e``, MNIST and PatchCamelyon networks on P100s.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.constants import memory_constants
+from forerun.cost.memory.peak import memory_constants
 from forerun.prediction.division import compute_setup
 from forerun.prediction.memory import layout_memory
 from forerun.question.devices.cluster import parse_cluster

@@ -9,7 +9,7 @@ import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.constants import load_layout_table
-from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.cost.memory.peak import memory_constants, visible_memory
 from forerun.prediction.division import compute_setup
 from forerun.prediction.memory import layout_memory
 from forerun.prediction.models import cost_model_of

@@ -1,4 +1,9 @@
-"""Out-of-memory verdicts with families held out, and on transformers nobody fitted to."""
+"""Out-of-memory verdicts with families held out, and on transformers nobody fitted to.
+
+A script that walks down a list of batch sizes until one runs leaves a bracket: the largest batch that ran and
+the next larger one, which failed. A method of prediction hits the bracket if it says "runs" for the first and
+"fails" for the second.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,14 @@ import pandas as pd
 
 from forerun.base.errors import ForerunError, InvalidSetupError
 from forerun.base.units import GIB
-from forerun.cost.memory.constants import MemoryConstants, memory_constants, visible_memory
-from forerun.cost.memory.peak import estimate_memory, plans_for_setup, step_runs
+from forerun.cost.memory.peak import (
+    MemoryConstants,
+    estimate_memory,
+    memory_constants,
+    plans_for_setup,
+    step_runs,
+    visible_memory,
+)
 from forerun.cost.memory.replay import smallest_limit_bytes
 from forerun.cost.memory.stream import live_peak_bytes
 from forerun.evidence.fitting.evaluation import family_folds

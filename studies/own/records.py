@@ -8,6 +8,11 @@ Each folder of ``studies/own/data`` is one machine: ``device.toml`` describes it
 - ``calibration``: what ``forerun calibrate --minutes 3`` measured;
 - ``unseen``: whole models that the calibration did not measure;
 - ``composition``: networks, each of their layers alone, and calls without work.
+
+Compares the sum of layers with the whole network: own records, and published ones of a P100.
+
+Published: the layers of two small networks timed one by one, and Keras training runs of the networks
+(github.com/profnote/ml-performance-prediction, tables ``iit_layers`` and ``iit_e2e``).
 """
 
 from __future__ import annotations

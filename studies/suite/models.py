@@ -1,4 +1,4 @@
-"""Models of the suite: of different kinds, each in its most informative settings.
+"""Jobs of the suite: models of different kinds, each in its most informative settings, kernels, repeats and searches.
 
 A row is a model with an image size or a length, and settings ``BATCH PRECISION [nhwc] [compile]``; those with a star
 are of the core, which comes first. The sizes are those that keep a data-centre GPU busy, and some that do not; a

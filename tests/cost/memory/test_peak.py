@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError, TraceError
-from forerun.cost.memory.constants import MemoryConstants
-from forerun.cost.memory.peak import estimate_memory, fits, memory_width, step_runs
+from forerun.cost.memory.peak import MemoryConstants, estimate_memory, fits, memory_width, step_runs
 from forerun.graph.graph import MemoryEvent, MemoryStream
 from forerun.question.setup import Layout, Precision, TrainingSetup
 from memory_streams import MIB, graph_of, training_stream

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import RecordError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.evidence.records.model_names import canonical_network
 from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph

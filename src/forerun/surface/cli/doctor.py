@@ -170,7 +170,7 @@ def version_lines(*, verbose: bool) -> Iterator[str]:
     from forerun.base.kept import cache_folder
     from forerun.cost.time.weights import shipped_weights_path
     from forerun.question.devices.here import describe_host
-    from forerun.tracing.shipped import shipped_models
+    from forerun.tracing.trace import shipped_models
 
     yield f"Python {platform.python_version()} at {sys.executable}"
     yield platform.platform()

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.base.plugins import plugin
+from forerun.base.extras import plugin
 from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.question.settings import Declared, check_number, declared
 
@@ -381,7 +381,7 @@ def known_models(incomplete: str) -> list[str]:
     """Names of models for the completion of a shell."""
     from forerun.prediction.models import kept_model_names
     from forerun.question.model import architectures, flat_names
-    from forerun.tracing.shipped import shipped_models
+    from forerun.tracing.trace import shipped_models
 
     names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]
     bare = [name.rpartition(":")[2] for name in shipped_models() if "=" not in name]

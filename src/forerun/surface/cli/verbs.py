@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
