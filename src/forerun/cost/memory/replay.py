@@ -167,14 +167,6 @@ def replay(
     )
 
 
-def reserved_peak_bytes(plan: ReplayPlan, batch_size: float) -> int:
-    """Most bytes held from the driver on a card with memory to spare [bytes].
-
-    PyTorch's ``max_memory_reserved`` prints this figure on such a card; the step may need less.
-    """
-    return replay(plan, batch_size).peak_reserved_bytes
-
-
 def smallest_limit_bytes(plan: ReplayPlan, batch_size: float) -> int:
     """Smallest limit of the allocator under which the step keeps running [bytes].
 

@@ -159,35 +159,6 @@ def repeating_step(stream: MemoryStream) -> RepeatingStep:
     )
 
 
-def steady_state_events(stream: MemoryStream, num_steps: int) -> MemoryStream:
-    """The stream with its second step repeated until there are ``num_steps`` steps.
-
-    Repeated allocations get identities above all others; a free of a block of the step before frees the block
-    which that step allocated in the same place.
-
-    Args:
-        stream: Two traced steps.
-        num_steps: Steps in the result, at least 2.
-    """
-    if num_steps < 2:
-        raise ValueError(f"a steady state takes at least 2 steps, got {num_steps}")
-    step = repeating_step(stream)
-    end = int(np.flatnonzero(stream.event == MemoryEvent.STEP_ENDS)[1]) + 1
-    entries = np.concatenate([np.arange(end), *[step.entries] * (num_steps - 2)])
-    stride = int(stream.block.max(initial=-1)) + 1
-    block = [stream.block[:end]]
-    for repetition in range(1, num_steps - 1):
-        # Repetition 0 is the traced second step, whose blocks keep their identity.
-        made_in = repetition - step.frees_previous.astype(np.int64)
-        block.append(np.where(step.block < 0, -1, step.block + stride * made_in))
-    return MemoryStream(
-        event=stream.event[entries],
-        block=np.concatenate(block),
-        size_bytes=stream.size_bytes[entries],
-        kind=stream.kind[entries],
-    )
-
-
 def _changes_bytes(stream: MemoryStream, batch_size: float) -> tuple[Ints, Ints]:
     """Change of the live bytes at every entry of the two steps, and the kind of the block, each (n,)."""
     is_allocation = stream.event == MemoryEvent.ALLOCATE

@@ -250,12 +250,12 @@ def bar_text(start: float, end: float, width: int, fill: str) -> str:
     return " " * first + fill * (last - first) + " " * (width - last)
 
 
-def merge_small(parts: tuple[tuple[str, float], ...], share: float = 0.02) -> list[tuple[str, float]]:
-    """Largest parts first; those below ``share`` of the sum become one 'other', so the sum stays."""
+def merge_small(parts: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
+    """Largest parts first; those below 2 % of the sum become one 'other', so the sum stays."""
     total = sum(size for _, size in parts)
     ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
-    large = [part for part in ordered if part[1] >= share * total]
-    small = [part for part in ordered if part[1] < share * total]
+    large = [part for part in ordered if part[1] >= 0.02 * total]
+    small = ordered[len(large) :]
     # One small part says more under its own name.
     if len(small) < 2:
         return ordered
