@@ -352,8 +352,7 @@ def step_studies(folder: Path, quick: bool) -> StepStudies:
 
 
 def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
-    weights = load_weights(shipped_weights_path())
-    return runtime_study(families, weights, 3 if quick else 12, _progress("RuntimeEstimator"))
+    return runtime_study(families, 3 if quick else 12, _progress("RuntimeEstimator"))
 
 
 def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:

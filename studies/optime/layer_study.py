@@ -44,7 +44,6 @@ class LayerResult:
     """Errors on the layers of a GPU that the fit did not see."""
 
     device: str
-    num_fitted: int
     metrics: ErrorMetrics
 
 
@@ -70,7 +69,7 @@ def layer_study(
     network = fit_op_network(encoded, np.flatnonzero(~is_test), settings)
     predicted = np.exp(predict_log_times(network, encoded, np.flatnonzero(is_test), use_latents=False))
     actual = chosen.loc[is_test, "time_ms_median"].to_numpy(dtype=float) / 1e3
-    return LayerResult(device=held_out, num_fitted=int((~is_test).sum()), metrics=errors(predicted, actual))
+    return LayerResult(device=held_out, metrics=errors(predicted, actual))
 
 
 def _sample(row: Mapping[Any, Any]) -> StepSample:

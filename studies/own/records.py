@@ -73,14 +73,13 @@ class GridStudy:
 
     Attributes:
         metrics: Errors of step times by regressor [s].
-        num_configurations, num_occasions: Size of the grid.
+        num_configurations: Size of the grid.
         repeat_noise: Median of |t1 / t2 - 1| over the configurations and pairs of occasions.
         repeat_r2: R2 of an earlier occasion taken as the prediction of a later one.
     """
 
     metrics: Mapping[str, ErrorMetrics]
     num_configurations: int
-    num_occasions: int
     repeat_noise: float
     repeat_r2: float
 
@@ -90,7 +89,6 @@ class CalibrationStudy:
     """Models that a calibration did not measure.
 
     Attributes:
-        num_measured: Layers and models of the calibration.
         models: Names, one per row.
         batch_sizes: Samples of a step, one per row.
         measured_s, before_s, after_s: Steps as measured (median of the occasions), by the shipped weights, and
@@ -98,7 +96,6 @@ class CalibrationStudy:
         noise: Half the difference of the occasions over their median, or, of one occasion, half its 95 % interval.
     """
 
-    num_measured: int
     models: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     measured_s: tuple[float, ...]
@@ -168,7 +165,6 @@ def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
     return GridStudy(
         metrics=metrics,
         num_configurations=len(times),
-        num_occasions=max(map(len, times.values())),
         repeat_noise=float(np.median(np.abs(pairs[:, 0] / pairs[:, 1] - 1))),
         repeat_r2=errors(pairs[:, 0], pairs[:, 1]).r2 or 0.0,
     )
@@ -218,7 +214,6 @@ def calibration_study(folder: Path) -> CalibrationStudy:
         times[key].append(sample)
     rows = [found[0] for found in times.values()]
     return CalibrationStudy(
-        num_measured=len(seen),
         models=tuple(name for name, _ in times),
         batch_sizes=tuple(batch_size for _, batch_size in times),
         measured_s=tuple(float(np.median([s.step_time_s for s in found])) for found in times.values()),

@@ -160,14 +160,12 @@ class ScalingStudy:
         predicted_s: Our steps, with the row's network held out of the fit, (rows,) [s].
         bare_s: Steps by the bare collectives and bucket schedule, nothing fitted, (rows,) [s].
         left_out: Networks whose size is not published.
-        num_impossible: Rows beyond 1.1 times n-fold speed, not tested.
     """
 
     rows: tuple[ScalingRow, ...]
     predicted_s: Floats
     bare_s: Floats
     left_out: tuple[str, ...]
-    num_impossible: int
 
     def metrics(self, which: str, keep: Callable[[ScalingRow], bool] = lambda row: True) -> ErrorMetrics:
         """Errors of "forerun", "bare" or "linear" on some of the rows."""
@@ -203,7 +201,6 @@ def scaling_study(folder: Path) -> ScalingStudy:
         predicted_s=predicted,
         bare_s=bare,
         left_out=tuple(left_out),
-        num_impossible=len(every) - len(rows),
     )
 
 
