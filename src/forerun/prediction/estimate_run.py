@@ -73,6 +73,7 @@ def estimate_run(
     setup, device, number = run.setup, run.cluster.device, run.cluster.num_devices
     times = _job_times(model, validation, run, step, weights)
     duration = (times.job_time_s or times.epoch_time_s) if times else None
+    price = hourly_price_usd(run, _num_writers(step)) if duration else None
     memory = run_memory(model, run, step.several.gradient_bytes if step.several else 0.0)
     estimate = Estimate(
         run=run,
@@ -91,7 +92,7 @@ def estimate_run(
         epoch_time_s=times.epoch_time_s if times else None,
         job_time_s=times.job_time_s if times else None,
         peak_memory_bytes=memory.peak,
-        cost_usd=_cost(run, duration, _num_writers(step)),
+        cost_usd=duration.scaled(price / 3600.0) if duration and price is not None else None,
         energy_j=_energy(model, run, step, duration),
         max_batch_size=memory.max_batch,
         fits=memory.verdict,
@@ -194,11 +195,6 @@ def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:
 
 def _num_writers(step: RunStep) -> int:
     return step.several.num_writers if step.several is not None else 0
-
-
-def _cost(run: Run, duration: Interval | None, num_writers: int) -> Interval | None:
-    price = None if duration is None else hourly_price_usd(run, num_writers)
-    return None if duration is None or price is None else duration.scaled(price / 3600.0)
 
 
 def price_note(run: Run) -> str | None:

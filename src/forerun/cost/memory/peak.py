@@ -21,7 +21,7 @@ from forerun.base.units import GIB, format_bytes
 from forerun.cost.memory.replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
 from forerun.cost.memory.stream import LivePeak, live_peak, live_peak_bytes
 from forerun.graph.file import check_stream
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, at_batch
+from forerun.graph.graph import AllocationKind, Graph
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.setup import MAX_BATCH_SIZE, Layout, TrainingSetup
 
@@ -203,10 +203,7 @@ class MemoryEstimate:
         live_peak_bytes: Bytes of tensors alive at the peak [bytes].
         fragmentation_bytes: Bytes the allocator needs beyond the live ones [bytes].
         overhead_bytes: Context, kernels and handles of the process [bytes].
-        workspace_bytes: Largest workspace a convolution takes if there is room for it; not part of the peak,
-            because the convolution runs without it if memory is short [bytes].
         parts: Parts of the peak; they add up to ``peak_bytes``.
-        peak_phase: Phase in which most bytes are alive: forward, backward, optimizer, between steps, or setup.
         source: Origin of the constants.
     """
 
@@ -216,9 +213,7 @@ class MemoryEstimate:
     live_peak_bytes: int
     fragmentation_bytes: float
     overhead_bytes: float
-    workspace_bytes: float
     parts: tuple[MemoryPart, ...]
-    peak_phase: str
     source: str
 
     @property
@@ -269,9 +264,7 @@ def estimate_memory(
         live_peak_bytes=peak.total_bytes,
         fragmentation_bytes=limit_bytes - peak.total_bytes,
         overhead_bytes=constants.overhead_bytes,
-        workspace_bytes=_largest_workspace_bytes(graph, setup, constants),
         parts=_parts(peak, limit_bytes, constants.overhead_bytes),
-        peak_phase=peak.phase,
         source=constants.source,
     )
 
@@ -354,13 +347,6 @@ def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float
     # Only for these setups did a workspace improve the verdicts on published out-of-memory limits.
     wants_workspace = setup.layout is Layout.NCHW and setup.precision.is_half
     return constants.workspace_factor if wants_workspace else 0.0
-
-
-def _largest_workspace_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> float:
-    wanted = at_batch(
-        graph.memory.size_bytes[graph.memory.event == MemoryEvent.CONV_WORKSPACE], setup.batch_size_per_device
-    )
-    return float(wanted.max(initial=0.0)) * _workspace_factor(setup, constants)
 
 
 def _parts(peak: LivePeak, limit_bytes: float, overhead_bytes: float) -> tuple[MemoryPart, ...]:

@@ -37,13 +37,6 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, MemoryStream, at_ba
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_PHASES = {
-    MemoryEvent.FORWARD_BEGINS: "forward",
-    MemoryEvent.BACKWARD_BEGINS: "backward",
-    MemoryEvent.OPTIMIZER_BEGINS: "optimizer",
-    MemoryEvent.STEP_ENDS: "between steps",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePeak:
@@ -51,12 +44,10 @@ class LivePeak:
 
     Attributes:
         total_bytes: Bytes alive, every block rounded up to 512 [bytes].
-        phase: forward, backward, optimizer, between steps, or setup.
         bytes_by_kind: The same bytes by kind of contents [bytes].
     """
 
     total_bytes: int
-    phase: str
     bytes_by_kind: Mapping[AllocationKind, int]
 
 
@@ -113,14 +104,8 @@ def live_peak(stream: MemoryStream, batch_size: float) -> LivePeak:
     by_kind = np.bincount(
         kinds[: moment + 1], weights=changes[: moment + 1], minlength=len(AllocationKind)
     ).astype(np.int64)
-    phase = "setup"
-    for event in stream.event[moment::-1].tolist():
-        if MemoryEvent(event) in _PHASES:
-            phase = _PHASES[MemoryEvent(event)]
-            break
     return LivePeak(
         total_bytes=int(alive[moment]),
-        phase=phase,
         bytes_by_kind={kind: int(by_kind[kind]) for kind in AllocationKind},
     )
 
