@@ -25,7 +25,7 @@ from forerun.evidence.measure import measure_link, measure_model
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Measurement
 from forerun.question.devices.device import LinkKind
-from studies.scaling.measured_step import scale_measured_step
+from studies.scaling.fit import scale_measured_step
 
 NUM_ROUNDS = 3
 MODELS = ("cnn:depth=2,base_filters=32", "cnn:depth=4,base_filters=64", "torchvision:resnet18")

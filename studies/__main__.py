@@ -8,19 +8,24 @@ from forerun.surface.cli.main import OneLineErrors
 from forerun.surface.cli.output import show_any_sign
 from forerun.surface.cli.settings import DebugOption
 from studies.commands.accuracy import accuracy
-from studies.commands.backtest import backtest
 from studies.commands.board import board
 from studies.commands.faults import faults
-from studies.commands.fine_tuning import fine_tuning
-from studies.commands.fits import fit_intervals, fit_scaling, fit_weights, published_steps
-from studies.commands.frameworks import parity, stack
-from studies.commands.layouts import fit_layouts, layouts
-from studies.commands.schedule import schedule
+from studies.commands.public_tables import (
+    backtest,
+    fine_tuning,
+    fit_intervals,
+    fit_layouts,
+    fit_scaling,
+    fit_weights,
+    layouts,
+    parity,
+    published_steps,
+    schedule,
+    stack,
+)
 from studies.commands.scripts import scripts
 from studies.commands.shipped_graphs import shipped_graphs
 from studies.commands.suite import suite
-
-__all__ = ["app"]
 
 app = typer.Typer(
     name="studies",

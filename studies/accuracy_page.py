@@ -20,8 +20,6 @@ from studies.schedule.page import schedule_section
 from studies.schedule.study import ScheduleResults
 from studies.step_sections import StepSections
 
-__all__ = ["AccuracyPage"]
-
 Floats = npt.NDArray[np.float64]
 
 

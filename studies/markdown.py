@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from forerun.evidence.fitting.evaluation import ErrorMetrics
 
-__all__ = ["error_cells", "markdown_table"]
-
 
 def error_cells(found: ErrorMetrics) -> tuple[str, ...]:
     """Number of rows, MAPE, median and 90th percentile as cells."""

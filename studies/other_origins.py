@@ -17,8 +17,6 @@ from forerun.base.tables import read_table
 from studies.markdown import markdown_table
 from studies.optime.evidence_study import log_interval_scores
 
-__all__ = ["OriginAnswers", "ask_origins", "origins_section"]
-
 Row = Mapping[str, Any]
 
 

@@ -25,7 +25,6 @@ from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION
 from studies.accuracy_page import AccuracyPage
-from studies.compositions import published_compositions
 from studies.energy.study import (
     ENERGY_STUDY_VERSION,
     EnergyResult,
@@ -79,8 +78,7 @@ from studies.optime.studies import (
     source_study,
 )
 from studies.other_origins import ask_origins, origins_section
-from studies.own.records import own_records_digest
-from studies.own.records_page import own_records_section
+from studies.own.records import own_records_digest, own_records_section, published_compositions
 from studies.own.tuning_page import tuning_section
 from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study
@@ -89,14 +87,6 @@ from studies.tables.operators import OperatorTable, read_operator_tables
 from studies.tables.reference_steps import ReferenceSteps, read_reference_steps, require_reference_folder
 from studies.tables.timm import read_timm_train
 from studies.tables.transformers import read_neusight_e2e
-
-__all__ = [
-    "fit_shipped_evidence",
-    "fit_shipped_weights",
-    "forecast_figures",
-    "run_reference",
-    "step_sections",
-]
 
 STUDY_VERSION = 10
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
@@ -362,8 +352,7 @@ def step_studies(folder: Path, quick: bool) -> StepStudies:
 
 
 def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
-    weights = load_weights(shipped_weights_path())
-    return runtime_study(families, weights, 3 if quick else 12, _progress("RuntimeEstimator"))
+    return runtime_study(families, 3 if quick else 12, _progress("RuntimeEstimator"))
 
 
 def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:

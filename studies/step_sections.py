@@ -15,8 +15,6 @@ from studies.markdown import error_cells, markdown_table
 from studies.optime.evidence_study import JudgedRows, log_interval_scores
 from studies.optime.studies import FewSteps, HeldOut, OperatorError, StepStudies, joined
 
-__all__ = ["StepSections"]
-
 Floats = npt.NDArray[np.float64]
 Chosen = npt.NDArray[np.bool_]
 
@@ -307,14 +305,6 @@ def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, str, str, str]
     medians = [float(np.exp(-np.median(residuals))) for residuals in together]
     mape = float(np.mean([_mape(residuals) for residuals in together]))
     return str(len(together)), f"{_percent(mape)} %", f"{min(medians):.2f}", f"{max(medians):.2f}"
-
-
-def _percent_or_dash(residuals: Floats) -> str:
-    return f"{100 * _mape(residuals):.1f}" if len(residuals) else "-"
-
-
-def _error_row(name: str, held: HeldOut) -> tuple[str, ...]:
-    return _metrics_row(name, errors(np.exp(held.log_predicted), np.exp(held.log_measured)))
 
 
 def _metrics_row(name: str, found: ErrorMetrics) -> tuple[str, ...]:

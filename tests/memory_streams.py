@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forerun.cost.memory.stream import repeating_step
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream, OpTable
 
 MIB = 1024**2
@@ -97,4 +98,31 @@ def graph_of(stream, *, only_batch_size=None, num_parameters=1):
         ops=OpTable(**columns),
         memory=stream,
         only_batch_size=only_batch_size,
+    )
+
+
+def steady_state_events(stream: MemoryStream, num_steps: int) -> MemoryStream:
+    """The stream with its second step repeated until there are ``num_steps`` steps.
+
+    Repeated allocations get identities above all others; a free of a block of the step before frees the block
+    which that step allocated in the same place.
+
+    Args:
+        stream: Two traced steps.
+        num_steps: Steps in the result, at least 2.
+    """
+    step = repeating_step(stream)
+    end = int(np.flatnonzero(stream.event == MemoryEvent.STEP_ENDS)[1]) + 1
+    entries = np.concatenate([np.arange(end), *[step.entries] * (num_steps - 2)])
+    stride = int(stream.block.max(initial=-1)) + 1
+    block = [stream.block[:end]]
+    for repetition in range(1, num_steps - 1):
+        # Repetition 0 is the traced second step, whose blocks keep their identity.
+        made_in = repetition - step.frees_previous.astype(np.int64)
+        block.append(np.where(step.block < 0, -1, step.block + stride * made_in))
+    return MemoryStream(
+        event=stream.event[entries],
+        block=np.concatenate(block),
+        size_bytes=stream.size_bytes[entries],
+        kind=stream.kind[entries],
     )

@@ -12,8 +12,15 @@ import pytest
 from forerun.base.extras import EXTRA_OF_PACKAGE
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
-from forerun.tracing.shipped import shipped_archive, shipped_graph, shipped_models
-from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
+from forerun.tracing.trace import (
+    TRACE_VERSION,
+    library_versions,
+    shipped_archive,
+    shipped_graph,
+    shipped_models,
+    trace,
+    traced_settings,
+)
 
 CHILD = """
 import json, sys

@@ -11,8 +11,6 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.settings import DebugOption
 
-__all__ = ["accuracy", "with_accuracy"]
-
 _PAGE = Path("docs/accuracy.md")
 _SCHEDULING = Path(__file__).parents[1] / "schedule" / "figures.md"
 _LARGE_MODELS = "\n## Large models\n"
@@ -111,8 +109,8 @@ def _draw_pictures(folder: Path) -> None:
     """Renews the pictures of the pages of methods."""
     if not folder.is_dir():
         return
-    from forerun.evidence.pages.composition_page import plot_compositions
-    from studies.compositions import recorded_compositions
+    from forerun.evidence.pages.evaluation_page import plot_compositions
+    from studies.own.records import recorded_compositions
 
     picture = folder / "composition.png"
     plot_compositions(picture, recorded_compositions())

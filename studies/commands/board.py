@@ -13,8 +13,6 @@ from forerun.evidence.records.sharing import SharedRow, read_shared
 from forerun.surface.cli.settings import DebugOption
 from studies.markdown import markdown_table
 
-__all__ = ["board", "board_page"]
-
 _FOLDER = Path(__file__).parents[1] / "board"
 _FORMAT = """## Send yours
 

@@ -16,8 +16,6 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.surface.cli.settings import DebugOption
 
-__all__ = ["faults"]
-
 _PARTS = (
     "input",
     "files",

@@ -12,8 +12,6 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.surface.cli.settings import DebugOption
 
-__all__ = ["scripts"]
-
 
 def scripts(
     folder: Annotated[

@@ -19,10 +19,16 @@ from forerun.question.model import ModelRequest
 from forerun.question.run import Run
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.surface.cli.settings import DebugOption
-from forerun.tracing.shipped import SHIPPED_FOLDER, SHIPPED_OPTIMIZERS, graph_key, shipped_archive
-from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
-
-__all__ = ["MODELS", "shipped_graphs"]
+from forerun.tracing.trace import (
+    SHIPPED_FOLDER,
+    SHIPPED_OPTIMIZERS,
+    TRACE_VERSION,
+    graph_key,
+    library_versions,
+    shipped_archive,
+    trace,
+    traced_settings,
+)
 
 LANGUAGE_MODELS = ("llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b")
 

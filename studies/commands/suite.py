@@ -19,8 +19,6 @@ from forerun.surface.cli.settings import DebugOption, JsonOption
 if TYPE_CHECKING:
     from studies.suite.run import SuiteRun
 
-__all__ = ["suite"]
-
 
 def suite(
     out: Annotated[

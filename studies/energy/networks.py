@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["shufflenet_v2"]
-
 
 class _Unit(nn.Module):
     """A unit: two branches, joined and shuffled; the first of a stage halves the image and sees all channels."""

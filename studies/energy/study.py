@@ -19,8 +19,6 @@ from forerun.evidence.fitting.evaluation import errors
 from studies.energy.table import EnergyRows
 from studies.markdown import error_cells, markdown_table
 
-__all__ = ["ENERGY_STUDY_VERSION", "EnergyResult", "energy_section", "energy_study", "fit_power_laws"]
-
 ENERGY_STUDY_VERSION = 3
 """Raised whenever the study changes what it computes; kept results of other versions are not used."""
 

@@ -22,8 +22,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 
-__all__ = ["EnergyRows", "energy_rows"]
-
 Floats = npt.NDArray[np.float64]
 
 _DEVICES = {

@@ -17,8 +17,6 @@ from typing import Any, Literal
 from forerun.base.isolation import patched_environment
 from studies.faults.commands import GRID, keys_of, running, trials_of, write_study
 
-__all__ = ["KilledHead", "killed_heads"]
-
 _LONGEST_S = 300.0
 _LOOK_S = 0.2
 """Time between two looks at a command and its records [s]."""

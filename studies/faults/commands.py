@@ -27,8 +27,6 @@ from forerun.base.errors import ForerunError
 from forerun.evidence.records.measurement import Measurement
 from forerun.evidence.records.record_store import RecordStore
 
-__all__ = ["GRID", "keys_of", "killed_grids", "killed_studies", "running", "trials_of", "write_study"]
-
 GRID = (
     "measure", "grid", "--network", "cnn", "--sizes", "depth=1", "--sizes", "base_filters=4", "--batch-sizes",
     "4,8,16,32", "--dataset", "synthetic", "--steps", "3", "--epochs", "1", "--repetitions", "3", "--max-seconds",

@@ -45,16 +45,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
-__all__ = [
-    "FileKind",
-    "JudgedFile",
-    "damage_table",
-    "damaged_file",
-    "file_kinds",
-    "judge_file",
-    "sound_capture",
-]
-
 LONGEST_S = 2.0
 _MODEL = "cnn:depth=2,base_filters=8"
 _DEVICE = "t4"

@@ -17,8 +17,6 @@ import psutil
 
 from studies.faults.commands import trials_of
 
-__all__ = ["SCRIPTS", "Told", "run_script", "script_table"]
-
 _LOOP = """
 import argparse, os, sys, torch
 

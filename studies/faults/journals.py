@@ -22,8 +22,6 @@ from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialResult
 from studies.faults.stores import forked, told_numbers
 
-__all__ = ["flipped_journal_bits", "full_journals", "killed_journals"]
-
 _SPEED = parse_objectives("speed")
 _SPACE = space_of({"parameters": {"num_workers": {"min": 0, "max": 1000}}})
 _RECORD = {"result": TrialResult(outcome="done").as_dict(), "is_feasible": True, "source": "sampler"}

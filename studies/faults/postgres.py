@@ -14,8 +14,6 @@ from pathlib import Path
 
 from forerun.base.errors import FailureError
 
-__all__ = ["PostgresServer", "find_binaries", "running_server"]
-
 
 class PostgresServer:
     """A server on this machine.

@@ -28,16 +28,6 @@ import psutil
 from forerun.base.errors import UsageError
 from forerun.surface.web.reach import MOST_CONFIGS, config_file
 
-__all__ = [
-    "LoadResult",
-    "Served",
-    "busy_processes",
-    "killed_servers",
-    "serving",
-    "slow_sockets",
-    "under_load",
-]
-
 _ADDRESS = re.compile(r"forerun at (http://\S+)/ ")
 _MODEL = "cnn:depth=2,base_filters=32"
 _EXPENSIVE = ("torchvision:densenet201", "torchvision:efficientnet_v2_l", "torchvision:swin_v2_b")

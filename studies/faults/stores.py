@@ -26,18 +26,6 @@ from forerun.evidence.records.reading import export_measurements, import_measure
 from forerun.evidence.records.record_store import RecordStore
 from studies.faults.postgres import PostgresServer
 
-__all__ = [
-    "disk_full",
-    "disk_full_while_away",
-    "flipped_bits",
-    "forked",
-    "killed_imports",
-    "killed_writers",
-    "made_measurement",
-    "restarted_server",
-    "told_numbers",
-]
-
 _MOST = 100_000
 
 

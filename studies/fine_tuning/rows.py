@@ -10,8 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["SOURCES", "MeasuredTuning", "MemoryKind", "ReadRows", "read_rows"]
-
 _GIB, _GB = 2**30, 10**9
 
 ATTENTION = "q_proj,k_proj,v_proj,o_proj"

@@ -16,8 +16,6 @@ from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.device import NumberFormat
 from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
 
-__all__ = ["answers_of", "memory_of", "study_page", "summary_of", "words_table"]
-
 _NOT_OF_TORCH = ("context", "buffers of collectives")
 Say = Callable[[str], None]
 

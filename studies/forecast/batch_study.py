@@ -16,17 +16,6 @@ import pandas as pd
 from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.convergence import NetworkPrediction, NetworkRuns, fit_epochs, predict_network
 
-__all__ = [
-    "MLPERF_EPOCHS",
-    "SYSTEM_C_EPOCHS",
-    "BatchRow",
-    "BatchStudy",
-    "SystemCStudy",
-    "batch_study",
-    "mlperf_rows",
-    "system_c_study",
-]
-
 IMAGENET_IMAGES = 1_281_167
 
 MLPERF_EPOCHS = {16384: 47.0, 32768: 72.0, 65536: 88.0}

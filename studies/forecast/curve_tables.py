@@ -23,8 +23,6 @@ from forerun.jobs.forecasting.backtest import StoredRun
 from forerun.jobs.forecasting.curve import Floats, error_scale, metric_kind
 from forerun.jobs.forecasting.schedule import parse_schedule
 
-__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves", "read_new_curves", "read_trials"]
-
 CURVE_TABLES = (
     "adaptdl_validation_curves",
     "dawnbench",

@@ -30,8 +30,6 @@ from forerun.jobs.forecasting.prior import (
     told,
 )
 
-__all__ = ["fit_priors"]
-
 _HIDDEN = 24
 _NETWORKS = 2
 _DRAWN = 1200

@@ -6,7 +6,6 @@ Nothing was fitted to them: weights and intervals of the forecasts are those of 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,25 +18,11 @@ from forerun.jobs.forecasting.curve import Curve, Target, parse_target
 from forerun.jobs.forecasting.curve_files import read_target_curve
 from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
 from forerun.jobs.forecasting.forecast_answer import RunOutcome, outcome_of
-from forerun.jobs.forecasting.forecaster import Prefix, forecaster_names, path_of
 from forerun.jobs.forecasting.schedule import parse_schedule
-
-__all__ = [
-    "BATCH_TARGET",
-    "CUT",
-    "TARGET",
-    "OwnBatches",
-    "OwnCurveRow",
-    "OwnCurves",
-    "forecast_time_s",
-    "own_curves",
-    "own_curves_folder",
-]
 
 CUT = 0.3
 TARGET = "val_accuracy>=0.97"
 BATCH_TARGET = "val_accuracy>=0.95"
-_NUM_TIMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +68,11 @@ class OwnCurves:
         command: Command that made the runs.
         rows: Forecasts and outcomes, once by the schedule and once with the other runs as history.
         batches: The law of batch sizes on them.
-        forecast_time_s: Time to forecast a curve of 100 points with every forecaster, warm [s].
     """
 
     command: str
     rows: tuple[OwnCurveRow, ...]
     batches: OwnBatches
-    forecast_time_s: float
 
 
 def own_curves_folder() -> Path:
@@ -108,7 +91,6 @@ def own_curves() -> OwnCurves:
         command=document["source"],
         rows=tuple(rows),
         batches=_batches(document["runs"], runs),
-        forecast_time_s=forecast_time_s(),
     )
 
 
@@ -145,26 +127,3 @@ def _steps_to(run: Curve, target: Target) -> float:
     assert run.steps is not None
     hits = [target.is_reached_by(float(value)) for value in run.values]
     return float(run.steps[hits.index(True)])
-
-
-def forecast_time_s() -> float:
-    """Processor time of every registered forecaster, and of an answer with intervals, on half of 200 points [s]."""
-    epochs = np.arange(1.0, 201.0)
-    values = 0.94 - 0.8 * epochs**-0.7 + np.random.default_rng(0).normal(0, 0.004, len(epochs))
-    curve = Curve(name="made", metric="accuracy", epochs=epochs[:100], values=values[:100], is_rising=True)
-    table, target = shipped_table(), parse_target("accuracy>=0.93")
-    schedule = parse_schedule("cosine:epochs=200")
-    taken = []
-    for _ in range(_NUM_TIMED):
-        began_s = time.process_time()
-        prefix = Prefix(
-            epochs=epochs,
-            errors=1 - values[:100],
-            rates=schedule.rates(epochs),
-            siblings=np.stack([1 - values] * 5),
-        )
-        for name in forecaster_names():
-            path_of(name, prefix)
-        forecast_curve(curve, table, target=target, schedule=schedule)
-        taken.append(time.process_time() - began_s)
-    return min(taken)

@@ -12,8 +12,6 @@ from studies.forecast.batch_study import BatchRow, BatchStudy, SystemCStudy
 from studies.forecast.own_curves import CUT, OwnBatches, OwnCurves
 from studies.forecast.study import ForecastStudy
 
-__all__ = ["ForecastFigures", "forecast_section", "forecast_summary_row"]
-
 _SHOWN = ("annealing 20%", "power law", "optimus", "last value")
 """Forecasters alone that stand beside ours; ``forerun forecast backtest`` prints all of them."""
 

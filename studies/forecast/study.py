@@ -25,8 +25,6 @@ from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_docu
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 from studies.forecast.fit_prior import fit_priors
 
-__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]
-
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
 FORECAST_STUDY_VERSION = 7
@@ -44,23 +42,6 @@ class TargetErrors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OriginCoverage:
-    """How often 90 % intervals held on the runs of an origin that they had not seen.
-
-    Attributes:
-        origin: The origin.
-        tier: What was known.
-        num_runs: Its runs.
-        by_cut: Coverage at each cut that has one.
-    """
-
-    origin: str
-    tier: str
-    num_runs: int
-    by_cut: Mapping[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastStudy:
     """Results of the study of learning curves.
 
@@ -68,7 +49,6 @@ class ForecastStudy:
         everything: Forecasters and tiers on all runs.
         known: The same on the runs whose schedule is known.
         scheduled: The same on ``SCHEDULED_TABLE``, every run alike.
-        origins: Coverage on each origin, by tier.
         epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
         num_runs: Runs of each table.
     """
@@ -76,7 +56,6 @@ class ForecastStudy:
     everything: Backtest
     known: Backtest
     scheduled: Backtest
-    origins: tuple[OriginCoverage, ...]
     epochs_to_target: Mapping[str, TargetErrors]
     num_runs: Mapping[str, int]
 
@@ -105,7 +84,6 @@ def forecast_study(
         everything=everything,
         known=summary_of(known, [h for h in held if h.result.run.rates is not None]),
         scheduled=summary_of(scheduled, of_scheduled, _mean_of_runs),
-        origins=_origins(held),
         epochs_to_target=_target_study(scheduled, of_scheduled),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
     )
@@ -113,24 +91,6 @@ def forecast_study(
 
 def _mean_of_runs(values: Iterable[tuple[StoredRun, float]]) -> float:
     return float(np.mean([value for _, value in values]))
-
-
-def _origins(held: Sequence[HeldOutForecast]) -> tuple[OriginCoverage, ...]:
-    found: dict[tuple[str, Tier], dict[float, list[bool]]] = {}
-    runs: dict[tuple[str, Tier], set[str]] = {}
-    for h in held:
-        key = (h.result.run.origin, h.tier)
-        found.setdefault(key, {}).setdefault(h.result.cut, []).append(h.is_covered)
-        runs.setdefault(key, set()).add(h.result.run.name)
-    return tuple(
-        OriginCoverage(
-            origin=origin,
-            tier=str(tier),
-            num_runs=len(runs[origin, tier]),
-            by_cut={cut: float(np.mean(covered)) for cut, covered in cuts.items()},
-        )
-        for (origin, tier), cuts in found.items()
-    )
 
 
 def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:

@@ -12,17 +12,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, TrainingSetup
 from forerun.tracing.trace import trace
 
-__all__ = [
-    "PAIRS",
-    "REASONS",
-    "SHARED_CLASSES",
-    "ClassFigures",
-    "ParityRow",
-    "compare_graphs",
-    "keras_parity",
-    "parity_markdown",
-]
-
 PAIRS: tuple[tuple[str, str], ...] = (
     ("cnn:depth=2,base_filters=32", "keras:cnn:depth=2,base_filters=32"),
     ("cnn:depth=4,base_filters=64", "keras:cnn:depth=4,base_filters=64"),

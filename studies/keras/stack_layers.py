@@ -15,8 +15,6 @@ import pandas as pd
 
 from forerun.evidence.fitting.evaluation import Floats
 
-__all__ = ["Convolution", "ConvolutionTimes", "convolution_features", "fit_convolution_times"]
-
 _LARGEST_BATCH = 64
 """Of the layers that were timed; beyond it the time grows by the slope from half of it."""
 

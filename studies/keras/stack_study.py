@@ -38,8 +38,6 @@ from forerun.tracing.trace import trace
 from studies.keras.stack_layers import Convolution, ConvolutionTimes, fit_convolution_times
 from studies.markdown import markdown_table
 
-__all__ = ["StackStudy", "fit_stack", "keras_network_rows", "stack_markdown", "stack_study"]
-
 _P100 = "p100-pcie-16gb"
 _NETWORKS = {"mnist_cnn": "mnist-cnn", "cifar10_cnn": "cifar10-cnn", "patch_camelyon_cnn": "pcam-cnn"}
 _CONVOLUTIONS: Mapping[str, tuple[Convolution, ...]] = {

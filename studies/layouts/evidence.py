@@ -14,8 +14,6 @@ from studies.layouts.rows import SOURCES, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 from studies.optime.evidence_study import KnownNetwork
 
-__all__ = ["known_networks"]
-
 
 def known_networks(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> list[KnownNetwork]:
     """Each network of the sources, once for a device and kind of step.

@@ -14,8 +14,6 @@ from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
 from studies.layouts.study import predicted_rows
 
-__all__ = ["few_steps_page", "fit_error_law", "rows_with_errors"]
-
 Floats = npt.NDArray[np.float64]
 
 _NUM_STEPS = (0, 1, 3, 5)
@@ -35,10 +33,6 @@ def rows_with_errors(folder: Path) -> dict[str, pd.DataFrame]:
     return found
 
 
-def _coordinates(rows: pd.DataFrame) -> Floats:
-    return np.asarray([shape.coordinates for shape in rows["shape"]])
-
-
 def _law(logs: Floats) -> ErrorLaw:
     common, shape, noise, hidden, block, exposed, waiting = (float(value) for value in np.exp(logs))
     return ErrorLaw(common=common, shape=shape, noise=noise, lengths=(hidden, block, exposed, waiting))
@@ -49,7 +43,7 @@ def fit_error_law(sources: Mapping[str, pd.DataFrame]) -> ErrorLaw:
     sets = []
     for rows in sources.values():
         chosen = rows.sample(min(_MOST_ROWS, len(rows)), random_state=0)
-        sets.append((_coordinates(chosen), chosen.log.to_numpy()))
+        sets.append((np.asarray([shape.coordinates for shape in chosen["shape"]]), chosen.log.to_numpy()))
 
     def cost(logs: Floats) -> float:
         law, total = _law(logs), 0.0

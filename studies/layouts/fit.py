@@ -20,8 +20,6 @@ from forerun.question.devices.cluster import parse_cluster
 from studies.layouts.rows import MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 
-__all__ = ["fit_collectives", "fit_layouts", "logs_of"]
-
 Floats = npt.NDArray[np.float64]
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")

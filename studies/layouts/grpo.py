@@ -17,8 +17,6 @@ import pandas as pd
 import forerun
 from forerun.base.errors import UsageError
 
-__all__ = ["grpo_page", "grpo_rows"]
-
 _MODELS = {"DeepSeek V3": "deepseek-v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b"}
 _DEVICES = {"h100": ("h100-sxm", 8), "gb200": ("gb200", 64)}
 """Boards, and how many of them share NVLink; of 72 a power of two."""

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.constants import memory_constants
+from forerun.cost.memory.peak import memory_constants
 from forerun.prediction.division import compute_setup
 from forerun.prediction.memory import layout_memory
 from forerun.question.devices.cluster import parse_cluster
@@ -22,8 +22,6 @@ from forerun.question.setup import OptimizerImplementation, Precision, TrainingS
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, StageSplit, Strategy
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
-
-__all__ = ["MeasuredMemory", "measured_memory", "memory_page", "predicted_memory"]
 
 _DEVICES = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm", "GB200": "gb200"}
 _WORKSPACES_BYTES = 2 * 32 * 1024**2

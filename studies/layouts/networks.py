@@ -14,8 +14,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Sizes", "in_place_loss", "language_model"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:

@@ -24,8 +24,6 @@ from forerun.question.sharing import (
 )
 from studies.layouts.networks import Sizes
 
-__all__ = ["SOURCES", "MeasuredLayout", "measured_layouts", "whole_table"]
-
 SOURCES = {
     "llm-foundry": ("mosaicml/llm-foundry",),
     "vTrain": ("VIA-Research/vTrain",),

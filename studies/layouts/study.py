@@ -9,7 +9,7 @@ import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.constants import load_layout_table
-from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.cost.memory.peak import memory_constants, visible_memory
 from forerun.prediction.division import compute_setup
 from forerun.prediction.memory import layout_memory
 from forerun.prediction.models import cost_model_of
@@ -18,8 +18,6 @@ from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
-
-__all__ = ["choices", "constant_mfu_error", "errors_of", "parts_of", "predicted_rows", "study_page"]
 
 _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]

@@ -20,9 +20,6 @@ from forerun.tracing.saving.prepare import with_saving
 from forerun.tracing.trace import TRACE_VERSION, trace_built
 from studies.layouts.networks import Sizes, in_place_loss, language_model
 
-__all__ = ["traced_model"]
-
-
 _MOST_BLOCKS = 3
 
 

@@ -18,8 +18,6 @@ from forerun.evidence.fitting.evaluation import (
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.tracing.trace import trace
 
-__all__ = ["baseline_study"]
-
 
 def baseline_study(steps: Sequence[Measured]) -> dict[str, dict[str, ErrorMetrics]]:
     """Errors of each baseline over all rows and by layout, five folds by family.

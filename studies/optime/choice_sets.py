@@ -26,8 +26,6 @@ from studies.tables.words import REFERENCE_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["MeasuredRate", "groups_of", "kind_of", "outside_rates"]
-
 _OTHER_DEVICES = {
     "GTX 1080": "gtx-1080",
     "TITAN X (Maxwell)": "titan-x-maxwell",

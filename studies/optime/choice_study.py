@@ -23,21 +23,6 @@ from forerun.question.setup import Phase, Precision
 from studies.optime.choice_sets import MeasuredRate, groups_of, kind_of
 from studies.optime.studies import Corpus, HeldOut, family_study
 
-__all__ = [
-    "ChoiceResult",
-    "RepeatNoise",
-    "SetResult",
-    "all_choices",
-    "choice_results",
-    "choice_section",
-    "held_out_rates",
-    "lambda_study",
-    "noise_words",
-    "perfect_choices",
-    "repeat_noise",
-    "torchvision_study",
-]
-
 Floats = npt.NDArray[np.float64]
 
 MIN_DEVICES = 4

@@ -44,17 +44,6 @@ from forerun.question.devices.device import Device
 from studies.optime.fit import source_of, system_of, table_of
 from studies.optime.studies import StepStudies
 
-__all__ = [
-    "JudgedRows",
-    "KnownNetwork",
-    "evidence_of",
-    "fit_spreads",
-    "fit_widths",
-    "judged_rows",
-    "judged_widths",
-    "log_interval_scores",
-]
-
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 

@@ -24,8 +24,6 @@ from scipy import optimize
 
 from forerun.cost.time.correction import PriorScales
 
-__all__ = ["Posterior", "choose_steps", "condition", "fit_scales", "information_order"]
-
 Floats = npt.NDArray[np.float64]
 
 _PULL = 0.01

@@ -21,16 +21,6 @@ from forerun.evidence.fitting.op_time_fit import (
 )
 from studies.tables.operators import OperatorTable
 
-__all__ = [
-    "ENSEMBLE_SETTINGS",
-    "OTHER_IMPLEMENTATION",
-    "TABLE_SHARES",
-    "fit_ensemble",
-    "sampling_weights",
-    "source_of",
-    "system_of",
-]
-
 TABLE_SHARES = {
     "timm_train": 0.35,
     "timm_infer": 0.2,

@@ -30,8 +30,6 @@ from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 
-__all__ = ["LayerResult", "layer_study"]
-
 _DEVICES = {
     "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
     "V100": "v100-sxm2-16gb",
@@ -46,7 +44,6 @@ class LayerResult:
     """Errors on the layers of a GPU that the fit did not see."""
 
     device: str
-    num_fitted: int
     metrics: ErrorMetrics
 
 
@@ -72,7 +69,7 @@ def layer_study(
     network = fit_op_network(encoded, np.flatnonzero(~is_test), settings)
     predicted = np.exp(predict_log_times(network, encoded, np.flatnonzero(is_test), use_latents=False))
     actual = chosen.loc[is_test, "time_ms_median"].to_numpy(dtype=float) / 1e3
-    return LayerResult(device=held_out, num_fitted=int((~is_test).sum()), metrics=errors(predicted, actual))
+    return LayerResult(device=held_out, metrics=errors(predicted, actual))
 
 
 def _sample(row: Mapping[Any, Any]) -> StepSample:

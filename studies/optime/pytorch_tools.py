@@ -36,8 +36,6 @@ from forerun.question.setup import TrainingSetup
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ToolAnswer", "ToolProcess", "estimated_step_s", "tracked_peak_bytes"]
-
 _CPU = "cpu"
 
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.cost.time.weights import CostModel
 from forerun.evidence.fitting.measured_steps import Measured
-from forerun.prediction.step import predict_steps, prepare
-from forerun.tracing.trace import trace
 from studies.memory.study import Bracket
 from studies.optime.pytorch_tools import ToolAnswer, ToolProcess, estimated_step_s, tracked_peak_bytes
 from studies.optime.studies import HeldOut
-
-__all__ = ["TRACKED_METHODS", "RuntimeRow", "runtime_study", "tracker_study"]
 
 TRACKED_METHODS = {"PyTorch's MemTracker": False, "MemTracker under our CUDA rules": True}
 """Names of the methods of ``tracker_study``, with whether CUDA's autocast rules are switched on."""
@@ -31,24 +25,19 @@ class RuntimeRow:
     Attributes:
         step: The measured step.
         forerun_s: Our prediction, the step's family left out of the fit [s].
-        forerun_wall_s: Time to trace the model anew and predict the step [s].
         pytorch: Answer of ``RuntimeEstimator`` [s].
     """
 
     step: Measured
     forerun_s: float
-    forerun_wall_s: float
     pytorch: ToolAnswer
 
 
-def runtime_study(
-    held: HeldOut, weights: CostModel, num_rows: int, report: _Report | None = None
-) -> list[RuntimeRow]:
-    """Both predictions and their run times, for rows at equal distances in the table.
+def runtime_study(held: HeldOut, num_rows: int, report: _Report | None = None) -> list[RuntimeRow]:
+    """Both predictions for rows at equal distances in the table.
 
     Args:
         held: Measured steps, each predicted without its family.
-        weights: A cost model, only to time a prediction with.
         num_rows: Rows to take.
         report: Told how many rows are done.
     """
@@ -60,7 +49,6 @@ def runtime_study(
                 RuntimeRow(
                     step=step,
                     forerun_s=float(np.exp(held.log_predicted[index])),
-                    forerun_wall_s=_prediction_wall_s(step, weights),
                     pytorch=tool.ask(estimated_step_s, step.run.model, step.setup, step.device),
                 )
             )
@@ -94,13 +82,6 @@ def _with_tracker(bracket: Bracket, tool: ToolProcess) -> Bracket:
             if answer.value is not None:
                 needed[method] = answer.value
     return replace(bracket, ran_bytes=ran, failed_bytes=failed)
-
-
-def _prediction_wall_s(step: Measured, weights: CostModel) -> float:
-    begin = time.perf_counter()
-    graph = trace(step.run.model, step.setup, use_cache=False)
-    predict_steps(prepare(graph), step.device, [step.setup], weights, step.record.framework_version)
-    return time.perf_counter() - begin
 
 
 def _spread_out(num_all: int, num_wanted: int) -> list[int]:

@@ -30,19 +30,6 @@ from studies.optime.few_steps import condition, fit_scales, information_order
 from studies.optime.fit import encode, fit_ensemble, fittable, source_of
 from studies.tables.operators import OperatorTable
 
-__all__ = [
-    "Corpus",
-    "FewSteps",
-    "HeldOut",
-    "OperatorError",
-    "StepStudies",
-    "device_study",
-    "family_study",
-    "few_shot",
-    "predict_with",
-    "source_study",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

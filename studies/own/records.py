@@ -8,6 +8,11 @@ Each folder of ``studies/own/data`` is one machine: ``device.toml`` describes it
 - ``calibration``: what ``forerun calibrate --minutes 3`` measured;
 - ``unseen``: whole models that the calibration did not measure;
 - ``composition``: networks, each of their layers alone, and calls without work.
+
+Compares the sum of layers with the whole network: own records, and published ones of a P100.
+
+Published: the layers of two small networks timed one by one, and Keras training runs of the networks
+(github.com/profnote/ml-performance-prediction, tables ``iit_layers`` and ``iit_e2e``).
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -24,11 +30,19 @@ import numpy as np
 from forerun.adapters.classics.composition import (
     Composition,
     CompositionJobs,
+    HostCosts,
     composition_jobs,
+    host_costs,
     measured_compositions,
+    overlapped_step_time_s,
 )
 from forerun.adapters.classics.layer_table import measured_layer_table
-from forerun.adapters.classics.regressor_fit import fit_layer_regressor, fit_step_regressor, step_table
+from forerun.adapters.classics.regressor_fit import (
+    WHOLE_NETWORKS,
+    fit_layer_regressor,
+    fit_step_regressor,
+    step_table,
+)
 from forerun.base.errors import RecordError
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.fit import cost_model_result
@@ -46,19 +60,8 @@ from forerun.evidence.records.step_record import step_records
 from forerun.question.devices.device import Device
 from forerun.question.devices.rows import load_device_file
 from forerun.question.model import ModelRequest
-
-__all__ = [
-    "CalibrationStudy",
-    "GridStudy",
-    "calibration_study",
-    "composition_rows",
-    "grid_study",
-    "layer_errors",
-    "own_device",
-    "own_measurements",
-    "own_record_folders",
-    "own_records_digest",
-]
+from studies.markdown import error_cells, markdown_table
+from studies.tables.reference_steps import require_reference_folder
 
 _DATA = Path(__file__).parent / "data"
 _GRID_MODELS = ("op", "grey-box", "ann", "linear", "boosting")
@@ -70,14 +73,13 @@ class GridStudy:
 
     Attributes:
         metrics: Errors of step times by regressor [s].
-        num_configurations, num_occasions: Size of the grid.
+        num_configurations: Size of the grid.
         repeat_noise: Median of |t1 / t2 - 1| over the configurations and pairs of occasions.
         repeat_r2: R2 of an earlier occasion taken as the prediction of a later one.
     """
 
     metrics: Mapping[str, ErrorMetrics]
     num_configurations: int
-    num_occasions: int
     repeat_noise: float
     repeat_r2: float
 
@@ -87,7 +89,6 @@ class CalibrationStudy:
     """Models that a calibration did not measure.
 
     Attributes:
-        num_measured: Layers and models of the calibration.
         models: Names, one per row.
         batch_sizes: Samples of a step, one per row.
         measured_s, before_s, after_s: Steps as measured (median of the occasions), by the shipped weights, and
@@ -95,7 +96,6 @@ class CalibrationStudy:
         noise: Half the difference of the occasions over their median, or, of one occasion, half its 95 % interval.
     """
 
-    num_measured: int
     models: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     measured_s: tuple[float, ...]
@@ -165,7 +165,6 @@ def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
     return GridStudy(
         metrics=metrics,
         num_configurations=len(times),
-        num_occasions=max(map(len, times.values())),
         repeat_noise=float(np.median(np.abs(pairs[:, 0] / pairs[:, 1] - 1))),
         repeat_r2=errors(pairs[:, 0], pairs[:, 1]).r2 or 0.0,
     )
@@ -215,7 +214,6 @@ def calibration_study(folder: Path) -> CalibrationStudy:
         times[key].append(sample)
     rows = [found[0] for found in times.values()]
     return CalibrationStudy(
-        num_measured=len(seen),
         models=tuple(name for name, _ in times),
         batch_sizes=tuple(batch_size for _, batch_size in times),
         measured_s=tuple(float(np.median([s.step_time_s for s in found])) for found in times.values()),
@@ -262,3 +260,160 @@ def _networks(measurements: Sequence[Measurement]) -> list[CompositionJobs]:
             )
         )
     return found
+
+
+_LAYERS_WITHOUT_WORK = ("mnist_cnn/fc2", "cifar10_cnn/fc3", "cifar10_cnn/fc4")
+"""Dense layers of at most 33,000 weights: under 1 us of a P100, so their time alone is that of a call."""
+
+
+def recorded_compositions() -> dict[str, list[Composition]]:
+    """Networks and their layers, by machine: from the own records and, if they are there, the public tables."""
+    panels = {
+        f"{own_device(folder).title}, PyTorch": composition_rows(folder) for folder in own_record_folders()
+    }
+    with suppress(RecordError):  # without the public tables the own records stand on their own
+        panels["P100, Keras (published)"] = published_compositions(require_reference_folder())
+    return panels
+
+
+def published_compositions(folder: Path) -> list[Composition]:
+    """The two networks of the P100 tables at eight batch sizes each.
+
+    The layers were timed in another loop than the networks, so c and h cannot come from them: they are solved from the
+    steps of the two networks at the smallest batch, whose work hardly shows. The other fourteen steps are predicted.
+
+    Args:
+        folder: Folder of the public tables.
+    """
+    import pandas as pd
+
+    runs = pd.read_parquet(folder / "iit_e2e.parquet")
+    runs = runs[runs["sum_of_measured_layers_ms"].notna() & (runs["n_gpus"] == 1)]
+    layers = pd.read_parquet(folder / "iit_layers.parquet")
+    layers = layers[layers["model_layer"].notna() & (layers["n_gpus"] == 1)]
+    cases: dict[tuple[str, int], tuple[list[float], float]] = {}
+    for run in runs.to_dict("records"):
+        name, batch_size = str(run["model"]), int(run["batch_size_per_gpu"])
+        chosen = layers["model_layer"].str.startswith(f"{name}/") & (layers["batch_size"] == batch_size)
+        times_ms = layers.loc[chosen, "time_ms_median"]
+        timed = [float(time_ms) / 1e3 for time_ms in times_ms]
+        cases[name, batch_size] = timed, float(run["time_ms_step"]) / 1e3
+    without_work = layers["model_layer"].isin(_LAYERS_WITHOUT_WORK)
+    alone_s = float(layers.loc[without_work, "time_ms_median"].median()) / 1e3
+    costs = _solved_costs(alone_s, cases)
+    return [
+        Composition(
+            network=name.replace("_", "-"),
+            batch_size=batch_size,
+            num_layers=len(timed),
+            sum_of_layers_s=sum(timed),
+            composed_s=overlapped_step_time_s(timed, costs),
+            measured_s=measured_s,
+        )
+        for (name, batch_size), (timed, measured_s) in sorted(cases.items())
+    ]
+
+
+def _solved_costs(
+    alone_s: float, cases: Mapping[tuple[str, int], tuple[Sequence[float], float]]
+) -> HostCosts:
+    """Costs of calls from the smallest batch of two networks."""
+    smallest: dict[str, int] = {}
+    for name, batch_size in cases:
+        smallest[name] = min(batch_size, smallest.get(name, batch_size))
+    steps = sorted((len(layers), step_s) for layers, step_s in (cases[key] for key in smallest.items()))
+    (few, few_s), (many, many_s) = steps[0], steps[-1]
+    return host_costs(alone_s, (few, many), (few_s, many_s))
+
+
+_TITLES = {
+    "op, calibrated and fitted": "**op-level model, calibrated, and offsets from the other configurations**",
+    "op, calibrated": "op-level model, calibrated: no row of the grid",
+    "op": "op-level model, offsets from the other configurations",
+    "op, nothing measured": "op-level model, datasheet only",
+    "grey-box": "grey box: op-level model, datasheet only, with three terms fitted to the other configurations",
+    "ann": "dense network of system A",
+    "linear": "line in FLOPs",
+    "linear on FLOPs": "line in FLOPs",
+    "boosting": "gradient boosting on whole-model sums",
+}
+
+
+def own_records_section(published: Sequence[Composition]) -> str:
+    """Every machine whose records are shipped.
+
+    Args:
+        published: Compositions of the public tables, to stand beside our own.
+    """
+    parts = ["## Measured by forerun itself\n"]
+    compositions = {}
+    for folder in own_record_folders():
+        parts += _machine(folder)
+        compositions[f"{own_device(folder).title}, PyTorch"] = composition_rows(folder)
+    parts.append(_compositions({**compositions, "P100, Keras, published": published}))
+    return "\n".join(parts)
+
+
+def _machine(folder: Path) -> list[str]:
+    device = own_device(folder)
+    return [
+        f"{device.title} ([records](../studies/own/data/{folder.name})).\n",
+        _grid(grid_study(folder)),
+        _layers(layer_errors(folder)),
+        _calibration(calibration_study(folder)),
+    ]
+
+
+def _grid(study: GridStudy) -> str:
+    rows = [
+        (
+            _title(name),
+            *error_cells(found),
+            "-" if found.r2 is None else f"{found.r2:.4f}",
+            f"{1e3 * found.mae:.1f}",
+            f"{1e3 * found.rmse:.1f}",
+        )
+        for name, found in study.metrics.items()
+        if not name.startswith("linear on FLOPs")
+    ]
+    return (
+        "### System A's grid\n\n"
+        f"Two occasions differ by {100 * study.repeat_noise:.1f} % (R2 {study.repeat_r2:.4f}); MAE and RMSE in ms.\n\n"
+        + markdown_table(("predictor", "rows", "MAPE", "median", "p90", "R2", "MAE", "RMSE"), rows)
+    )
+
+
+def _title(name: str) -> str:
+    kind = name.removesuffix(WHOLE_NETWORKS)
+    return _TITLES[kind] if kind == name else f"{_TITLES[kind]}{WHOLE_NETWORKS}"
+
+
+def _layers(found: Mapping[str, ErrorMetrics]) -> str:
+    rows = [
+        ("**layer network**" if name == "layers" else "line in FLOPs", *error_cells(metrics))
+        for name, metrics in found.items()
+    ]
+    return "### Layers never seen\n\nA tenth held out.\n\n" + markdown_table(
+        ("predictor", "rows", "MAPE", "median", "p90"), rows
+    )
+
+
+def _calibration(study: CalibrationStudy) -> str:
+    return (
+        f"### Three minutes of calibration\n\n{len(set(study.models))} models measured afterwards: MAPE "
+        f"{100 * study.before.mape:.0f} % from the datasheet, **{100 * study.after.mape:.1f} %** calibrated.\n"
+    )
+
+
+def _compositions(found: Mapping[str, Sequence[Composition]]) -> str:
+    rows = []
+    for title, compositions in found.items():
+        means = (
+            float(np.mean([getattr(row, name) for row in compositions]))
+            for name in ("overshoot_before", "overshoot_after")
+        )
+        rows.append((title, str(len(compositions)), *(f"{100 * mean:+.1f} %" for mean in means)))
+    return (
+        "### Sum of layers against the network\n\nMean overshoot ([why](methods/composition.md)).\n\n"
+        + markdown_table(("networks of", "steps", "sum of layers", "composed"), rows)
+    )

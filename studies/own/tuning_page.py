@@ -23,8 +23,6 @@ from forerun.base.errors import RecordError
 from forerun.script.compare import PairedRatio, paired_ratio
 from studies.markdown import markdown_table
 
-__all__ = ["tuning_results_folder", "tuning_section"]
-
 
 def tuning_results_folder() -> Path:
     """Folder of the results that come with the package."""

@@ -20,8 +20,6 @@ from forerun.question.run import Run
 from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
-__all__ = ["MlperfRow", "MlperfStudy", "mlperf_study"]
-
 # Accelerator of the table -> device of the catalogue, link between nodes with its rails, as NVIDIA's descriptions of
 # its systems say: one adapter a GPU of a DGX A100 and H100, eight a DGX-2.
 _SYSTEMS: Mapping[str, tuple[str, str]] = {

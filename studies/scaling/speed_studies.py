@@ -18,8 +18,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
 from forerun.base.tables import read_table
 
-__all__ = ["FewPoints", "placement_study", "read_placements", "read_server_points", "server_study"]
-
 Floats = npt.NDArray[np.float64]
 
 _SEED = 20260101
@@ -105,7 +103,7 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
         for _ in range(num_splits):
             chosen = rng.permutation(len(points))[:num_points].tolist()
             train, test = _split(points, chosen)
-            fit = _smoothed_servers().fit(train)
+            fit = SmoothedModel(SERVER_MODELS["server-average"], "server-average-smoothed").fit(train)
             measured = np.asarray([point.measured_s for point in test])
             collected.setdefault("forerun", []).append(_error(fit.step_s(test), measured))
             form = _smoothed_form().fit(train).step_s(test)
@@ -131,10 +129,6 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
         num_splits=num_splits,
         coverage={("forerun", num_points): float(np.mean(inside))},
     )
-
-
-def _smoothed_servers() -> SpeedModel:
-    return SmoothedModel(SERVER_MODELS["server-average"], "server-average-smoothed")
 
 
 def _smoothed_form() -> SpeedModel:

@@ -15,13 +15,6 @@ from forerun.jobs.scheduling.job import DataParallelTraining
 from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
 from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel
 
-__all__ = [
-    "RESTART_S",
-    "Application",
-    "RecordedEfficiency",
-    "read_applications",
-]
-
 Floats = npt.NDArray[np.float64]
 
 RESTART_S = {

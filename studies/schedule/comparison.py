@@ -33,8 +33,6 @@ from studies.schedule.mixed import (
 )
 from studies.schedule.workloads import HELIOS_SHARES, draw_workload, read_philly
 
-__all__ = ["EVEN_CLUSTER", "OURS", "SCORED_SEEDS", "Row", "compare", "comparison_section", "read_rows"]
-
 OURS = "foresight"
 _RIVALS = ("fifo", "srtf", "las", "optimus", "pollux", "sia", "gavel", "themis")
 _OF_ONE_KIND = ("optimus",)

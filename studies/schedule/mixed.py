@@ -12,15 +12,6 @@ import pandas as pd
 from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 
-__all__ = [
-    "GAVEL_CLUSTER",
-    "GAVEL_ROUND_S",
-    "GavelSpeed",
-    "draw_mixed_jobs",
-    "draw_pai_jobs",
-    "read_gavel_speeds",
-]
-
 GAVEL_CLUSTER = "6x4xk80+6x4xp100+6x4xv100"
 """24 devices of each of the three kinds that the table knows, in nodes of four."""
 

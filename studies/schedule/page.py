@@ -7,8 +7,6 @@ from studies.schedule.comparison import comparison_section
 from studies.schedule.server_study import ratios
 from studies.schedule.study import ERROR_SPREADS, ScheduleResults
 
-__all__ = ["schedule_section"]
-
 _PUBLISHED_RATIOS = {"optimus": "1 / 1", "tetris": "1.33 / 1.14", "drf": "1.62 / 1.31"}
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
 
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.base.errors import InvalidSetupError
 from forerun.base.tables import check_columns, read_table
 from forerun.base.units import GIB
 from forerun.jobs.scheduling.job import NodeGroup, ScheduledJob, ServerTraining, SharedCluster, TaskDemand
@@ -15,17 +19,6 @@ from forerun.jobs.scheduling.outcome import ScheduleMetrics
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
-from studies.schedule.server_speed import fit_server_speed
-
-__all__ = [
-    "SERVER_CLUSTER",
-    "ServerModel",
-    "ServerStudyRow",
-    "draw_server_jobs",
-    "ratios",
-    "read_server_models",
-    "server_study",
-]
 
 SERVER_CLUSTER = SharedCluster(
     groups=(
@@ -207,3 +200,27 @@ def ratios(rows: Sequence[ServerStudyRow]) -> Mapping[str, tuple[float, float]]:
         )
         for row in rows
     }
+
+
+def fit_server_speed(
+    num_workers: npt.ArrayLike, num_servers: npt.ArrayLike, steps_per_s: npt.ArrayLike
+) -> SynchronousServerSpeed:
+    """Optimus' five coefficients by non-negative least squares on the relative error of the step time.
+
+    Args:
+        num_workers: Workers of each measurement.
+        num_servers: Its servers.
+        steps_per_s: Measured speeds, above zero.
+
+    Raises:
+        InvalidSetupError: There is no point, or a speed is not above zero.
+    """
+    w, p = np.asarray(num_workers, dtype=float), np.asarray(num_servers, dtype=float)
+    speed = np.asarray(steps_per_s, dtype=float)
+    if not speed.size or not np.all(np.isfinite(speed) & (speed > 0)):
+        raise InvalidSetupError(
+            "expected measured speeds above zero for workers and servers, got none or others"
+        )
+    columns = np.stack([1 / w, np.ones_like(w), w / p, w, p], axis=1)
+    found, _ = nnls(columns * speed[:, None], np.ones_like(speed))
+    return SynchronousServerSpeed(tuple(found.tolist()))

@@ -24,13 +24,12 @@ from forerun.jobs.scheduling.policy import JobView, find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.jobs.scheduling.trace import RigidJob, RigidPolicy, simulate_rigid
+from forerun.surface.report.figure import drawn, look_of
 from studies.schedule.applications import read_applications
 from studies.schedule.comparison import EVEN_CLUSTER, MEASURED, OURS, SCORED_SEEDS, Row, compare
 from studies.schedule.placement_study import PlacementResult, placement_study
 from studies.schedule.server_study import ServerStudyRow, server_study
 from studies.schedule.workloads import Workload, draw_workload, read_philly
-
-__all__ = ["ERROR_SPREADS", "ScaleRow", "ScheduleResults", "allocation_time", "schedule_study", "trace_time"]
 
 ERROR_SPREADS = (0.0, 0.1, 0.2, 0.4, 0.7)
 
@@ -203,3 +202,28 @@ def trace_time(folder: Path, num_jobs: int = 100_000, num_devices: int = 2048) -
             ScaleRow(what=f"trace under {policy}", num_jobs=num_jobs, num_tasks=num_jobs, processor_s=spent_s)
         )
     return found
+
+
+def error_plot(path: Path, errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> None:
+    """Average completion against the spread of the error, speed and remaining work side by side.
+
+    Args:
+        path: File to write.
+        errors: Average completion [s] by policy, kind of error and spread.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    kinds = list(next(iter(errors.values())))
+    with drawn(path, width_in=4.2 * len(kinds), height_in=3.8) as figure:
+        panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        for axes, kind in zip(panels, kinds, strict=True):
+            for index, (policy, by_kind) in enumerate(errors.items()):
+                hours = [time_s / 3600 for time_s in by_kind[kind].values()]
+                axes.plot(list(by_kind[kind]), hours, label=policy, **look_of(index))
+            axes.set_xlabel(f"spread of the error on {kind} (lognormal)")
+            axes.set_ylim(bottom=0)
+            axes.grid(visible=True, alpha=0.3)
+        panels[0].set_ylabel("average completion [h]")
+        panels[-1].legend(loc="upper right", fontsize="small")
+        figure.suptitle("What forecast errors cost")

@@ -14,8 +14,6 @@ from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 
-__all__ = ["HELIOS_SHARES", "NUM_WORKLOAD_JOBS", "Workload", "draw_workload", "read_philly"]
-
 NUM_WORKLOAD_JOBS = 160
 WINDOW_HOURS = 8
 _HOUR_S = 3600.0

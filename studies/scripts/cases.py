@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Case", "Truth", "cases"]
-
 _NETWORKS = Path(__file__).parent / "networks.py"
 _OWN = Path(__file__).parent / "own"
 

@@ -16,8 +16,6 @@ from forerun.script.diagnosis.diagnose import Diagnosis
 from studies.markdown import markdown_table
 from studies.scripts.slow_traces import FAULTS, write_trace
 
-__all__ = ["Injected", "diagnosed_numbers", "diagnosed_runs", "diagnosed_traces", "table_of"]
-
 _SCRIPT = Path(__file__).parent / "own" / "slow_mlp.py"
 _SPIN = "while True: pass"
 _BUSY = "other programs on the device"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["make_data"]
-
 _WORDS = (
     "the",
     "of",

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-__all__ = ["gpt", "mnist", "mnist_rnn", "vae"]
-
 
 def mnist() -> dict[str, Any]:
     """The network of pytorch/examples mnist."""

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAULTS", "write_trace"]
-
 _NETWORKS: dict[str, dict[str, tuple[str, ...]]] = {
     "resnet": {
         "product": (

@@ -17,8 +17,6 @@ from forerun.prediction.estimate import Interval
 from forerun.question.model import CAPTURE_PREFIX
 from studies.scripts.cases import Case
 
-__all__ = ["CapturedCase", "markdown_of", "study_case"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedCase:

@@ -14,8 +14,6 @@ from forerun.question.devices.device import Device
 from forerun.tracing.trace import trace
 from studies.suite.comparison import MeasuredStep
 
-__all__ = ["suite_baselines"]
-
 _ROOFLINE, _PYTORCH_RULE = "roofline", "pytorch rule"
 _NUM_FOLDS = 5
 _FEWEST_ROWS = 10

@@ -15,11 +15,8 @@ from forerun.evidence.pages.evaluation_page import error_table
 from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
-    from studies.suite.comparison import FewShot, MeasuredStep, SuiteComparison
-    from studies.suite.memory import LargestBatch
+    from studies.suite.comparison import FewShot, LargestBatch, MeasuredStep, SuiteComparison
     from studies.suite.run import SuiteRun
-
-__all__ = ["suite_page"]
 
 
 def suite_page(run: SuiteRun) -> RenderableType:

@@ -17,8 +17,7 @@ import numpy as np
 from forerun.adapters.classics.baselines import make_baseline
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.errors import ForerunError, RecordError
-from forerun.cost.memory.constants import memory_constants, visible_memory
-from forerun.cost.memory.peak import estimate_memory, fits, max_batch_size
+from forerun.cost.memory.peak import estimate_memory, fits, max_batch_size, memory_constants, visible_memory
 from forerun.cost.time.correction import PriorScales, sensitivities
 from forerun.cost.time.features import Point
 from forerun.cost.time.step_times import step_times
@@ -26,23 +25,14 @@ from forerun.cost.time.weights import CostModel
 from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.records.measured_run import input_options_of, setup_of
 from forerun.prediction.estimate import Interval
-from forerun.prediction.figures import training_energy_j
+from forerun.prediction.estimate_run import training_energy_j
 from forerun.prediction.step import PreparedModel, ideal_times_s, points_of, predict_steps, prepare
 from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.optime.few_steps import information_order
-from studies.suite.jobs import LIMIT, BatchSearch, StepJob
-
-__all__ = [
-    "JobPrediction",
-    "about",
-    "predict_jobs",
-    "read_predictions",
-    "with_positions",
-    "write_predictions",
-]
+from studies.suite.models import LIMIT, BatchSearch, StepJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,7 @@ from forerun.question.devices import describe_host, find_device
 from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.devices.local import first_device, gpu_index
-from studies.suite.jobs import batch_searches, step_jobs
-from studies.suite.models import SUITE_MODELS, SuiteModel
+from studies.suite.models import SUITE_MODELS, SuiteModel, batch_searches, step_jobs
 from studies.suite.prediction import (
     JobPrediction,
     about,
@@ -38,8 +37,6 @@ from studies.suite.session import SuiteSession, job_cost_s
 
 if TYPE_CHECKING:
     from studies.suite.comparison import SuiteComparison
-
-__all__ = ["STAGES", "SuiteRun", "measure_suite"]
 
 STAGES = ("predict", "measure", "compare")
 

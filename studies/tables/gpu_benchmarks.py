@@ -17,8 +17,6 @@ from studies.tables.words import catalogue_device, known_precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_lambda_resnet50", "read_torchvision"]
-
 _COLUMNS = (
     "source", "system", "phase", "model", "gpu", "n_gpus", "batch_size_per_gpu", "dtype", "framework",
     "step_time_ms",

@@ -28,8 +28,6 @@ from forerun.question.devices.device import Device
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.op_rules.products import NUM_GATES
 
-__all__ = ["OperatorTable", "read_operator_tables"]
-
 Floats = npt.NDArray[np.float64]
 
 LEAST_TIME_S = 60e-6

@@ -13,8 +13,6 @@ from forerun.question.setup import Layout, Phase
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import read_timm_infer, read_timm_train
 
-__all__ = ["published_records", "published_text"]
-
 _INFERENCE_RELEASES = {
     "rtx-3090": "2.4.0",
     "rtx-4090": "2.9.1",

@@ -19,8 +19,6 @@ from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
-__all__ = ["ReferenceSteps", "read_reference_steps", "require_reference_folder", "trace_all"]
-
 Job = tuple[StepRecord, ModelRequest]
 
 

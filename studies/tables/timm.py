@@ -26,14 +26,6 @@ from studies.tables.words import catalogue_device, integer_or_none, known_precis
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "FOLDER_VARIABLE",
-    "read_timm_history",
-    "read_timm_infer",
-    "read_timm_train",
-    "reference_folder",
-]
-
 FOLDER_VARIABLE = "FORERUN_REFERENCE_DATA"
 
 _TIMM_PRECISIONS = {"amp_fp16": Precision.AMP, "amp_bf16": Precision.AMP_BF16, "bf16": Precision.BF16}

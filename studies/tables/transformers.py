@@ -21,8 +21,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision
 from studies.tables.words import catalogue_device, integer_or_none
 
-__all__ = ["TransformerRow", "read_neusight_e2e", "transformer_config", "transformer_requests"]
-
 _PREDICTORS = ("neusight", "habitat", "roofline", "micro")
 _SIZES = ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size")
 _KEY = ("model", "mode", "gpu", "compiler", "batch_size", "seq_len")

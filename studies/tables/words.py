@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from forerun.base.errors import RecordError, near_matches
 from forerun.question.setup import Precision
 
-__all__ = ["REFERENCE_DEVICES", "catalogue_device", "integer_or_none", "known_precision"]
-
 REFERENCE_DEVICES = {
     # timm results
     "RTX-3090": "rtx-3090",

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from forerun.base import plugins
+from forerun.base import extras as plugins
 from forerun.base.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.figures import job_times
+from forerun.prediction.estimate_run import job_times
 from forerun.question.job import DATASETS, Job, find_dataset
 
 STEP, LAST, VALIDATION = Interval(2.0, 1.0, 4.0), Interval(1.0, 0.5, 2.0), Interval(0.5, 0.25, 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.cost.time.power import device_power
 from forerun.prediction.estimate import Interval
-from forerun.prediction.figures import training_energy_j
+from forerun.prediction.estimate_run import training_energy_j
 from forerun.question.devices import find_device
 
 ACTIVITY, COMPUTE_FRACTION = 0.4, 0.6

@@ -16,7 +16,7 @@ from forerun.prediction.run_step import (
     loader_rate_samples_per_s,
     workers_needed,
 )
-from forerun.question.input_pipeline import InputPipeline
+from forerun.question.job import InputPipeline
 
 COSTS = st.floats(1e-5, 1.0)
 WORKERS = st.integers(0, 64)

@@ -7,8 +7,7 @@ from forerun.evidence.records.measurement import Outcome, Summary
 from forerun.question.devices import find_device
 from forerun.question.setup import Layout, Precision
 from made_measurements import measurement
-from studies.suite.jobs import REPEAT, batch_searches, step_jobs
-from studies.suite.models import Search, Setting, SuiteModel
+from studies.suite.models import REPEAT, Search, Setting, SuiteModel, batch_searches, step_jobs
 from studies.suite.prediction import about, predict_jobs
 
 DEVICE = find_device("rtx-4070")

@@ -10,7 +10,7 @@ from forerun.jobs.forecasting.backtest import StoredRun, cut_results
 from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
 from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
-from studies.forecast.study import ForecastStudy, OriginCoverage, TargetErrors
+from studies.forecast.study import ForecastStudy, TargetErrors
 from studies.tables.reference_steps import reference_folder
 
 
@@ -77,7 +77,6 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         everything=summary,
         known=summary,
         scheduled=summary,
-        origins=(OriginCoverage(origin="0", tier="schedule", num_runs=3, by_cut={0.3: 0.9}),),
         epochs_to_target={"optimus": TargetErrors(median=cuts, mean=cuts)},
         num_runs={"made": len(made_runs)},
     )

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.data_parallel import HostAndDevice
-from studies.keras.host_and_device import split_host_and_device
+from studies.keras.mirrored_study import split_host_and_device
 
 ONE = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)
 

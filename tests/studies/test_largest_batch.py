@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studies.suite.largest_batch import largest_batch, next_batch_to_try
+from studies.suite.session import largest_batch, next_batch_to_try
 
 
 @settings(max_examples=200, deadline=None)

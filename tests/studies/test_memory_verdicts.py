@@ -3,11 +3,10 @@ import math
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.constants import MemoryConstants
-from forerun.cost.memory.peak import max_batch_size
+from forerun.cost.memory.peak import MemoryConstants, max_batch_size
 from forerun.question.setup import TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
-from studies.memory.verdicts import (
+from studies.memory.study import (
     BracketRow,
     accelerate_rule_bytes,
     bracket_verdicts,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.scheduling.placement import NodeShare
-from studies.schedule.parameter_blocks import assign_blocks, assign_by_threshold, balance
-from studies.schedule.placement_study import transfer_time_s
+from studies.schedule.placement_study import assign_blocks, assign_by_threshold, balance, transfer_time_s
 
 
 def splits(total, parts):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.compositions import published_compositions
+from studies.own.records import published_compositions
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

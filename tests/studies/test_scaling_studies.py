@@ -11,11 +11,14 @@ from forerun.base.errors import CostModelError
 from forerun.cost.communication.constants import ScalingConstants, load_scaling_table
 from forerun.cost.communication.data_parallel import split_step
 from studies.keras.mirrored_study import mirrored_study
-from studies.scaling.fit import all_reduce_of_row, fit_scaling_constants, predicted_step_s
-from studies.scaling.measured_step import scale_measured_step
+from studies.scaling.fit import (
+    all_reduce_of_row,
+    fit_scaling_constants,
+    predicted_step_s,
+    scale_measured_step,
+)
 from studies.scaling.mlperf_study import mlperf_study
-from studies.scaling.models import MODEL_PARAMETERS, parameters_of
-from studies.scaling.rows import ScalingRow, read_scaling_rows
+from studies.scaling.rows import MODEL_PARAMETERS, ScalingRow, parameters_of, read_scaling_rows
 from studies.scaling.speed_studies import placement_study, server_study
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))

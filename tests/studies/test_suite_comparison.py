@@ -14,8 +14,7 @@ from forerun.evidence.records.measurement import JobKind, Outcome
 from forerun.question.devices import find_device
 from made_measurements import measurement
 from studies.suite.baselines import suite_baselines
-from studies.suite.comparison import compare
-from studies.suite.memory import tried_batches
+from studies.suite.comparison import compare, tried_batches
 
 SCALES = PriorScales()
 

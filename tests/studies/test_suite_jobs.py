@@ -10,8 +10,16 @@ from forerun.question.setup import Layout, Precision
 from forerun.tracing.models.families import FAMILIES
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.vision_models import timm_names, torchvision_names
-from studies.suite.jobs import LIMIT, REPEAT, batch_searches, kernel_jobs, repeat_jobs, step_jobs
-from studies.suite.models import SUITE_MODELS, on_processor
+from studies.suite.models import (
+    LIMIT,
+    REPEAT,
+    SUITE_MODELS,
+    batch_searches,
+    kernel_jobs,
+    on_processor,
+    repeat_jobs,
+    step_jobs,
+)
 
 
 @pytest.mark.parametrize("is_gpu", [True, False])

@@ -1,16 +1,42 @@
-"""The optional packages, by the extra that installs them."""
+"""Parts that are looked for where they are used: optional packages, by the extra that installs them, and entry points.
+
+Entry points are those of forerun itself, and of other packages:
+
+==========================  ============================================================================
+``forerun.sources``         a prefix of model names (``onnx:FILE``) to the source that reads it
+``forerun.models``          ``command``: the words after ``--`` to the name of the model that they train
+``forerun.verbs``           a command; ``schedule.live`` is a further question of the command ``schedule``
+``forerun.questions``       a question of a satellite that is asked over HTTP and by agents too, by its name in Python
+``forerun.formats``         a format of a job that a plan or a report is written in
+``forerun.policies``        a policy of the scheduler
+``forerun.forecasters``     a forecaster of learning curves
+``forerun.targets``         the function that turns the target of a plan into epochs of its candidates
+``forerun.clusters``        a kind of running cluster
+``forerun.laws``            a law of the time of kernels
+``forerun.regressors``      a kind of model that ``fit`` makes
+``forerun.baselines``       predictors that stand beside ours in an evaluation
+``forerun.record_formats``  a format of files with measurements
+``forerun.frameworks``      a framework beside PyTorch whose steps are measured
+==========================  ============================================================================
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from forerun.base.errors import MissingExtraError
+from forerun.base.errors import MissingExtraError, UsageError
 
 EXTRA_OF_PACKAGE = {
     "torch": "torch",
@@ -106,3 +132,115 @@ def require(what: str, *packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(what, EXTRA_OF_PACKAGE[package])
+
+
+class EntryPoint(NamedTuple):
+    """A name in a group and the object that it stands for, ``module:name``."""
+
+    name: str
+    value: str
+    group: str
+
+    @property
+    def module(self) -> str:
+        """Module that has the object."""
+        return self.value.partition(":")[0].strip()
+
+    def load(self) -> Any:
+        """The object."""
+        found: Any = import_module(self.module)
+        attributes = self.value.partition(":")[2].partition("[")[0].strip()
+        for name in filter(None, attributes.split(".")):
+            found = getattr(found, name)
+        return found
+
+
+def plugin(group: str, name: str) -> Any:
+    """The object that an entry point names; None if no installed package has it.
+
+    Forerun's own entry points are read first: a name that one of them has needs no look at every installed package.
+
+    Args:
+        group: Group of entry points, such as ``forerun.sources``.
+        name: Name inside the group.
+
+    Raises:
+        UsageError: The entry point cannot be loaded.
+    """
+    found = _own(group).get(name) or _all(group).get(name)
+    if found is None:
+        return None
+    try:
+        return found.load()
+    except ModuleNotFoundError as error:
+        if error.name is None or not found.module.startswith(error.name):
+            raise  # a library that the part needs: the caller names its extra
+        raise UsageError(
+            f"expected the part of forerun that has '{name}' ({found.module}), but this installation lacks it; "
+            "install forerun anew"
+        ) from None
+    except AttributeError as error:
+        raise UsageError(
+            f"expected the entry point {name!r} of {group!r} to name an object, but {found.value} does not "
+            f"exist ({error}); update or remove the package that declares it"
+        ) from None
+
+
+def plugin_names(group: str) -> list[str]:
+    """Names of a group: forerun's own in their order, then those of other packages."""
+    return list({**_own(group), **_all(group)})
+
+
+@cache
+def _own(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for owner, point in _kept() if point.group == group and owner == "forerun"}
+
+
+@cache
+def _all(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for _, point in _kept() if point.group == group}
+
+
+@cache
+def _kept() -> tuple[tuple[str, EntryPoint], ...]:
+    """The entry points of all groups of ours with the packages that declare them, kept between commands.
+
+    The library that reads them takes longer to load than a cached prediction to make. What is kept is that of the same
+    folders of packages, each with the times of its files of entry points.
+    """
+    from forerun.base.kept import cache_folder
+
+    key = hashlib.sha256(repr(_sources()).encode()).hexdigest()[:16]
+    path = cache_folder() / "plugins" / f"{key}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return tuple((owner, EntryPoint(*point)) for owner, *point in json.loads(path.read_text("utf-8")))
+    found = list(dict.fromkeys(_read()))
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps([[owner, *point] for owner, point in found]), encoding="utf-8")
+        partial.replace(path)
+    return tuple(found)
+
+
+def _sources() -> list[tuple[str, int]]:
+    """The files of entry points on the path, with their times [ns]."""
+    found = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.name.endswith((".dist-info", ".egg-info")):
+                    file = f"{entry.path}/entry_points.txt"
+                    with contextlib.suppress(OSError):
+                        found.append((file, Path(file).stat().st_mtime_ns))
+    return sorted(found)
+
+
+def _read() -> Iterator[tuple[str, EntryPoint]]:
+    """Entry points of our groups with the names of their packages; of two installations, those of the first."""
+    from importlib.metadata import distributions
+
+    for name, package in {one.name: one for one in reversed([*distributions()])}.items():
+        for point in package.entry_points:
+            if point.group.startswith("forerun."):
+                yield name, EntryPoint(point.name, point.value, point.group)

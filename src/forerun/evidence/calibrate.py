@@ -27,7 +27,7 @@ from forerun.cost.time.correction import calibration_path
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.calibration_session import LOOP_MODEL, loop_cost_s, measure_for_calibration
 from forerun.evidence.fitting.device_calibration import CalibrationResult
-from forerun.evidence.measurement.frameworks import framework_of
+from forerun.evidence.measurement.circumstances import framework_of
 from forerun.evidence.measurement.session import Event
 from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import Measurement, Outcome

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.evidence.measurement.circumstances import describe_circumstances
-from forerun.evidence.measurement.frameworks import framework_of
+from forerun.evidence.measurement.circumstances import describe_circumstances, framework_of
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.measurement.layer_design import design_layers
 from forerun.evidence.measurement.session import Event

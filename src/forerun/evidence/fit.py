@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import Answer
 from forerun.base.errors import RecordError, UsageError, near_matches
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
 from forerun.evidence.fitting.evaluation import (
     ErrorMetrics,

@@ -17,11 +17,15 @@ from forerun.base.errors import (
     MissingExtraError,
     TraceError,
 )
-from forerun.base.extras import require
-from forerun.base.plugins import plugin
-from forerun.evidence.measurement.circumstances import describe_circumstances, software_version
+from forerun.base.extras import plugin, require
+from forerun.evidence.measurement.circumstances import (
+    PYTORCH,
+    Framework,
+    describe_circumstances,
+    framework_of,
+    software_version,
+)
 from forerun.evidence.measurement.datasets import check_dataset
-from forerun.evidence.measurement.frameworks import PYTORCH, Framework, framework_of
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.measurement.layer_design import design_layers, grid_jobs, spread_order
 from forerun.evidence.measurement.measured_job import key_of

@@ -19,7 +19,7 @@ from forerun.base.extras import require
 from forerun.prediction.estimate import Interval
 from forerun.prediction.run_step import loader_rate_samples_per_s, workers_needed
 from forerun.question.devices.here import container_limits
-from forerun.question.input_pipeline import InputPipeline
+from forerun.question.job import InputPipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

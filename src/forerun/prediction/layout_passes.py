@@ -26,7 +26,7 @@ from math import ceil, floor
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import Collective, Group, group_of
 from forerun.cost.communication.constants import LayoutTable
-from forerun.cost.memory.constants import visible_memory
+from forerun.cost.memory.peak import visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpTable

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.base.kept import Kept
-from forerun.cost.memory.constants import MemoryConstants, memory_constants, visible_memory
 from forerun.cost.memory.peak import (
     MaxBatchSize,
+    MemoryConstants,
     MemoryEstimate,
     MemoryWidth,
     estimate_memory,
     fits,
     max_batch_size,
+    memory_constants,
     memory_width,
+    visible_memory,
 )
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
 from forerun.prediction.division import Axes, uses_layout, wide_factor

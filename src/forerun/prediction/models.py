@@ -28,9 +28,8 @@ from forerun.question.model import ModelRequest, architectures, capture_path
 from forerun.question.post_training import PostTraining
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Phase, TrainingSetup
-from forerun.tracing.shipped import shipped_models
 from forerun.tracing.source import named_source
-from forerun.tracing.trace import trace
+from forerun.tracing.trace import shipped_models, trace
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.constants import LayoutTable

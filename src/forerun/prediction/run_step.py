@@ -32,7 +32,7 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import DividedStep, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
-from forerun.question.input_pipeline import InputPipeline
+from forerun.question.job import InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
 

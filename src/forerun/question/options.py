@@ -9,8 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from forerun.question.input_pipeline import InputPipeline, LoaderOptions
-from forerun.question.job import Job, JobOptions, Samples, SamplesOptions
+from forerun.question.job import InputPipeline, Job, JobOptions, LoaderOptions, Samples, SamplesOptions
 from forerun.question.model import ModelOptions, ModelRequest
 from forerun.question.saving import SavingOptions
 from forerun.question.settings import Setting, declared, held_by

@@ -18,8 +18,7 @@ from forerun.question.devices.cluster import (
     split_spec,
 )
 from forerun.question.devices.device import Device, NumberFormat
-from forerun.question.input_pipeline import InputPipeline, loader_from
-from forerun.question.job import Job, Samples, job_from, read_lengths
+from forerun.question.job import InputPipeline, Job, Samples, job_from, loader_from, read_lengths
 from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.post_training import PostTraining

@@ -205,7 +205,12 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
     is_names = kind is tuple and int not in get_args(_without_none(hint))
     if holds is not None and not own.choices:
         own = replace(own, choices=tuple(holds), metavar=own.metavar or "NAME")
-    own = replace(own, default=own.default or _default_words(field.default, own.unit))
+    value = field.default
+    words = own.default or (str(value) if isinstance(value, str) else "")
+    # Defaults that say nothing are left out: off, none and zero.
+    if not words and isinstance(value, int | float) and not isinstance(value, bool) and value:
+        words = f"{value / (own.unit or 1):g}"
+    own = replace(own, default=words)
     if own.choices or is_names:  # names of a tuple are given as one text with commas, or as a list
         kind = str
     return Declared(
@@ -217,13 +222,6 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
         default=field.default,
         holds=holds,
     )
-
-
-def _default_words(value: Any, unit: float | None) -> str:
-    """A default as a user would give it; nothing for those that say nothing: off, none and zero."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value:
-        return f"{value / (unit or 1):g}"
-    return str(value) if isinstance(value, str) else ""
 
 
 def _without_none(hint: Any) -> Any:

@@ -27,7 +27,7 @@ from forerun.search.offers import (
 )
 from forerun.search.predict import estimates, estimates_of, run_from
 from forerun.search.search import SETTINGS, Search
-from forerun.tracing.shipped import full_name
+from forerun.tracing.trace import full_name
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.prediction.run_step import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
-from forerun.question.input_pipeline import InputPipeline
+from forerun.question.job import InputPipeline
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, Choice
 from forerun.search.engine import Engine
 from forerun.search.plan_answer import (

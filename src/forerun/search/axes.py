@@ -17,7 +17,7 @@ from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.question.model import is_keras, own_layout, own_settings
 from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
-from forerun.tracing.shipped import full_name
+from forerun.tracing.trace import full_name
 
 MAX_CANDIDATES = 200_000
 """Largest number of candidates; more take minutes and gigabytes."""

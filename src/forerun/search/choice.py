@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from forerun.cost.time.power import device_power
 from forerun.prediction.estimate import Interval
-from forerun.prediction.figures import epoch_time_s
+from forerun.prediction.estimate_run import epoch_time_s
 from forerun.question.job import Job
 from forerun.search.devices import DeviceOption
 from forerun.search.search import Limit

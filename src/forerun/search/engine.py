@@ -8,8 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.memory.constants import MemoryConstants, visible_memory
-from forerun.cost.memory.peak import MemoryEstimate, MemoryWidth, estimate_memory, memory_width
+from forerun.cost.memory.peak import (
+    MemoryConstants,
+    MemoryEstimate,
+    MemoryWidth,
+    estimate_memory,
+    memory_width,
+    visible_memory,
+)
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import (
@@ -28,7 +34,7 @@ from forerun.prediction.run_step import fed_times, shared_times
 from forerun.prediction.step import PreparedModel, tier_of
 from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.prediction.units import DividedModel
-from forerun.question.input_pipeline import InputPipeline
+from forerun.question.job import InputPipeline
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
 from forerun.search.choice import CandidateTable, JobArrays, joined, quantities
@@ -164,7 +170,8 @@ class Engine:
         for index, option in dict.fromkeys((key[0], key[1]) for key in keys):
             rows = [row for row, key in enumerate(keys) if key[:2] == (index, option)]
             positions.extend(rows)
-            parts.append(self._exact(index, option, np.asarray([keys[row][2] for row in rows])))
+            sizes = np.asarray([keys[row][2] for row in rows])
+            parts += [self._exact(index, option, run, some) for run, some in self._runs(index, option, sizes)]
         return joined(parts).ordered(np.argsort(positions))
 
     def num_candidates(self) -> int:
@@ -250,16 +257,7 @@ class Engine:
         rest = run.job.num_samples % sizes
         return np.where(rest > 0, rest, sizes)
 
-    def _num_replicas(self, number: int) -> int:
-        """Groups of devices of an option that take samples of their own."""
-        run = replace(self.search.run, cluster=self._options[number].cluster)
-        return 1 if run.cluster.num_devices == 1 else run.num_replicas
-
-    def _exact(self, index: int, number: int, sizes: Ints) -> CandidateTable:
-        runs = self._runs(index, number, sizes)
-        return joined([self._exact_part(index, number, run, some) for run, some in runs])
-
-    def _exact_part(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
+    def _exact(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
         setup = compute_setup(run)
         model = self._models.whole(run)
         own = self._points(model, number, setup, sizes)
@@ -301,7 +299,9 @@ class Engine:
         # A replay counts what several devices hold already; live bytes are those of one device alone.
         if not exact and option.num_devices > 1 and not uses_layout(run):
             memory_bytes = memory_bytes + self._grown(run, model, busy.gradient_bytes)
-        micro_steps, num_replicas = run.sharing.num_accumulation_steps, self._num_replicas(number)
+        micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
+        if option.num_devices > 1:
+            num_replicas = replace(self.search.run, cluster=option.cluster).num_replicas
         arrays = JobArrays(
             step_s=fed_times(run, busy.step_s, sizes * micro_steps),
             last_s=fed_times(run, busy.step_s * (times.last_s / alone), times.last_samples * micro_steps),

@@ -13,7 +13,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.units import format_bytes
 from forerun.cost.communication.constants import LayoutTable
-from forerun.cost.memory.constants import MemoryConstants, visible_memory
+from forerun.cost.memory.peak import MemoryConstants, visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
 from forerun.prediction.layout_passes import whole_step

@@ -22,7 +22,7 @@ from forerun.question.setup import Precision
 from forerun.question.sharing import FsdpVersion, PipelineSchedule, StageSplit, Strategy
 from forerun.search.layout_search import LayoutPoint, chosen_points, search_layouts
 from forerun.search.predict import run_from
-from forerun.tracing.shipped import full_name
+from forerun.tracing.trace import full_name
 
 if TYPE_CHECKING:
     import torch

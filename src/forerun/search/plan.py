@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from pydantic import BaseModel, Field
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
-from forerun.base.plugins import plugin
+from forerun.base.extras import plugin
 from forerun.base.stages import stage
 from forerun.base.tables import read_rows
 from forerun.prediction.models import TracedModels
@@ -30,7 +30,7 @@ from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
 from forerun.search.search import SETTINGS, Search, parse_limits
-from forerun.tracing.shipped import full_name
+from forerun.tracing.trace import full_name
 
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 32, 32): "cifar10",

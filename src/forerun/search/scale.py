@@ -22,7 +22,7 @@ from forerun.question.settings import checked
 from forerun.question.sharing import Strategy
 from forerun.search.predict import estimates, run_from
 from forerun.search.search import SETTINGS, Search
-from forerun.tracing.shipped import full_name
+from forerun.tracing.trace import full_name
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.constants import visible_memory
+from forerun.cost.memory.peak import visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.device import Device

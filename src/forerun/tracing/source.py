@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, InvalidSetupError, UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 
 if TYPE_CHECKING:
     from forerun.base.isolation import Worker

@@ -17,7 +17,6 @@ from forerun.cost.communication.data_parallel import (
     HostAndDevice,
     Pass,
     bucket_schedule,
-    communication_bytes,
     data_parallel_step,
     expected_normal_maximum,
     gradient_buckets,
@@ -118,11 +117,6 @@ def test_split_keeps_the_step():
     assert split_step(0.3).total_s == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("stage", "factor"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_volumes_of_zero(stage, factor):
-    assert communication_bytes(1e9, 4, stage) == factor * 1e9 * 3 / 4
-
-
 def test_memory_of_zero_as_its_paper_prints_it():
     # Rajbhandari et al. 2020, figure 1: 7.5 G parameters, 64 devices, mixed precision with Adam (K = 12): 120, 31.4,
     # 16.6 and 1.9 GB for stages 0 to 3.
@@ -143,7 +137,6 @@ def test_memory_of_zero_as_its_paper_prints_it():
         (lambda: straggler_factor(2, -0.1), "must be zero or more, got -0.1"),
         (lambda: expected_normal_maximum(0), "devices must be at least 1"),
         (lambda: sharded_memory(1, 1, 1, 2, 4), r"stage must be 0 .*got 4"),
-        (lambda: communication_bytes(1, 0, 1), "devices must be at least 1"),
     ],
 )
 def test_impossible_questions_of_a_step(call, message):

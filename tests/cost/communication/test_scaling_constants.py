@@ -4,7 +4,7 @@ import pytest
 
 from forerun.cost.communication.constants import FULL_SLOWDOWN_BYTES_PER_S, ScalingConstants
 from forerun.cost.communication.tuner import AllReduce
-from studies.scaling.measured_step import scale_measured_step
+from studies.scaling.fit import scale_measured_step
 
 
 def over(gigabit, num_nodes=16):

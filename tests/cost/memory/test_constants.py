@@ -1,7 +1,7 @@
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.cost.memory.peak import memory_constants, visible_memory
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 
 MIB, GIB = 1024**2, 1024**3

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cost.memory.constants import MemoryConstants
-from forerun.cost.memory.peak import estimate_memory, fits, max_batch_size
+from forerun.cost.memory.peak import MemoryConstants, estimate_memory, fits, max_batch_size
 from forerun.question.setup import MAX_BATCH_SIZE, TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
 

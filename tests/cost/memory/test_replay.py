@@ -3,15 +3,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import TraceError
-from forerun.cost.memory.replay import replay, replay_plan, reserved_peak_bytes, smallest_limit_bytes
+from forerun.cost.memory.replay import replay, replay_plan, smallest_limit_bytes
 from forerun.cost.memory.stream import (
     CachingAllocator,
     block_sizes_bytes,
     live_peak_bytes,
-    steady_state_events,
 )
 from forerun.graph.graph import MemoryEvent
-from memory_streams import MIB, StreamBuilder, training_stream
+from memory_streams import MIB, StreamBuilder, steady_state_events, training_stream
 
 streams = st.builds(
     training_stream,
@@ -67,7 +66,7 @@ def test_smallest_limit_of_small_and_large_blocks_by_hand():
 def test_a_full_card_releases_what_a_roomy_one_keeps():
     # One after the other 30, 40 and 50 MiB: 120 reserved with room, 50 suffice without.
     plan = replay_plan(stream_of(30 * MIB, None, 40 * MIB, None, 50 * MIB, None))
-    assert reserved_peak_bytes(plan, 1) == 120 * MIB
+    assert replay(plan, 1).peak_reserved_bytes == 120 * MIB
     assert smallest_limit_bytes(plan, 1) == 50 * MIB
 
 
@@ -106,7 +105,7 @@ def test_below_live_bytes_fails_and_above_the_reserved_peak_passes(stream, batch
     plan = replay_plan(stream)
     live_bytes = live_peak_bytes(stream, batch_size)
     assert not replay(plan, batch_size, max(0, live_bytes - 1 - offset_bytes)).passes
-    assert replay(plan, batch_size, reserved_peak_bytes(plan, batch_size) + offset_bytes).passes
+    assert replay(plan, batch_size, replay(plan, batch_size).peak_reserved_bytes + offset_bytes).passes
 
 
 @given(streams, batches, st.one_of(st.none(), st.integers(20 * MIB, 400 * MIB)))
@@ -140,7 +139,7 @@ def test_workspace_is_elastic():
     with_workspace = replay_plan(stream, workspace_factor=1.0)
     limit_bytes = smallest_limit_bytes(replay_plan(stream), 2)
     assert replay(with_workspace, 2, limit_bytes).passes  # no room for 80 MiB, done without
-    assert reserved_peak_bytes(with_workspace, 2) > reserved_peak_bytes(replay_plan(stream), 2)
+    assert replay(with_workspace, 2).peak_reserved_bytes > replay(replay_plan(stream), 2).peak_reserved_bytes
 
 
 def test_first_step_empties_the_cache_where_later_ones_take_workspace():
@@ -152,7 +151,7 @@ def test_first_step_empties_the_cache_where_later_ones_take_workspace():
         builder.free(builder.allocate(60 * MIB))
         builder.mark(MemoryEvent.STEP_ENDS)
     plan = replay_plan(builder.build(), workspace_factor=1.0)
-    assert reserved_peak_bytes(replay_plan(builder.build()), 1) == 100 * MIB
+    assert replay(replay_plan(builder.build()), 1).peak_reserved_bytes == 100 * MIB
     assert replay(plan, 1, num_steps=1).peak_reserved_bytes == 60 * MIB
 
 

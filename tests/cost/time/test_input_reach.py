@@ -14,8 +14,7 @@ from forerun.cost.time.step_times import step_times
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
-from forerun.tracing.shipped import shipped_models
-from forerun.tracing.trace import trace
+from forerun.tracing.trace import shipped_models, trace
 from op_models import no_offsets, random_weights, shipped_weights
 
 IMAGE_NETWORKS = [name for name in shipped_models() if name.partition(":")[0] in ("timm", "torchvision")]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from forerun.base.errors import RecordError
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import Graph, OpClass, at_batch
-from forerun.prediction.figures import peak_of_precision
+from forerun.prediction.estimate_run import peak_of_precision
 from forerun.prediction.step import predict_intervals, prepare
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup

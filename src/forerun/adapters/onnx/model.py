@@ -7,7 +7,7 @@ model exported for inference can be traced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,17 +105,13 @@ def _last_uses(graph: OnnxGraph) -> list[list[str]]:
     last: dict[str, int] = {}
     for index, node in enumerate(graph.nodes):
         last.update((name, index) for name in (*node.inputs, *node.outputs))
-        for body in _bodies(node):
+        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
             last.update((name, index) for name in body.captured())
     dead: list[list[str]] = [[] for _ in graph.nodes]
     for name, index in last.items():
         if name and name not in graph.outputs:
             dead[index].append(name)
     return dead
-
-
-def _bodies(node: OnnxNode) -> Iterator[OnnxGraph]:
-    return (value for value in node.attributes.values() if isinstance(value, OnnxGraph))
 
 
 def _run(graph: OnnxGraph, values: Values, dead_after: list[list[str]]) -> list[torch.Tensor]:

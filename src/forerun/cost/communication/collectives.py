@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, log2, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
@@ -67,22 +67,6 @@ def ring_all_reduce_time_s(
     return rounds * (latency_s + message_bytes / (num_devices * bandwidth_bytes_per_s))
 
 
-def tree_all_reduce_time_s(
-    message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """Time of one all-reduce by a double binary tree, reduce and broadcast pipelined [s].
-
-    t = 2 * ceil(log2 n) * a + 2 * m / B; 0 for one device. The two trees use both directions of a link, so that every
-    byte crosses it twice; arguments as in ``ring_all_reduce_time_s``.
-
-    Source: Sanders, Speck and Traeff 2009, Parallel Computing 35(12).
-    """
-    _check(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s)
-    if num_devices == 1:
-        return 0.0
-    return 2 * ceil(log2(num_devices)) * latency_s + 2 * message_bytes / bandwidth_bytes_per_s
-
-
 def reduce_scatter_time_s(
     message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
 ) -> float:
@@ -101,30 +85,6 @@ def all_gather_time_s(
     t = (n-1) * (a + m / (n * B)).
     """
     return ring_all_reduce_time_s(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s) / 2
-
-
-def broadcast_time_s(
-    message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """Time of one pipelined broadcast along a chain [s].
-
-    t = (n-1) * a + m / B; 0 for one device. The pieces are small enough that filling the pipe costs latency only.
-    """
-    _check(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s)
-    if num_devices == 1:
-        return 0.0
-    return (num_devices - 1) * latency_s + message_bytes / bandwidth_bytes_per_s
-
-
-def one_to_all_time_s(
-    message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """Time in which one device sends m bytes to each other device over its one link, one after the other [s].
-
-    t = (n-1) * (a + m / B). Sending from all to one takes as long.
-    """
-    _check(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s)
-    return (num_devices - 1) * (latency_s + message_bytes / bandwidth_bytes_per_s)
 
 
 def hierarchical_all_reduce_time_s(

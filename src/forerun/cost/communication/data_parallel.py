@@ -61,9 +61,7 @@ class Bucket:
 
 
 def gradient_buckets(
-    gradients: Sequence[Gradient],
-    bucket_bytes: float = DEFAULT_BUCKET_BYTES,
-    first_bucket_bytes: float = FIRST_BUCKET_BYTES,
+    gradients: Sequence[Gradient], bucket_bytes: float = DEFAULT_BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Buckets in the order in which they are sent.
 
@@ -72,21 +70,18 @@ def gradient_buckets(
     Args:
         gradients: Gradients in the order in which the backward pass makes them.
         bucket_bytes: Capacity of all buckets but the first, ``bucket_cap_mb`` [bytes].
-        first_bucket_bytes: Capacity of the first [bytes].
 
     Raises:
-        InvalidSetupError: A capacity is not above zero.
+        InvalidSetupError: The capacity is not above zero.
     """
-    if not (bucket_bytes > 0 and first_bucket_bytes > 0):
-        raise InvalidSetupError(
-            f"a bucket must hold more than zero bytes, got {min(bucket_bytes, first_bucket_bytes)}"
-        )
+    if not bucket_bytes > 0:
+        raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {bucket_bytes}")
     buckets: list[Bucket] = []
     size, ready = 0.0, 0.0
     for gradient in gradients:
         size, ready = size + gradient.size_bytes, max(ready, gradient.ready_share)
         # A small first bucket lets the link start early; DDP has it for that reason.
-        if size >= (bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)):
+        if size >= (bucket_bytes if buckets else min(FIRST_BUCKET_BYTES, bucket_bytes)):
             buckets.append(Bucket(size_bytes=size, ready_share=ready))
             size = 0.0
     if size:
@@ -94,12 +89,9 @@ def gradient_buckets(
     return tuple(buckets)
 
 
-def uniform_gradients(total_bytes: float, num_gradients: int = 100) -> tuple[Gradient, ...]:
-    """Equal gradients at equal distances, for models of which only the number of parameters is known."""
-    return tuple(
-        Gradient(size_bytes=total_bytes / num_gradients, ready_share=(i + 1) / num_gradients)
-        for i in range(num_gradients)
-    )
+def uniform_gradients(total_bytes: float) -> tuple[Gradient, ...]:
+    """A hundred equal gradients at equal distances, for models of which only the number of parameters is known."""
+    return tuple(Gradient(size_bytes=total_bytes / 100, ready_share=(i + 1) / 100) for i in range(100))
 
 
 _NORMAL_STEPS = 4000
@@ -146,6 +138,9 @@ def straggler_factor(num_devices: int, coefficient_of_variation: float) -> float
         )
     return 1 + coefficient_of_variation * expected_normal_maximum(num_devices)
 
+
+OPTIMIZER_SHARE = 0.03
+"""Of a step of which only the whole is known."""
 
 FORWARD_SHARE = 1 / 3
 """Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
@@ -212,24 +207,22 @@ class DataParallelStep:
         return self.compute_s + self.exposed_s + self.contention_s + self.straggler_s + self.overhead_s
 
 
-def split_step(step_s: float, forward_share: float = FORWARD_SHARE, optimizer_share: float = 0.03) -> Pass:
+def split_step(step_s: float) -> Pass:
     """Forward, backward and optimizer of a step of which only the whole is known.
 
     Args:
         step_s: The step [s].
-        forward_share: Forward over forward plus backward.
-        optimizer_share: Optimizer over the step.
 
     Raises:
         InvalidSetupError: The time is negative.
     """
     if not step_s >= 0:
         raise InvalidSetupError(f"a step must take zero or more seconds, got {step_s}")
-    work_s = step_s * (1 - optimizer_share)
+    work_s = step_s * (1 - OPTIMIZER_SHARE)
     return Pass(
-        forward_s=work_s * forward_share,
-        backward_s=work_s * (1 - forward_share),
-        optimizer_s=step_s * optimizer_share,
+        forward_s=work_s * FORWARD_SHARE,
+        backward_s=work_s * (1 - FORWARD_SHARE),
+        optimizer_s=step_s * OPTIMIZER_SHARE,
     )
 
 
@@ -342,29 +335,6 @@ def check_stage(stage: int) -> None:
     """Refuses a stage that does not exist."""
     if stage not in (0, 1, 2, 3):
         raise InvalidSetupError(f"a ZeRO stage must be 0 (replicated), 1, 2 or 3 (FSDP), got {stage}")
-
-
-def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> float:
-    """Bytes that each device sends in one step [bytes].
-
-    An all-reduce sends 2 S (n-1)/n; stages 1 and 2 reduce-scatter gradients and all-gather weights, the same amount;
-    stage 3
-    gathers the weights twice, for forward and backward, and scatters gradients: 3 S (n-1)/n.
-
-    Args:
-        model_bytes: Weights or gradients as they are sent, S [bytes].
-        num_devices: Devices, n.
-        stage: 0 for replicas, 1, 2, 3.
-
-    Source: Rajbhandari et al. 2020, SC20, "ZeRO", section 7.
-    """
-    check_stage(stage)
-    if num_devices < 1:
-        raise InvalidSetupError(
-            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
-        )
-    passes = 3 if stage == 3 else 2
-    return passes * model_bytes * (num_devices - 1) / num_devices
 
 
 def sharded_memory(

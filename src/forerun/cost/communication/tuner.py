@@ -79,19 +79,12 @@ class AllReduce:
         )
 
 
-def all_reduce_of(
-    cluster: Cluster,
-    algorithm: Algorithm = Algorithm.AUTO,
-    intra_share: float = 1.0,
-    inter_share: float = 1.0,
-) -> AllReduce:
+def all_reduce_of(cluster: Cluster, algorithm: Algorithm = Algorithm.AUTO) -> AllReduce:
     """The all-reduce over all devices of a cluster.
 
     Args:
         cluster: The devices and links.
         algorithm: Forced algorithm, or the fastest.
-        intra_share: Correction of the usable bandwidth inside a node, from measurements.
-        inter_share: Correction of the usable bandwidth between nodes, from measurements.
 
     Raises:
         UnknownDeviceError: A link that is needed is not known.
@@ -102,12 +95,12 @@ def all_reduce_of(
         intra = require_link(intra, f"the {cluster.device.name} of a node", "--intra")
     if cluster.num_nodes > 1:
         inter = require_link(inter, "the nodes", "--inter")
-    inter_rate = inter.usable_bytes_per_s * cluster.num_inter_links * inter_share if inter else float("inf")
+    inter_rate = inter.usable_bytes_per_s * cluster.num_inter_links if inter else float("inf")
     return AllReduce(
         num_nodes=cluster.num_nodes,
         num_devices_per_node=cluster.num_devices_per_node,
         intra=intra.kind if intra else LinkKind.NVLINK,
-        intra_bytes_per_s=intra.usable_bytes_per_s * intra_share if intra else float("inf"),
+        intra_bytes_per_s=intra.usable_bytes_per_s if intra else float("inf"),
         intra_latency_s=intra.latency_s if intra else 0.0,
         inter_bytes_per_s=inter_rate,
         inter_latency_s=inter.latency_s if inter else 0.0,

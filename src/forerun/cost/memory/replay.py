@@ -52,7 +52,6 @@ class ReplayPlan:
         first_step: Operations before and in the first step, as (code, slot).
         second_step: Operations of the second step as traced.
         repetitions: Operations of a repeated step, odd and even.
-        has_workspace: True if convolutions ask for workspace.
     """
 
     stream: MemoryStream
@@ -60,7 +59,6 @@ class ReplayPlan:
     first_step: Operations
     second_step: Operations
     repetitions: tuple[Operations, Operations]
-    has_workspace: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +96,10 @@ def replay_plan(stream: MemoryStream, *, workspace_factor: float = 0.0) -> Repla
     check_stream(stream)
     step = repeating_step(stream)
     first_end, second_end = np.flatnonzero(stream.event == MemoryEvent.STEP_ENDS)[:2].tolist()
-    has_workspace = workspace_factor > 0
     codes = np.full(len(stream), -1)
     codes[stream.event == MemoryEvent.ALLOCATE] = _ALLOCATE
     codes[stream.event == MemoryEvent.FREE] = _FREE
-    if has_workspace:
+    if workspace_factor > 0:
         codes[stream.event == MemoryEvent.CONV_WORKSPACE] = _WORKSPACE
     makes_slot = (codes == _ALLOCATE) | (codes == _WORKSPACE)
     num_slots = int(np.count_nonzero(makes_slot))
@@ -125,7 +122,6 @@ def replay_plan(stream: MemoryStream, *, workspace_factor: float = 0.0) -> Repla
         first_step=_operations(first_codes, slots[: first_end + 1]),
         second_step=_operations(codes[first_end + 1 : second_end], slots[first_end + 1 : second_end]),
         repetitions=(_operations(repeated_codes, odd_slots), _operations(repeated_codes, even_slots)),
-        has_workspace=has_workspace,
     )
 
 
@@ -152,7 +148,10 @@ def replay(
     seen: set[int] = set()
     done, passes, recurs = 0, True, False
     while done < num_steps and passes and not recurs:
-        passes = _run(_step_operations(plan, done), blocks, addresses, allocator, grows)
+        operations = (plan.first_step, plan.second_step, *plan.repetitions)[
+            done if done < 2 else 2 + done % 2
+        ]
+        passes = _run(operations, blocks, addresses, allocator, grows)
         done += 1
         if passes and done > 1:
             state = _state(addresses, allocator)
@@ -165,14 +164,6 @@ def replay(
         num_steps=done,
         recurs=recurs,
     )
-
-
-def reserved_peak_bytes(plan: ReplayPlan, batch_size: float) -> int:
-    """Most bytes held from the driver on a card with memory to spare [bytes].
-
-    PyTorch's ``max_memory_reserved`` prints this figure on such a card; the step may need less.
-    """
-    return replay(plan, batch_size).peak_reserved_bytes
 
 
 def smallest_limit_bytes(plan: ReplayPlan, batch_size: float) -> int:
@@ -212,12 +203,6 @@ def smallest_limit_bytes(plan: ReplayPlan, batch_size: float) -> int:
 def _operations(codes: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> Operations:
     kept = codes >= 0
     return list(zip(codes[kept].tolist(), slots[kept].tolist(), strict=True))
-
-
-def _step_operations(plan: ReplayPlan, num_done: int) -> Operations:
-    if num_done < 2:
-        return plan.second_step if num_done else plan.first_step
-    return plan.repetitions[num_done % 2]
 
 
 def _run(

@@ -37,13 +37,6 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, MemoryStream, at_ba
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_PHASES = {
-    MemoryEvent.FORWARD_BEGINS: "forward",
-    MemoryEvent.BACKWARD_BEGINS: "backward",
-    MemoryEvent.OPTIMIZER_BEGINS: "optimizer",
-    MemoryEvent.STEP_ENDS: "between steps",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePeak:
@@ -51,12 +44,10 @@ class LivePeak:
 
     Attributes:
         total_bytes: Bytes alive, every block rounded up to 512 [bytes].
-        phase: forward, backward, optimizer, between steps, or setup.
         bytes_by_kind: The same bytes by kind of contents [bytes].
     """
 
     total_bytes: int
-    phase: str
     bytes_by_kind: Mapping[AllocationKind, int]
 
 
@@ -113,14 +104,8 @@ def live_peak(stream: MemoryStream, batch_size: float) -> LivePeak:
     by_kind = np.bincount(
         kinds[: moment + 1], weights=changes[: moment + 1], minlength=len(AllocationKind)
     ).astype(np.int64)
-    phase = "setup"
-    for event in stream.event[moment::-1].tolist():
-        if MemoryEvent(event) in _PHASES:
-            phase = _PHASES[MemoryEvent(event)]
-            break
     return LivePeak(
         total_bytes=int(alive[moment]),
-        phase=phase,
         bytes_by_kind={kind: int(by_kind[kind]) for kind in AllocationKind},
     )
 
@@ -156,35 +141,6 @@ def repeating_step(stream: MemoryStream) -> RepeatingStep:
             [events[i] == MemoryEvent.FREE and blocks[i] in twins for i in entries], dtype=np.bool_
         ),
         block=np.array([twins.get(blocks[i], blocks[i]) for i in entries], dtype=np.int64),
-    )
-
-
-def steady_state_events(stream: MemoryStream, num_steps: int) -> MemoryStream:
-    """The stream with its second step repeated until there are ``num_steps`` steps.
-
-    Repeated allocations get identities above all others; a free of a block of the step before frees the block
-    which that step allocated in the same place.
-
-    Args:
-        stream: Two traced steps.
-        num_steps: Steps in the result, at least 2.
-    """
-    if num_steps < 2:
-        raise ValueError(f"a steady state takes at least 2 steps, got {num_steps}")
-    step = repeating_step(stream)
-    end = int(np.flatnonzero(stream.event == MemoryEvent.STEP_ENDS)[1]) + 1
-    entries = np.concatenate([np.arange(end), *[step.entries] * (num_steps - 2)])
-    stride = int(stream.block.max(initial=-1)) + 1
-    block = [stream.block[:end]]
-    for repetition in range(1, num_steps - 1):
-        # Repetition 0 is the traced second step, whose blocks keep their identity.
-        made_in = repetition - step.frees_previous.astype(np.int64)
-        block.append(np.where(step.block < 0, -1, step.block + stride * made_in))
-    return MemoryStream(
-        event=stream.event[entries],
-        block=np.concatenate(block),
-        size_bytes=stream.size_bytes[entries],
-        kind=stream.kind[entries],
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.cost.time.features import (
     GROUP_KERNEL_WIDTHS,
     LARGEST_SHARE_OF_PEAK,

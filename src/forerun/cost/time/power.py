@@ -184,7 +184,6 @@ def device_power(
     activity: Floats,
     compute_fraction: Floats,
     limit_w: float | None = None,
-    law: PowerLaw | None = None,
 ) -> Power | None:
     """Average power of a device at work; None for a device without power measurements.
 
@@ -193,9 +192,8 @@ def device_power(
         activity: Ideal time of the work over the time it takes without a limit.
         compute_fraction: Share of arithmetic in the ideal time.
         limit_w: Power limit that is set; None for the board's own limit [W].
-        law: Constants of the power model; None for those of the device.
     """
-    law = law or power_law_of(device)
+    law = power_law_of(device)
     if device.kind is not DeviceKind.GPU or device.power_limit_w <= 0:
         return None
     limit = 1.0 if limit_w is None else check_power_limit_w(limit_w, device) / device.power_limit_w

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
-from forerun.base.plugins import plugin_names
+from forerun.base.extras import plugin_names
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

@@ -256,7 +256,7 @@ def link(
 
 
 def _plot_composition(path: Path, found: Any) -> None:
-    from forerun.evidence.pages.composition_page import plot_compositions
+    from forerun.evidence.pages.evaluation_page import plot_compositions
 
     device = found.run.measurements[0].circumstances.device
     plot_compositions(path, {f"layers and steps on {device}": found.compositions})
@@ -266,7 +266,7 @@ def _plot_composition(path: Path, found: Any) -> None:
     options=CompositionQuestion,
     without=("ray",),
     readers={"batch_sizes": _AXES["batch_sizes"]},
-    page="forerun.evidence.pages.composition_page:composition_page",
+    page="forerun.evidence.pages.evaluation_page:composition_page",
     plot=_plot_composition,
 )
 def composition(

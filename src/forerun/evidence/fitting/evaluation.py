@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import RecordError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.evidence.records.model_names import canonical_network
 from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph
@@ -174,18 +174,9 @@ def hold_out_groups(keys: Sequence[Hashable], share: float, seed: int = 0) -> Sp
     )
 
 
-def configuration_splits(keys: Sequence[Hashable], most_left_out: int = 30, k: int = 10) -> tuple[Split, ...]:
-    """Leave one configuration out if there are few, else k folds of configurations."""
-    num_groups = len(set(keys))
-    return leave_one_group_out(keys) if num_groups <= most_left_out else group_folds(keys, k)
-
-
-def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
-    """Indices of the remaining rows if variants of a network in one configuration count once."""
-    return np.array(
-        [rows[0] for rows in _rows_by([configuration_of(record) for record in records]).values()],
-        dtype=np.int64,
-    )
+def configuration_splits(keys: Sequence[Hashable]) -> tuple[Split, ...]:
+    """Leave one configuration out if there are at most 30, else ten folds of configurations."""
+    return leave_one_group_out(keys) if len(set(keys)) <= 30 else group_folds(keys, 10)
 
 
 def configuration_of(record: StepRecord) -> str:
@@ -199,6 +190,14 @@ def configuration_of(record: StepRecord) -> str:
             f"devices {record.num_devices}",
         )
     )  # fmt: skip
+
+
+def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
+    """Indices of the remaining rows if variants of a network in one configuration count once."""
+    return np.array(
+        [rows[0] for rows in _rows_by([configuration_of(record) for record in records]).values()],
+        dtype=np.int64,
+    )
 
 
 def leave_one_group_out(keys: Sequence[Hashable], what: str = "configuration") -> tuple[Split, ...]:
@@ -398,20 +397,19 @@ class IntervalLaw:
         return widths
 
 
-def fit_law(residuals: Floats, spread: Floats, groups: Sequence[object], target: float = 0.9) -> IntervalLaw:
-    """The law with the narrowest mean interval that covers the target share.
+def fit_law(residuals: Floats, spread: Floats, groups: Sequence[object]) -> IntervalLaw:
+    """The law with the narrowest mean interval that covers 90 % of the rows.
 
     Args:
         residuals: log(measured / predicted) of held-out rows, (n,).
         spread: Standard deviation over the ensemble, (n,).
         groups: Group of each row.
-        target: Share to cover.
     """
     weights = group_weights(groups)
     laws = []
     for slope in _SLOPES:
         scores = np.abs(residuals) / (_BASE + slope * spread)
         laws.append(
-            IntervalLaw(quantile=float(conformal_quantile(scores, target, weights)), base=_BASE, slope=slope)
+            IntervalLaw(quantile=float(conformal_quantile(scores, 0.9, weights)), base=_BASE, slope=slope)
         )
     return min(laws, key=lambda law: float(np.average(law.half_widths(spread), weights=weights)))

@@ -13,7 +13,7 @@ from forerun.cost.time.features import NEWEST_ERA, Point, software_era
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.weights import system_key
 from forerun.evidence.fitting.op_time_fit import StepSample
-from forerun.evidence.measurement.frameworks import PYTORCH, framework_of
+from forerun.evidence.measurement.circumstances import PYTORCH, framework_of
 from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.records.measured_run import flag_of, setup_of, text_of, whole_of
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome

@@ -23,8 +23,7 @@ from forerun.base.isolation import (
     tell,
     unlimited_memory,
 )
-from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of
-from forerun.evidence.measurement.frameworks import preloaded_by
+from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of, preloaded_by
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult, job_key
 from forerun.evidence.measurement.runners.timing import summarise
 from forerun.evidence.measurement.telemetry import record_telemetry

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError, UsageError, near_matches
-from forerun.base.extras import needing
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import needing, plugin, plugin_names
 from forerun.evidence.records.measurement import (
     MEASUREMENT_VERSION,
     JobKind,

@@ -26,7 +26,7 @@ from importlib import import_module
 import numpy as np
 
 from forerun.base.errors import UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.jobs.forecasting.curve import Floats, MetricKind, relative_noise
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import FailureError, RecordError, UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 
 GROUP = "forerun.clusters"
 """Entry points of the systems."""

@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from forerun.base.errors import UsageError, near_matches
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.jobs.scheduling.job import (
     Allocation,
     ScheduledJob,

@@ -269,7 +269,7 @@ def _on_gpu(trace: Trace, whole: Spans) -> dict[str, Any]:
         "num_allocations": float(len(trace.calls.named(_ALLOCATING).inside(begin_s, end_s))),
         "num_compilations": _num_compilations(trace, whole),
         "sync_names": tuple(dict.fromkeys(waits.names[i] for i in waits.name))[:3],
-        "copy_bytes_per_s": _rate(to_device.where(~_in(to_device, pageable))),
+        "copy_bytes_per_s": _rate(to_device.where(~np.isin(to_device.name, np.unique(pageable.name)))),
         "link_bytes_per_s": _bus_rate(shared),
         "by_class": {name: time_s for name, time_s in by_class.items() if time_s > 0},
         "off_units_s": {name: time_s for name, time_s in off.items() if name},
@@ -433,10 +433,6 @@ def _longest(events: Events, chosen: Sequence[bool]) -> str:
     sums = np.bincount(events.name, weights=events.durations_s, minlength=len(events.names))
     sums = sums * np.array(chosen, dtype=float)
     return events.names[int(sums.argmax())] if sums.any() else ""
-
-
-def _in(events: Events, part: Events) -> Bools:
-    return np.isin(events.name, np.unique(part.name))
 
 
 def _rate(copies: Events) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, ScriptError
-from forerun.base.plugins import plugin
+from forerun.base.extras import plugin
 from forerun.base.process_control import die_with_parent
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.acceptance import num_reserved_runs

@@ -132,7 +132,7 @@ def doctor() -> _Health:
         python=sys.version.split()[0],
         extras={name: installed_version(_PACKAGES.get(name, name)) for name in sorted(EXTRA_OF_PACKAGE)},
         cache_folder=str(folder),
-        cache_bytes=_size_bytes(folder),
+        cache_bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
         processes=tuple(_processes()),
         leftovers=remove_leftovers(),
         problems=tuple(problems),
@@ -141,10 +141,6 @@ def doctor() -> _Health:
 
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "tensorflow": "tensorflow-cpu"}
 """Names of packages that differ from those of their modules."""
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _processes() -> Iterator[int]:
@@ -174,7 +170,7 @@ def version_lines(*, verbose: bool) -> Iterator[str]:
     from forerun.base.kept import cache_folder
     from forerun.cost.time.weights import shipped_weights_path
     from forerun.question.devices.here import describe_host
-    from forerun.tracing.shipped import shipped_models
+    from forerun.tracing.trace import shipped_models
 
     yield f"Python {platform.python_version()} at {sys.executable}"
     yield platform.platform()

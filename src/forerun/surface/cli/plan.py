@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.base.errors import UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.search.options import PlanOptions
 from forerun.surface.cli.output import json_text
 from forerun.surface.cli.settings import (

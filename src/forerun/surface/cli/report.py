@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.base.errors import FailureError, UsageError
-from forerun.base.plugins import plugin_names
+from forerun.base.extras import plugin_names
 from forerun.surface.cli.output import json_text, quiet_libraries
 from forerun.surface.cli.plan import format_of_job
 from forerun.surface.cli.verbs import verb

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.base.plugins import plugin
+from forerun.base.extras import plugin
 from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.question.settings import Declared, check_number, declared
 
@@ -234,27 +234,19 @@ def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: An
     The parser makes a schema for each option, given or not, with a library that takes longer to import than a cached
     prediction to make. It still reads whatever is not plain, and words the refusals.
     """
-    read = {} if parameter.callback else _PLAIN.get(_kind_of(parameter), {})
-    for kind, convert_text in read.items():
-        if isinstance(value, str) and kind.fullmatch(value):
-            return convert_text(value)
-    if isinstance(value, tuple) and value and _annotation_of(parameter) == list[str]:
+    described = getattr(parameter, "type_descriptor", None)
+    kind = getattr(described, "annotation", None)
+    # Bounds and several values are the parser's matter.
+    is_plain = described is not None and not (described.is_ranged or parameter.multiple or parameter.callback)
+    if is_plain and parameter.nargs == 1 and isinstance(value, str):
+        for words, convert_text in _PLAIN.get(kind, {}).items():
+            if words.fullmatch(value):
+                return convert_text(value)
+    if isinstance(value, tuple) and value and kind == list[str]:
         return list(value)
     if value is None and not parameter.required and not parameter.multiple:
         return parameter.callback(context, parameter, None) if parameter.callback else None
     return convert(context, value)
-
-
-def _kind_of(parameter: Any) -> Any:
-    """The type of an option that has no bounds of its own, None for others."""
-    described = getattr(parameter, "type_descriptor", None)
-    if described is None or described.is_ranged or parameter.multiple or parameter.nargs != 1:
-        return None
-    return described.annotation
-
-
-def _annotation_of(parameter: Any) -> Any:
-    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
 
 
 _PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {
@@ -381,7 +373,7 @@ def known_models(incomplete: str) -> list[str]:
     """Names of models for the completion of a shell."""
     from forerun.prediction.models import kept_model_names
     from forerun.question.model import architectures, flat_names
-    from forerun.tracing.shipped import shipped_models
+    from forerun.tracing.trace import shipped_models
 
     names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]
     bare = [name.rpartition(":")[2] for name in shipped_models() if "=" not in name]

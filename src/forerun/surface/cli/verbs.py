@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
-from forerun.base.plugins import plugin, plugin_names
+from forerun.base.extras import plugin, plugin_names
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -213,7 +213,9 @@ def _common(
     kinds: dict[str, tuple[Any, Any]] = {}
     if shown is not None:
         kinds["as_json"] = (JsonOption, False)
-        if not any(_is_format(part) for part in own.values()):  # of a file it reads, or with further formats
+        # In an annotation, the first name of an option stands where its default does elsewhere.
+        hints = [hint for part in own.values() for hint in getattr(part.annotation, "__metadata__", ())]
+        if all(getattr(hint, "default", None) != "--format" for hint in hints):  # none of its own
             kinds["form"] = (FormatOption, "table")
     if shown is not None and shown.money:
         kinds["currency"] = (CurrencyOption, None)
@@ -230,19 +232,16 @@ def _common(
     ]
 
 
-def _is_format(parameter: inspect.Parameter) -> bool:
-    # In an annotation, the first name of an option stands where its default does elsewhere.
-    options = getattr(parameter.annotation, "__metadata__", ())
-    return any(getattr(option, "default", None) == "--format" for option in options)
-
-
 def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *, debug: bool) -> None:
     """Asks and prints: only the answer goes to stdout."""
     if shown is None:
         ask(**given)
         return
-    form = _form(given)
-    path, currency = given.pop("plot", None), _currency(given.pop("currency", None))
+    form, path, currency = _form(given), given.pop("plot", None), given.pop("currency", None)
+    if currency is not None:
+        from forerun.question.devices.prices import find_currency
+
+        currency = find_currency(currency)
     with quiet_libraries(debug=debug):
         if path is not None:
             from forerun.surface.report.figure import check_plot_path
@@ -255,7 +254,10 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         page = load(shown.page) if isinstance(shown.page, str) else shown.page
         with _in_currency(currency):
             for part in _parts(page, answer, debug=debug):
-                _print(part, shown.width)
+                if isinstance(part, str):
+                    typer.echo(part)
+                else:
+                    print_page(part, page_width(shown.width))
     else:
         with quiet_libraries(debug=debug):
             found = answer.as_dict() if shown.as_dict is None else shown.as_dict(answer)
@@ -286,12 +288,6 @@ def _form(given: dict[str, Any]) -> str:
     return "json" if as_json else form
 
 
-def _currency(word: str | None) -> Currency | None:
-    from forerun.question.devices.prices import find_currency
-
-    return None if word is None else find_currency(word)
-
-
 @contextmanager
 def _in_currency(currency: Currency | None) -> Iterator[None]:
     """Amounts of a page in a currency, with its rate below them."""
@@ -318,13 +314,6 @@ def _parts(page: Callable[[Any], Any], answer: Any, *, debug: bool) -> Iterator[
         if part is None:
             return
         yield part
-
-
-def _print(part: Any, width: int) -> None:
-    if isinstance(part, str):
-        typer.echo(part)
-    else:
-        print_page(part, page_width(width))
 
 
 @dataclass(frozen=True)

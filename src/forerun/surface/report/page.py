@@ -57,9 +57,12 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
             _memory_bars(estimate, with_bars),
             Text(""),
         ]
-    parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
+    step = f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}"
+    causes = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
+    parts += [Text.assemble(("Step  ", "bold"), step), _time_bars(causes, with_bars), Text("")]
     if len(estimate.passes) > 1:
-        parts += [Text("Passes", style="bold"), _pass_bars(estimate, with_bars), Text("")]
+        passes = [(part.name, part.time_s) for part in estimate.passes]
+        parts += [Text("Passes", style="bold"), _time_bars(passes, with_bars), Text("")]
     if estimate.top_layers:
         parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
     parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate)))
@@ -170,23 +173,9 @@ def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     return _indented(table)
 
 
-def _step_sentence(estimate: Estimate) -> Text:
-    return Text.assemble(
-        ("Step  ", "bold"),
-        f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}",
-    )
-
-
-def _step_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
-    parts = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
+def _time_bars(parts: list[tuple[str, float]], with_bars: bool) -> RenderableType:
     rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
-    total = sum(time_s for _, time_s in parts)
-    return _indented(_waterfall(rows, total, with_bars))
-
-
-def _pass_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
-    rows = [(part.name, part.time_s, format_duration_s(part.time_s)) for part in estimate.passes]
-    return _indented(_waterfall(rows, sum(part.time_s for part in estimate.passes), with_bars))
+    return _indented(_waterfall(rows, sum(time_s for _, time_s in parts), with_bars))
 
 
 def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:
@@ -250,12 +239,12 @@ def bar_text(start: float, end: float, width: int, fill: str) -> str:
     return " " * first + fill * (last - first) + " " * (width - last)
 
 
-def merge_small(parts: tuple[tuple[str, float], ...], share: float = 0.02) -> list[tuple[str, float]]:
-    """Largest parts first; those below ``share`` of the sum become one 'other', so the sum stays."""
+def merge_small(parts: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
+    """Largest parts first; those below 2 % of the sum become one 'other', so the sum stays."""
     total = sum(size for _, size in parts)
     ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
-    large = [part for part in ordered if part[1] >= share * total]
-    small = [part for part in ordered if part[1] < share * total]
+    large = [part for part in ordered if part[1] >= 0.02 * total]
+    small = ordered[len(large) :]
     # One small part says more under its own name.
     if len(small) < 2:
         return ordered

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError
+from forerun.base.extras import plugin
 from forerun.base.kept import cache_folder, temporary_folder
-from forerun.base.plugins import plugin
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 
