@@ -365,8 +365,8 @@ def scaling(
         Path,
         typer.Argument(
             metavar="RUNS",
-            help="Finished runs: a CSV with the columns parameters, tokens and loss, or run (the file of a curve); "
-            "or a folder of such tables.",
+            help="Finished runs: a CSV with the columns parameters, tokens and loss, or run (the file of a curve), and "
+            "optionally learning_rate and batch_size; or a folder of such tables.",
         ),
     ],
     settings: dict[str, Any],
