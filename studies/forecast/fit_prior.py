@@ -9,14 +9,16 @@ all tiers. All networks are fitted at once, a product of stacked matrices each s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from forerun.jobs.forecasting.backtest import CutResult
+from forerun.jobs.forecasting.backtest import CutResult, mean_of_origins
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import (
+    CUTS,
     IS_CORE,
     MEMBERS,
     NUM_OF_SCHEDULE,
@@ -38,6 +40,10 @@ _ORIGINS_OF = {"algoperf": 3.0}
 _ERROR_COUNTS = 20.0
 _TOLD = (0.6, 0.5)
 """Chance that the schedule, and the finished runs, are told."""
+
+_SHARES = np.linspace(0, 1, 6)
+_LOSS_COUNTS = 3.0
+"""Shares of the schedule that are tried, and what a loss counts beside the error itself."""
 
 _TIERS = (Tier.CURVE, Tier.SCHEDULE, Tier.HISTORY, Tier.BOTH)
 """By whether the schedule is told, and twice whether finished runs are."""
@@ -85,14 +91,50 @@ def fit_priors(results: Sequence[CutResult], *, steps: int = 500, seed: int = 0)
         for pair in zip(net.matrices, net.biases, strict=True)
         for layer in pair
     ]
-    return {
+    priors = {
         name: LearnedPrior(
             middle=middle,
             spread=spread,
             layers=tuple(layer[index * _NETWORKS : (index + 1) * _NETWORKS] for layer in layers),
+            shares=np.zeros(len(CUTS)),
         )
         for index, name in enumerate(names)
     }
+    return with_shares(results, priors)
+
+
+def with_shares(results: Sequence[CutResult], priors: Mapping[str, LearnedPrior]) -> dict[str, LearnedPrior]:
+    """The priors with the weight of the schedule at each cut, by the gains of the other origins.
+
+    With r the error of a mixture over that without the schedule, both by a prior that had not seen the origin: the
+    share with the least mean over origins of r + 3 max(r - 1, 0).
+    """
+    costs, none = _costs(results, priors), np.zeros((len(CUTS), len(_SHARES)))
+    return {
+        name: replace(
+            prior, shares=_SHARES[sum((c for o, c in costs.items() if o != name), start=none).argmin(axis=1)]
+        )
+        for name, prior in priors.items()
+    }
+
+
+def _costs(results: Sequence[CutResult], priors: Mapping[str, LearnedPrior]) -> dict[str, np.ndarray]:
+    """Cost of each share on each origin that has schedules, (cuts, shares); 0 at a cut without any."""
+    found = {}
+    for origin in dict.fromkeys(r.run.origin for r in results if r.run.rates is not None):
+        of_origin = [r for r in results if r.run.origin == origin and r.run.rates is not None]
+        costs = found[origin] = np.zeros((len(CUTS), len(_SHARES)))
+        evidence = stacked([r.evidence for r in of_origin])
+        ends = [priors[origin].weigh_alone(evidence, of)[0][:, -1] for of in (Tier.SCHEDULE, Tier.CURVE)]
+        mixed = _SHARES[:, None] * ends[0] + (1 - _SHARES[:, None]) * ends[1]
+        misses = np.abs(mixed - np.asarray([r.actual[-1] for r in of_origin]))
+        for row_of_cut, cut in enumerate(CUTS):
+            at = [(row, r.run) for row, r in enumerate(of_origin) if r.cut == cut]
+            if at:
+                mean = [mean_of_origins((run, miss[row]) for row, run in at) for miss in misses]
+                ratio = np.asarray(mean) / max(mean[0], 1e-12)
+                costs[row_of_cut] = ratio + _LOSS_COUNTS * np.maximum(ratio - 1, 0)
+    return found
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,9 @@ from forerun.jobs.forecasting.scaling_law import (
     FinishedRun,
     Frontier,
     ScalingLaw,
+    TuningLaw,
     fit_scaling_law,
+    fit_tuning_law,
 )
 from forerun.prediction.estimate import Interval
 
@@ -222,6 +224,7 @@ class ScalingForecast(Answer):
     Attributes:
         runs: The runs, as they were given.
         law: The law, fitted to the best of each size.
+        tuning: The law of learning rate and batch; None where the runs do not tell it.
         answers: The best training for each budget and target.
         rates: Of each device.
         notes: What a reader must know.
@@ -229,6 +232,7 @@ class ScalingForecast(Answer):
 
     runs: tuple[FinishedRun, ...]
     law: ScalingLaw
+    tuning: TuningLaw | None
     answers: tuple[PricedFrontier, ...]
     rates: tuple[DeviceRate, ...]
     notes: tuple[str, ...]
@@ -255,6 +259,8 @@ class _RunRow(BaseModel):
     parameters: _Above
     tokens: _Above
     loss: _Above | None = None
+    learning_rate: _Above | None = None
+    batch_size: _Above | None = None
     run: str | None = None
 
 
@@ -273,7 +279,7 @@ def forecast_scaling(
 
     Args:
         runs: A CSV of finished runs with the columns parameters, tokens and loss, or run (the file of a curve, from
-            the table); or a folder of such tables.
+            the table), and optionally learning_rate and batch_size; or a folder of such tables.
         budgets: Work such as ``1e21flop``, or hours of a device such as ``500gpuh``; ten times the largest run where
             neither a budget nor a target is given.
         target: Such as ``loss<=2.3``.
@@ -291,18 +297,20 @@ def forecast_scaling(
     if (model is None) != (not devices):
         raise InvalidSetupError("times on a device need both the model and the device; give --model and --on")
     found = tuple(_runs(Path(runs)))
-    law = fit_scaling_law(found, seed=seed)
+    law, tuning = fit_scaling_law(found, seed=seed), fit_tuning_law(found, seed=seed)
     rates = tuple(_rate(model, device, price_usd_per_hour, setup) for device in devices)
     wanted = parse_target(target) if isinstance(target, str) else target
     if not budgets and wanted is None:
         budgets = (f"{_USUAL_BUDGET_TIMES * max(run.flop for run in found):.3g}flop",)
-    answers = [_priced(text, law.at_budget(_flop(text, rates)), rates) for text in budgets]
+    answers = [_priced(text, law.at_budget(_flop(text, rates)), rates, tuning) for text in budgets]
     if wanted is not None:
         if wanted.is_rising:
             raise InvalidSetupError(f"a law of scaling is of a loss, which falls; got the target '{wanted}'")
-        answers.append(_priced(str(wanted), law.at_target(wanted.value), rates))
-    notes = tuple(_notes(found, law, answers, rates))
-    return ScalingForecast(runs=found, law=law, answers=tuple(answers), rates=rates, notes=notes)
+        answers.append(_priced(str(wanted), law.at_target(wanted.value), rates, tuning))
+    notes = tuple(_notes(found, law, tuning, answers, rates))
+    return ScalingForecast(
+        runs=found, law=law, tuning=tuning, answers=tuple(answers), rates=rates, notes=notes
+    )
 
 
 def _runs(place: Path) -> list[FinishedRun]:
@@ -332,7 +340,8 @@ def _runs_of_table(path: Path) -> list[FinishedRun]:
             loss = final_error(curve.values)
         if loss is None:
             raise RecordError(f"{path.name}, line {number}: expected a loss, or the run's curve, got neither")
-        found.append(FinishedRun(parameters=row.parameters, tokens=row.tokens, loss=loss))
+        settings = {"learning_rate": row.learning_rate, "batch_size": row.batch_size}
+        found.append(FinishedRun(parameters=row.parameters, tokens=row.tokens, loss=loss, **settings))
     return found
 
 
@@ -380,9 +389,14 @@ def _flop(text: str, rates: Sequence[DeviceRate]) -> float:
     return number * 3600 * rates[0].flop_per_s.value
 
 
-def _priced(question: str, best: Frontier | None, rates: Sequence[DeviceRate]) -> PricedFrontier:
+def _priced(
+    question: str, best: Frontier | None, rates: Sequence[DeviceRate], tuning: TuningLaw | None
+) -> PricedFrontier:
     if best is None:
         return PricedFrontier(question=question, best=None, prices=())
+    if tuning is not None:
+        rate, batch = tuning.best(best.parameters.value, best.tokens.value)
+        best = replace(best, learning_rate=rate, batch_size=batch)
     return PricedFrontier(question=question, best=best, prices=tuple(_price(best, rate) for rate in rates))
 
 
@@ -404,12 +418,22 @@ def _price(best: Frontier, rate: DeviceRate) -> TrainingPrice:
 def _notes(
     runs: Sequence[FinishedRun],
     law: ScalingLaw,
+    tuning: TuningLaw | None,
     answers: Sequence[PricedFrontier],
     rates: Sequence[DeviceRate],
 ) -> list[str]:
     notes = []
     if len(runs) > law.num_runs:
         notes.append(f"of {len(runs)} runs the best of each of {law.num_runs} sizes counts: tuned runs")
+    if tuning is not None:
+        notes.append(
+            f"learning rate and batch at that size: by {tuning.num_runs} runs of {tuning.num_sizes} sizes; the batch "
+            "is in the unit of the table"
+        )
+    elif any(run.learning_rate is not None for run in runs):
+        notes.append(
+            "no best learning rate and batch: a size needs three runs or more on both sides of its best rate and batch"
+        )
     for found in answers:
         if found.best is None:
             notes.append(f"{found.question} lies below what the law says that any budget reaches")

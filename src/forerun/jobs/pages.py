@@ -316,6 +316,8 @@ def scaling_page(answer: ScalingForecast) -> RenderableType:
         _grid(("coefficient", "value", "90 % interval"), law),
         _grid(("asked", "parameters", "tokens", "loss", "work [FLOP]"), best),
     ]
+    if answer.tuning is not None:
+        parts.append(_grid(("asked", "learning rate", "batch size"), _settings_of(answer)))
     if answer.rates:
         prices = [
             (asked.question, *_price_cells(price)) for asked in answer.answers for price in asked.prices
@@ -334,6 +336,16 @@ def _best_cells(asked: PricedFrontier) -> tuple[str, str, str, str]:
     )
     loss = f"{best.loss.value:.3f} ({range_words(best.loss, '{:.3f}'.format)})"
     return (sizes, tokens, loss, f"{best.flop.value:.3g}")
+
+
+def _settings_of(answer: ScalingForecast) -> list[tuple[str, str, str]]:
+    found = []
+    for asked in answer.answers:
+        given = (asked.best.learning_rate, asked.best.batch_size) if asked.best is not None else ()
+        cells = [f"{i.value:.3g} ({range_words(i, '{:.3g}'.format)})" for i in given if i is not None]
+        if len(cells) == 2:
+            found.append((asked.question, cells[0], cells[1]))
+    return found
 
 
 def _price_cells(price: TrainingPrice) -> tuple[str, str, str, str]:

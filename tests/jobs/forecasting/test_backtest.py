@@ -15,7 +15,6 @@ from forerun.jobs.forecasting.backtest import (
     tier_results,
 )
 from forerun.jobs.forecasting.backtest_table import (
-    CUTS,
     LEVELS,
     load_table,
     save_table,
@@ -24,7 +23,7 @@ from forerun.jobs.forecasting.backtest_table import (
 )
 from forerun.jobs.forecasting.curve import without_outliers
 from forerun.jobs.forecasting.forecaster import Prefix, Tier, sibling_trust
-from forerun.jobs.forecasting.prior import mixture, shipped_prior
+from forerun.jobs.forecasting.prior import CUTS, mixture, shipped_prior
 
 
 def told(results):

@@ -1,8 +1,10 @@
 """Curves from files, and every file that cannot be one."""
 
 import json
+import sqlite3
 import struct
 import sys
+from contextlib import closing
 from types import ModuleType
 
 import numpy as np
@@ -316,3 +318,153 @@ def test_a_column_of_rates_may_be_named(tmp_path):
     np.testing.assert_allclose(read_curve(path, "acc", rate="eta").learning_rates, [0.5, 0.4, 0.3])
     with pytest.raises(InvalidSetupError, match="no column 'rate' with the learning rate"):
         read_curve(path, "acc", rate="rate")
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    path = write(tmp_path, "epoch,acc,acc\n1,.1,.5\n2,.2,.4\n")
+    with pytest.raises(RecordError, match="a name of its own for each column, got 'acc' 2 times"):
+        read_curve(path, "acc")
+
+
+# Trackers: W&B and MLflow, in the forms that their own packages write.
+
+_OF_EXPORT = [f"{run} - val/loss{end}" for run in ("sun-1", "a - b") for end in ("", "__MIN", "__MAX")]
+EXPORT = ",".join(f'"{name}"' for name in ["Step", *_OF_EXPORT])
+EXPORT += """
+"10","2.0","1.9","2.1","","",""
+"15","","","","3","3","3"
+"20","1.5","1.4","1.6","","",""
+"30","1.2","1.2","1.2","2.5","2.5","2.5"
+"""
+
+
+def test_each_run_of_an_export_of_wandb_is_a_curve_of_its_own(tmp_path):
+    path = write(tmp_path, EXPORT, "export.csv")
+    assert find_curve_files(tmp_path) == [path / "sun-1", path / "a - b"]
+    curve = read_curve(path / "sun-1", "loss")
+    assert (curve.name, curve.metric, curve.unit) == ("sun-1", "val/loss", "step")
+    np.testing.assert_array_equal(curve.epochs, [10, 20, 30])
+    np.testing.assert_array_equal(read_curve(path / "a - b").values, [3, 2.5])
+    with pytest.raises(InvalidSetupError, match=r"such as 'export.csv/sun-1', got ''.*it holds sun-1, a - b"):
+        read_curve(path)
+    with pytest.raises(InvalidSetupError, match="did you mean sun-1"):
+        read_curve(path / "sun-2")
+    single = write(tmp_path, "\n".join(",".join(r.split(",")[:4]) for r in EXPORT.splitlines()), "one.csv")
+    np.testing.assert_array_equal(read_curve(single, "val/loss").values, [2, 1.5, 1.2])
+
+
+HISTORY = [
+    {"_step": 0, "_runtime": 5.0, "train/global_step": 100, "eval/loss": 2.0, "gradients/w": {"bins": [1]}},
+    {"_step": 1, "_runtime": 6.0, "train/global_step": 150, "train/loss": 2.4},
+    {"_step": 2, "_runtime": 10.0, "train/global_step": 200, "eval/loss": 1.5},
+    {"_step": 3, "_runtime": 15.0, "train/global_step": 300, "eval/loss": 1.2},
+]
+
+
+def rows_of_history():
+    columns = {
+        name: {str(i): row.get(name) for i, row in enumerate(HISTORY)} for row in HISTORY for name in row
+    }
+    lines = "".join(json.dumps(row) + "\n" for row in HISTORY)
+    return {
+        "wandb-history.jsonl": lines + '{"_step": 4, "eval/l',  # the last row is still being written
+        "history.json": json.dumps(HISTORY),
+        "of_pandas.json": json.dumps(columns),
+    }
+
+
+@pytest.mark.parametrize(("name", "text"), rows_of_history().items())
+def test_a_history_of_wandb_counts_the_steps_of_the_trainer(tmp_path, name, text):
+    curve = read_curve(write(tmp_path, text, name))
+    assert curve.metric == "eval/loss"
+    np.testing.assert_array_equal(curve.epochs, [100, 200, 300])
+    np.testing.assert_array_equal(curve.values, [2.0, 1.5, 1.2])
+    assert curve.epoch_time_s() == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("text", ["", "3\n", "[1]\n", "{}\n"])
+def test_a_history_without_rows_is_refused(tmp_path, text):
+    with pytest.raises(RecordError):
+        read_curve(write(tmp_path, text, "wandb-history.jsonl"))
+
+
+def wandb_run(rows):
+    def item(name, value):
+        return field(1, 2, field(2, 2, name.encode()) + field(16, 2, json.dumps(value).encode()))
+
+    content = b":W&B\xe1\xbe\0"
+    for row in rows:
+        left = field(2, 2, b"".join(item(name, value) for name, value in row.items()))
+        kind = 1
+        while True:
+            room = 32768 - len(content) % 32768
+            if room < 7:
+                content += b"\0" * room
+                continue
+            part, left = left[: room - 7], left[room - 7 :]
+            kind = {(1, False): 1, (1, True): 2, (3, True): 3, (3, False): 4}[kind, bool(left)]
+            content += b"\0" * 4 + struct.pack("<HB", len(part), kind) + part
+            if not left:
+                break
+            kind = 3
+    return content
+
+
+def test_a_wandb_file_is_read_over_its_blocks_and_to_its_torn_end(tmp_path):
+    rows = [{"_step": s, "val_loss": 1 / (s + 1), "note": "x" * 50} for s in range(2000)]
+    path = tmp_path / "run-1a2b.wandb"
+    path.write_bytes(wandb_run(rows))
+    curve = read_curve(tmp_path)
+    assert curve.metric == "val_loss"
+    np.testing.assert_allclose(curve.values, 1 / np.arange(1.0, 2001))
+    path.write_bytes(wandb_run(rows)[:-5])
+    assert len(read_curve(path)) == 1999
+    path.write_bytes(b"nothing")
+    with pytest.raises(RecordError, match="begins with ':W&B'"):
+        read_curve(path)
+
+
+def test_a_folder_of_mlflow_holds_a_run_with_its_length(tmp_path):
+    run = tmp_path / "mlruns" / "1" / "0a1b"
+    for name, values in {"val/loss": (2.0, 1.5, 1.2), "train_loss": (2.4, 1.6, 1.1)}.items():
+        file = run / "metrics" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "".join(f"{1700000000000 + 5000 * i} {v} {10 * i + 10}\n" for i, v in enumerate(values))
+        )
+    (run / "meta.yaml").write_text("run_name: sun")
+    (run / "params").mkdir()
+    (run / "params" / "max_steps").write_text("200")
+    assert find_curve_files(tmp_path) == [run]
+    curve = read_curve(run)
+    assert (curve.metric, curve.planned_end) == ("val/loss", 200)
+    np.testing.assert_array_equal(curve.epochs, [10, 20, 30])
+    np.testing.assert_array_equal(read_curve(run, "train_loss").values, [2.4, 1.6, 1.1])
+    assert curve.epoch_time_s() == pytest.approx(0.5)
+    (run / "metrics" / "train_loss").write_text("1700000000000 good 1")
+    with pytest.raises(RecordError, match="expected a timestamp, a value and a step in line 1"):
+        read_curve(run)
+
+
+def test_the_store_of_mlflow_holds_several_runs(tmp_path):
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as store:
+        store.executescript(
+            "create table runs (run_uuid, name, lifecycle_stage, start_time);"
+            "create table metrics (key, value, timestamp, run_uuid, step, is_nan);"
+            "create table params (key, value, run_uuid);"
+            "insert into runs values ('u1', 'sun', 'active', 1), ('u2', 'sun', 'active', 2),"
+            " ('u3', 'moon', 'active', 3);"
+            "insert into metrics values ('loss', 2, 1000, 'u3', 1, 0), ('loss', 1, 2000, 'u3', 2, 0),"
+            " ('loss', 0, 3000, 'u3', 3, 1), ('loss', 9, 1000, 'u1', 1, 0);"
+            "insert into params values ('max_steps', '-1', 'u3');"
+        )
+    assert find_curve_files(tmp_path) == [path / "u1", path / "u2", path / "moon"]
+    curve = read_curve(path / "moon")
+    np.testing.assert_array_equal(curve.values, [2, 1, np.nan])
+    assert curve.planned_end is None
+    with pytest.raises(RecordError, match="holds no metric"):
+        read_curve(path / "u2")
+    path.write_bytes(b"nothing that SQLite knows, of some length")
+    with pytest.raises(RecordError, match="expected the SQLite store of MLflow"):
+        read_curve(path / "moon")

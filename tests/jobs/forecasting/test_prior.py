@@ -11,6 +11,7 @@ from forecaster_contract import prefix
 from forerun.base.errors import CostModelError
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import (
+    CUTS,
     MEMBERS,
     evidence_of,
     load_prior,
@@ -56,6 +57,21 @@ def test_stacked_runs_get_the_answers_of_each_alone():
             np.testing.assert_allclose(alone, of_all[index])
 
 
+def test_a_schedule_has_its_share_alone_and_moves_only_the_interval_beside_finished_runs():
+    known = evidence(rates="cosine")
+    told, alone = (
+        shipped_prior().weigh(known, Tier.SCHEDULE),
+        shipped_prior().weigh_alone(known, Tier.SCHEDULE),
+    )
+    withheld = shipped_prior().weigh(known, Tier.CURVE)
+    share = np.interp(known.figures[0, 6], CUTS, shipped_prior().shares)
+    np.testing.assert_allclose(told[0], share * alone[0] + (1 - share) * withheld[0])
+    np.testing.assert_allclose(told[1], (alone[1] + withheld[1]) / 2)
+    both, history = (shipped_prior().weigh(known, tier) for tier in (Tier.BOTH, Tier.HISTORY))
+    np.testing.assert_array_equal(both[0], history[0])
+    assert not np.array_equal(both[1], history[1])
+
+
 def test_finished_runs_that_agree_are_followed_and_those_that_fell_differently_widen():
     known = evidence(seen=20)
     level = known.figures[:, 0]
@@ -83,7 +99,14 @@ def test_a_prior_survives_its_file_and_a_damaged_one_is_an_error(tmp_path):
     path.write_text(json.dumps(document), encoding="utf-8")
     for one, other in zip(load_prior(path).layers, shipped_prior().layers, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)
-    for spoiled in ({**document, "schema": 9}, {**document, "layers": document["layers"][:3]}, {}, []):
+    np.testing.assert_array_equal(load_prior(path).shares, shipped_prior().shares)
+    for spoiled in (
+        {**document, "schema": 9},
+        {**document, "shares": [2.0] * 6},
+        {**document, "layers": document["layers"][:3]},
+        {},
+        [],
+    ):
         path.write_text(json.dumps(spoiled), encoding="utf-8")
         with pytest.raises(CostModelError, match="install forerun again"):
             load_prior(path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.forecasting.scaling_law import FLOP_PER_TOKEN, FinishedRun, fit_scaling_law
+from forerun.jobs.forecasting.scaling_law import FLOP_PER_TOKEN, FinishedRun, fit_scaling_law, fit_tuning_law
 
 # Hoffmann et al. 2022, approach 3 (arXiv 2203.15556, equation 10).
 HOFFMANN = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28}
@@ -95,3 +95,61 @@ def test_of_runs_with_one_size_only_the_best_counts():
 def test_runs_that_determine_no_law(rows, message):
     with pytest.raises(InvalidSetupError, match=message):
         fit_scaling_law(runs_of(rows))
+
+
+# Learning rate and batch.
+
+
+def tuned(n, d):
+    """Best rate and batch of a made law."""
+    return 0.004 * (n / 1e8) ** -0.4 * (d / 1e10) ** 0.1, 3e5 * (d / 1e10) ** 0.5
+
+
+def grid_of(n, d, reach=3):
+    rate, batch = tuned(n, d)
+    steps = [2.0**i for i in range(-reach, reach + 1)]
+    return [
+        FinishedRun(
+            parameters=n,
+            tokens=d,
+            learning_rate=rate * a,
+            batch_size=batch * b,
+            loss=hoffmann_loss(n, d) * np.exp(0.01 * np.log(a) ** 2 + 0.005 * np.log(b) ** 2),
+        )
+        for a in steps
+        for b in steps
+    ]
+
+
+def test_the_best_rate_and_batch_of_a_known_law_come_back_at_a_larger_size():
+    sizes = [(n, d) for n in (1e8, 2e8, 4e8) for d in (2e9, 1e10)]
+    law = fit_tuning_law([run for n, d in sizes for run in grid_of(n, d)])
+    assert law.num_sizes == 6
+    for found, wanted in zip(law.best(1.6e9, 4e10), tuned(1.6e9, 4e10), strict=True):
+        assert found.value == pytest.approx(wanted, rel=0.2)  # the published exponents pull a little
+        assert found.low < wanted < found.high
+
+
+def test_a_diverged_run_does_not_move_the_best_rate():
+    runs = [run for n in (1e8, 4e8) for run in grid_of(n, 1e10)]
+    diverged = FinishedRun(parameters=1e8, tokens=1e10, learning_rate=1.0, batch_size=3e5, loss=11.0)
+    one, other = (fit_tuning_law(given).best(1e9, 1e10)[0].value for given in (runs, [*runs, diverged]))
+    assert other == pytest.approx(one, rel=0.01)
+
+
+def test_runs_that_tell_no_best_rate_give_none():
+    assert fit_tuning_law(runs_of(STEP_LAW)) is None
+    assert fit_tuning_law(grid_of(1e8, 1e10)[:2]) is None
+    falls = [
+        FinishedRun(parameters=1e8, tokens=d, learning_rate=a, batch_size=b, loss=3 * a**-0.1 * b**0.1)
+        for d in (1e9, 1e10)
+        for a in (0.001, 0.01, 0.1)
+        for b in (1, 10, 100)
+    ]
+    law = fit_tuning_law(falls)  # no least within the grid: none, or the prior's, far beyond it
+    assert law is None or law.best(1e8, 1e10)[0].value > 0.1
+
+
+def test_a_rate_that_is_none_is_refused():
+    with pytest.raises(InvalidSetupError, match="above zero and finite"):
+        fit_tuning_law([FinishedRun(parameters=1e8, tokens=1e9, loss=2.0, learning_rate=0.0, batch_size=1.0)])

@@ -149,7 +149,8 @@ class WatchOptions(ForecastOptions, total=False):
 RunArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", help="Curve so far: a CSV, TensorBoard events, trainer_state.json, or a nanoGPT log."
+        metavar="RUN",
+        help="Curve so far: a CSV, trainer_state.json, a nanoGPT log, or a run of TensorBoard, W&B or MLflow.",
     ),
 ]
 OnDevices = Annotated[
@@ -203,7 +204,8 @@ def _watched(
 
     last_size, silent_s = -1, 0.0
     while silent_s < patience_s:
-        size = run.stat().st_size if run.is_file() else -1
+        files = run.rglob("*") if run.is_dir() else (run,)
+        size = sum((file.stat().st_size for file in files if file.is_file()), start=-1)
         if size == last_size or size < 0:
             time.sleep(every_s)
             silent_s += every_s
@@ -363,8 +365,8 @@ def scaling(
         Path,
         typer.Argument(
             metavar="RUNS",
-            help="Finished runs: a CSV with the columns parameters, tokens and loss, or run (the file of a curve); "
-            "or a folder of such tables.",
+            help="Finished runs: a CSV with the columns parameters, tokens and loss, or run (the file of a curve), and "
+            "optionally learning_rate and batch_size; or a folder of such tables.",
         ),
     ],
     settings: dict[str, Any],

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.jobs.forecasting.backtest_table import (
-    CUTS,
     LEVELS,
     BacktestTable,
     CutSummary,
@@ -30,7 +29,7 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.forecaster import Prefix, Tier, can_answer, forecaster_names, path_of
-from forerun.jobs.forecasting.prior import Evidence, LearnedPrior, evidence_of, horizon_values, stacked
+from forerun.jobs.forecasting.prior import CUTS, Evidence, LearnedPrior, evidence_of, horizon_values, stacked
 
 MOST_SIBLINGS = 12
 

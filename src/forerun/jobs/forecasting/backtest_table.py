@@ -20,10 +20,7 @@ from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
 from forerun.jobs.forecasting.curve import Floats
 from forerun.jobs.forecasting.forecaster import Prefix, Tier
-from forerun.jobs.forecasting.prior import HORIZONS, Mixture
-
-CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
-"""Shares of a run at which forecasters are tested and stored figures are kept."""
+from forerun.jobs.forecasting.prior import CUTS, HORIZONS, Mixture
 
 LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 """Levels of the stored quantiles."""

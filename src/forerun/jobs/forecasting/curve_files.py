@@ -1,4 +1,4 @@
-"""Learning curves from files: CSV of several origins, TensorBoard event files, and logs of trainers (``log_files``).
+"""Learning curves from files: CSV of several origins, and logs of trainers and trackers (``log_files``).
 
 A CSV has a header. Its columns, in any order, further columns being further metrics:
 
@@ -12,6 +12,9 @@ epochs from 0 and gaps: an epoch counted from 0 is taken as done, so 0 becomes 1
 over. Several rows of one epoch are one point, their mean, if there are four epochs or more (Optimus' step logs: epoch,
 step, loss, acc); before that each row is a point at its fraction of the epoch. Steps are never taken for epochs. What
 was passed over or averaged is said in ``Curve.notes``.
+
+An export of Weights & Biases has a column "RUN - METRIC" for each run, with __MIN and __MAX of what was drawn as one
+point, which are left out. A run of a file that holds several is named behind it: ``export.csv/fluent-sun-1``.
 """
 
 from __future__ import annotations
@@ -30,10 +33,17 @@ from forerun.jobs.forecasting.curve import Curve, Floats, Target, is_rising_metr
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
+    is_mlflow_run,
     is_text_log,
+    of_tracker,
     read_events,
+    read_history,
+    read_mlflow_run,
+    read_stored_run,
     read_text_log,
     read_trainer_state,
+    read_wandb,
+    runs_of_store,
 )
 
 _STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
@@ -42,7 +52,10 @@ _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
-_FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv")
+_HISTORIES = ("wandb-history.jsonl", "history.jsonl", "metrics.jsonl", "history.json")
+_STORE = "mlflow.db"
+_FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "*.wandb")
+_OF_RUN, _LEFT_OUT = " - ", ("__MIN", "__MAX")
 _METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
 _OF_VALIDATION = ("val", "eval", "metrics/")
 
@@ -58,7 +71,7 @@ def read_curve(
     """The curve of a metric.
 
     Args:
-        path: A CSV, an event file, a ``trainer_state.json``, a log of the nanoGPT family, or a folder with one of them.
+        path: A CSV, a log as in ``log_files``, or a folder with one of them; ``FILE/RUN`` where a file holds several.
         metric: Its name; None takes a validation accuracy if there is one, else a validation loss, else the first.
         is_rising: Whether larger is better; by its name if None.
         rate: Column of the learning rate; one of the usual names if None.
@@ -68,16 +81,11 @@ def read_curve(
         RecordError: The file cannot be read, is empty, or holds text where a number should be.
         InvalidSetupError: There is no such metric.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = next((file / name for name in _FILES_OF_FOLDERS if (file / name).is_file()), file)
-    if file.suffix == ".json":
-        log = read_trainer_state(file)
-    elif file.suffix in (".log", ".txt") and not _is_events(file):
-        log = read_text_log(file)
-    else:
-        log = LogColumns(columns=read_events(file) if _is_events(file) else read_columns(file))
-    curve = curve_of_columns(log.columns, file.name, metric, is_rising, rate, by_step=by_step)
+    file, run = _file_and_run(Path(path))
+    log = _log_of(file, run)
+    curve = curve_of_columns(
+        log.columns, run or file.name, metric, is_rising, rate, by_step=by_step, is_sparse=log.is_sparse
+    )
     planned = log.planned_end if log.planned_unit == curve.unit else None
     return replace(curve, planned_end=planned)
 
@@ -96,23 +104,86 @@ def find_curve_files(folder: str | Path) -> list[Path]:
     place = Path(folder)
     if not place.is_dir():
         raise RecordError(f"expected a folder of finished runs, got '{place}', which is none")
-    found = sorted(p for p in place.rglob("*") if _is_curve_file(p))
+    files = sorted(p for p in place.rglob("*") if _is_curve_file(p))
+    found = [file / run for file in files for run in _runs_of(file) or ("",)]
     if not found:
         raise RecordError(
-            f"'{place}' holds no CSV, no TensorBoard event file and no {TRAINER_STATE}; put the logs of runs there"
+            f"'{place}' holds no CSV, no TensorBoard event file, no {TRAINER_STATE}, and no run of W&B or MLflow; put "
+            "the logs of runs there"
         )
     return found
 
 
 def _is_curve_file(file: Path) -> bool:
-    is_named = file.suffix == ".csv" or file.name == TRAINER_STATE or file.name.startswith(_EVENTS)
-    return is_named or is_text_log(file)
+    if file.is_dir():
+        return is_mlflow_run(file)
+    is_named = file.suffix in (".csv", ".wandb") or file.name in (TRAINER_STATE, _STORE, *_HISTORIES)
+    return is_named or _is_events(file) or is_text_log(file)
 
 
 def _is_events(file: Path) -> bool:
-    if file.is_dir():
-        return True
     return file.name.startswith(_EVENTS)
+
+
+def _file_and_run(place: Path) -> tuple[Path, str]:
+    """The file or folder of a run, and its name there if a file holds several."""
+    if place.is_dir():
+        found = (file for pattern in _FILES_OF_FOLDERS for file in sorted(place.glob(pattern)))
+        return next(found, place), ""
+    file = next((parent for parent in place.parents if parent.is_file()), place)
+    return file, "" if file == place else place.relative_to(file).as_posix()
+
+
+def _runs_of(file: Path) -> tuple[str, ...]:
+    """Names of the runs of a file that holds several."""
+    if file.name == _STORE:
+        return tuple(runs_of_store(file))
+    if file.suffix == ".csv":
+        with file.open(newline="", encoding="utf-8-sig", errors="replace") as opened:
+            header = [name.strip() for name in next(csv.reader(opened), [])]
+        runs = tuple(dict.fromkeys(name.rpartition(_OF_RUN)[0] for name in header if _OF_RUN in name))
+        return runs if any(name.endswith(_LEFT_OUT) for name in header) else ()
+    return ()
+
+
+def _log_of(file: Path, run: str) -> LogColumns:
+    runs = _runs_of(file) if file.is_file() else ()
+    if run not in runs and (run or len(runs) > 1):
+        raise InvalidSetupError(
+            f"{file}: expected one of its runs, such as '{file.name}/{(runs or ('RUN',))[0]}', got "
+            f"'{run}'{near_matches(run, runs)}; it holds {', '.join(runs[:20]) or 'a single one'}"
+        )
+    run = run or next(iter(runs), "")
+    if file.suffix == ".db":
+        return read_stored_run(file, runs_of_store(file).get(run, run))
+    if file.is_dir():
+        return read_mlflow_run(file) if is_mlflow_run(file) else LogColumns(columns=read_events(file))
+    if _is_events(file):
+        return LogColumns(columns=read_events(file))
+    if reader := _READERS.get(file.suffix):
+        return reader(file)
+    columns = read_columns(file)
+    return LogColumns(columns=_of_run(columns, run) if run else columns, is_sparse=False)
+
+
+def _read_json(file: Path) -> LogColumns:
+    is_history = file.name != TRAINER_STATE and file.is_file() and b"log_history" not in file.read_bytes()
+    return (read_history if is_history else read_trainer_state)(file)
+
+
+_READERS = {".json": _read_json, ".jsonl": read_history, ".wandb": read_wandb}
+_READERS |= {".log": read_text_log, ".txt": read_text_log}
+
+
+def _of_run(columns: Mapping[str, Floats], run: str) -> dict[str, Floats]:
+    """Columns of one run of an export, in the rows where it has a number."""
+    own = {
+        name.rpartition(_OF_RUN)[2]: c for name, c in columns.items() if name.rpartition(_OF_RUN)[0] == run
+    }
+    own = {name: column for name, column in own.items() if not name.endswith(_LEFT_OUT)}
+    rows = np.any([np.isfinite(column) for column in own.values()], axis=0)
+    shared = {name: column for name, column in columns.items() if _OF_RUN not in name}
+    return of_tracker({name: column[rows] for name, column in (shared | own).items()})
 
 
 def read_columns(file: Path) -> dict[str, Floats]:
@@ -134,6 +205,11 @@ def read_columns(file: Path) -> dict[str, Floats]:
     if len(names) < 2:
         raise RecordError(
             f"{file}: expected at least two columns, epoch or step and a metric, got only '{names[0]}'"
+        )
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise RecordError(
+            f"{file}: expected a name of its own for each column, got '{twice}' {names.count(twice)} times; rename one"
         )
     cells = [row + [""] * (len(names) - len(row)) for row in rows[1:]]
     return {
@@ -168,8 +244,9 @@ def curve_of_columns(
     rate: str | None = None,
     *,
     by_step: bool = False,
+    is_sparse: bool = False,
 ) -> Curve:
-    """The curve in some columns of equal length; ``rate`` names that of the learning rate."""
+    """The curve in some columns of equal length, as in ``LogColumns``; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
     if epoch is None and step is None:
         raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
@@ -182,8 +259,8 @@ def curve_of_columns(
         )
     places = [c for c in (epoch, step, rate, elapsed) if c is not None]
     chosen = _metric_column(columns, name, metric, places)
-    # An empty cell is a row of another metric; NaN that was written is not told from it, and is kept by the ends.
-    keep = _measured(columns[chosen])
+    # An empty cell is a row of another metric; in a table, a NaN that was written is not told from it.
+    keep = ~np.isnan(columns[chosen]) if is_sparse else _measured(columns[chosen])
     if not np.isfinite(columns[chosen]).any():
         raise RecordError(
             f"{name}: every value of '{chosen}' is NaN or empty; the run has no number to go by"
@@ -194,7 +271,7 @@ def curve_of_columns(
         steps=cut[step] if step else None,
         learning_rates=_filled(columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
-        values=cut[chosen],
+        values=np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
     curve = rows.as_curve(name, chosen, rising, by_step=by_step)

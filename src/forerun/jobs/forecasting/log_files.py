@@ -9,6 +9,15 @@
 
 Rows at step 0 of the latter say what an untrained model does, and are left out.
 
+    *.jsonl, *.json         rows of Weights & Biases (``wandb-history.jsonl``, ``run.history().to_json()``), or of any
+                            script that writes an object a row with its step
+    *.wandb                 what a run of W&B has written, synchronised or not
+    mlruns/EXPERIMENT/RUN   MLflow: metrics/NAME holds lines of timestamp [ms], value and step, params/NAME a value
+    mlflow.db               the same in SQLite, several runs
+
+A ``.wandb`` file is LevelDB's log: blocks of 32 KiB, records with checksum (4 bytes), length (2) and kind (1). Each is
+a ``Record``: history (field 2) with items (1) of key (1) or nested keys (2) and a value as JSON (16).
+
 TensorBoard's event files are read without TensorBoard.
 
 A file is a sequence of records: length (8 bytes, little endian), its checksum (4), the message, its checksum (4). The
@@ -16,15 +25,19 @@ message is a protocol buffer ``Event``: wall_time (field 1, double), step (2), s
 and simple_value (2, float) or tensor (8) with float_val (5) or tensor_content (4).
 
 Source of the formats: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto,
-tensor.proto. A record that is cut off at the end, as a running job leaves it, ends the reading.
+tensor.proto; wandb/proto/wandb_internal.proto; mlflow/store/tracking/file_store.py, dbmodels/models.py. A record that
+is cut off at the end, as a running job leaves it, ends the reading.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,14 +65,16 @@ class LogColumns:
     """Columns of a log.
 
     Attributes:
-        columns: Numbers by name, NaN where a row has none, (rows,) each.
+        columns: Numbers by name, NaN where a row has none, infinite where it was written as no number, (rows,) each.
         planned_end: Length that the run was set up for, in ``planned_unit``; None where the log does not say.
         planned_unit: "epoch" or "step".
+        is_sparse: Whether an empty place is a row of another metric; in a table it may be a NaN that was written so.
     """
 
     columns: dict[str, Floats]
     planned_end: float | None = None
     planned_unit: str = "epoch"
+    is_sparse: bool = True
 
 
 def read_trainer_state(file: Path) -> LogColumns:
@@ -87,6 +102,190 @@ def read_trainer_state(file: Path) -> LogColumns:
     if isinstance(steps, (int, float)) and steps > 0 and last["step"] > 0:
         end = float(steps) * (float(last["epoch"]) / float(last["step"]) if has_epochs else 1.0)
     return LogColumns(columns=columns, planned_end=end, planned_unit="epoch" if has_epochs else "step")
+
+
+_STEPS_OF_TRAINERS = ("step", "global_step", "trainer/global_step", "train/global_step", "_step")
+"""Steps in a row of W&B: its own number, the last, counts calls of its ``log`` and not updates of the weights."""
+
+
+def of_tracker(columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Columns of a W&B run under the names that a CSV has."""
+    lowered = {name.lower(): name for name in columns}
+    step = next((lowered[name] for name in _STEPS_OF_TRAINERS if name in lowered), None)
+    names = {step: "step", "_runtime": "elapsed_s"}
+    if "epoch" not in lowered:
+        names["train/epoch"] = "epoch"
+    return {
+        names.get(name, name): column
+        for name, column in columns.items()
+        if name in names or not (name.startswith("_") or name.lower() in _STEPS_OF_TRAINERS)
+    }
+
+
+def read_history(file: Path) -> LogColumns:
+    """Rows in JSON: one object a line, a list of them, or the columns that pandas writes.
+
+    Raises:
+        RecordError: The file cannot be read, or holds no such rows.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".jsonl":
+            complete = text if text.endswith("\n") else text[: text.rfind("\n") + 1] or text
+            document: Any = [json.loads(line) for line in complete.splitlines() if line.strip()]
+        else:
+            document = json.loads(text)
+        if isinstance(document, dict):
+            first = next(iter(document.values()))
+            document = [{name: column[row] for name, column in document.items()} for row in first]
+        columns = _as_columns([dict(row) for row in document])
+    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+        raise RecordError(
+            f'{file}: expected rows such as {{"_step": 1, "loss": 2.5}}, as W&B writes its history, got '
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return LogColumns(columns=of_tracker(columns))
+
+
+def read_wandb(file: Path) -> LogColumns:
+    """The history in a ``.wandb`` file.
+
+    Raises:
+        RecordError: The file cannot be read, is none, or has no history.
+    """
+    content = _bytes_of(file)
+    if content[:4] != b":W&B":
+        raise RecordError(f"{file}: expected a run of W&B, which begins with ':W&B', got {content[:4]!r}")
+    rows = []
+    for record in _log_records(content):
+        for history in _Message(record, file).texts(2):
+            items = [_Message(item, file) for item in _Message(history, file).texts(1)]
+            try:
+                rows.append({_key(item): json.loads(b"".join(item.texts(16))) for item in items})
+            except ValueError as error:
+                raise RecordError(f"{file}: expected JSON in its history, got {error}") from error
+    if not rows:
+        raise RecordError(f"{file}: the run has no history; log the metric with run.log")
+    return LogColumns(columns=of_tracker(_as_columns(rows)))
+
+
+def _key(item: _Message) -> str:
+    return b".".join(item.texts(1) or item.texts(2)).decode("utf-8", "replace")
+
+
+_BLOCK_BYTES, _HEAD_OF_RECORD = 32_768, 7
+_FULL, _LAST = 1, 4
+
+
+def _log_records(content: bytes) -> Iterator[bytes]:
+    at, parts = _HEAD_OF_RECORD, b""  # the head of the file is as long as that of a record
+    while at + _HEAD_OF_RECORD <= len(content):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _HEAD_OF_RECORD:
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", content, at + 4)
+        at += _HEAD_OF_RECORD
+        if at + size > len(content):
+            return  # still being written
+        parts += content[at : at + size]
+        at += size
+        if kind in (_FULL, _LAST):
+            yield parts
+            parts = b""
+
+
+_LENGTHS = {"max_steps": "step", "epochs": "epoch", "num_epochs": "epoch", "max_epochs": "epoch"}
+_LENGTHS |= {"num_train_epochs": "epoch"}
+_STORE_OF_RUNS = ".db"
+
+
+def is_mlflow_run(folder: Path) -> bool:
+    """True for the folder of a run of MLflow."""
+    return (folder / "metrics").is_dir() and (folder / "meta.yaml").is_file()
+
+
+def read_mlflow_run(folder: Path) -> LogColumns:
+    """Metrics and length of the run in a folder of MLflow.
+
+    Raises:
+        RecordError: A file cannot be read, or there is no metric.
+    """
+    rows = []
+    for file in _files_below(folder / "metrics"):
+        name = file.relative_to(folder / "metrics").as_posix()
+        for number, line in enumerate(_bytes_of(file).decode("utf-8", "replace").splitlines(), start=1):
+            try:
+                timestamp_ms, value, step = line.split()[:3]
+                rows.append((name, int(step), float(timestamp_ms), float(value)))
+            except ValueError:
+                raise RecordError(
+                    f"{file}: expected a timestamp, a value and a step in line {number}, got '{line[:40]}'"
+                ) from None
+    params = {
+        file.name: _bytes_of(file).decode("utf-8", "replace") for file in _files_below(folder / "params")
+    }
+    return _mlflow_columns(folder, rows, params.items())
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def runs_of_store(file: Path) -> dict[str, str]:
+    """Identifiers of the runs in MLflow's SQLite, by name, or by themselves where a name comes twice.
+
+    Raises:
+        RecordError: The file is no such store.
+    """
+    named = _asked(
+        file, "select run_uuid, name from runs where lifecycle_stage = 'active' order by start_time"
+    )
+    names = [name for _, name in named]
+    return {name if name and names.count(name) == 1 else run: run for run, name in named}
+
+
+def read_stored_run(file: Path, run: str) -> LogColumns:
+    """A run of MLflow's SQLite by its identifier.
+
+    Raises:
+        RecordError: The file is no such store, or the run has no metric.
+    """
+    wanted = "select key, step, timestamp, case is_nan when 1 then 'NaN' else value end from metrics where run_uuid = ?"
+    rows = [
+        (name, int(step), float(timestamp_ms), _number(value))
+        for name, step, timestamp_ms, value in _asked(file, f"{wanted} order by timestamp", run)
+    ]
+    return _mlflow_columns(file, rows, _asked(file, "select key, value from params where run_uuid = ?", run))
+
+
+def _asked(file: Path, words: str, *values: str) -> list[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as store:
+            return store.execute(words, values).fetchall()
+    except sqlite3.Error as error:
+        raise RecordError(f"{file}: expected the SQLite store of MLflow, got {error}") from error
+
+
+def _mlflow_columns(
+    place: Path, rows: Iterable[tuple[str, int, float, float]], params: Iterable[tuple[str, str]]
+) -> LogColumns:
+    scalars: dict[str, dict[int, float]] = {}
+    clock: dict[int, float] = {}
+    for name, step, timestamp_ms, value in rows:
+        scalars.setdefault(name, {})[step] = value
+        clock[step] = timestamp_ms / 1000
+    if not scalars:
+        raise RecordError(f"'{place}' holds no metric; log it with mlflow.log_metric")
+    lengths = {
+        _LENGTHS[name]: float(value) for name, value in params if name in _LENGTHS and _is_length(value)
+    }
+    unit = "epoch" if "epoch" in scalars else "step"
+    return LogColumns(columns=_by_step(scalars, clock), planned_end=lengths.get(unit), planned_unit=unit)
+
+
+def _is_length(value: str) -> bool:
+    return value.replace(".", "", 1).isdecimal() and float(value) > 0  # -1 is a trainer's word for none
 
 
 def is_text_log(file: Path) -> bool:
@@ -153,13 +352,15 @@ def _named_values(text: str) -> dict[str, float]:
 def _as_columns(rows: list[dict[str, Any]]) -> dict[str, Floats]:
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.asarray([_number(row.get(name)) for row in rows], dtype=float) for name in names}
-    return {name: column for name, column in columns.items() if np.isfinite(column).any()}
+    return {name: column for name, column in columns.items() if not np.isnan(column).all()}
 
 
 def _number(value: object) -> float:
+    if value in ("NaN", "Infinity", "-Infinity"):  # JSON has no such numbers
+        return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return float("nan")
-    return float(value)
+        return math.nan
+    return float(value) if math.isfinite(value) else math.inf
 
 
 _PREFIX = "events.out.tfevents"
@@ -186,20 +387,20 @@ def read_events(place: Path) -> dict[str, Floats]:
             clock[step] = wall_time_s
     if not scalars:
         raise RecordError(f"'{place}' holds no scalar; log the metric with add_scalar")
+    return _by_step(scalars, clock)
+
+
+def _by_step(scalars: Mapping[str, Mapping[int, float]], clock: Mapping[int, float]) -> dict[str, Floats]:
     steps = sorted(clock)
     columns = {"step": np.asarray(steps, dtype=float), "wall_time": np.asarray([clock[s] for s in steps])}
     for tag, values in scalars.items():
-        columns[tag] = np.asarray([values.get(step, float("nan")) for step in steps])
+        columns[tag] = np.asarray([_number(values.get(step)) for step in steps])
     return columns
 
 
 def _scalars(file: Path) -> Iterator[tuple[float, int, str, float]]:
     """Wall time, step, tag and value of each scalar of a file."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{file}: the event file cannot be read: {error.strerror or error}") from error
-    for record in _records(content):
+    for record in _records(_bytes_of(file)):
         event = _Message(record, file)
         steps, wall_times = event.numbers(2), event.texts(1)
         for summary in event.texts(5):
@@ -210,6 +411,13 @@ def _scalars(file: Path) -> Iterator[tuple[float, int, str, float]]:
                 if tag and found is not None:
                     wall_time_s = struct.unpack("<d", wall_times[-1])[0] if wall_times else 0.0
                     yield wall_time_s, steps[-1] if steps else 0, tag, found
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
 
 
 def _records(content: bytes) -> Iterator[bytes]:
@@ -241,7 +449,9 @@ class _Message:
                 if kind == 2:
                     size, at = _varint(message, at, file)
                 elif not size:
-                    raise RecordError(f"{file}: expected a TensorBoard event file, got a damaged record")
+                    raise RecordError(
+                        f"{file}: expected TensorBoard events or a W&B run, got a damaged record"
+                    )
                 value = message[at : at + size]
                 at += size
             self._fields.setdefault(key >> 3, []).append(value)
@@ -259,7 +469,7 @@ def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise RecordError(f"{file}: expected a TensorBoard event file, got a damaged record")
+            raise RecordError(f"{file}: expected TensorBoard events or a W&B run, got a damaged record")
         byte = message[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7

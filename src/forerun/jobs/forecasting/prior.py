@@ -17,8 +17,9 @@ with laws in place of their transformer, for two thousand real curves do not det
 ``studies.forecast.fit_prior``; the mean of several networks.
 
 A schedule may only help. Its effect is learnt from few origins and differs among them, so that the answer without the
-schedule keeps a share of the weight: ``_SCHEDULE_SHARES``. Beside finished runs, which show the drops themselves, the
-schedule counts little.
+schedule keeps a share of the weight, by how much of the run is done: at each cut the share is the one by which origins
+gained most in the mean, where what an origin loses counts four times what another gains. Finished runs show the drops
+themselves: beside them the schedule moves no forecast, only the interval, which always has half of its scale from each.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ _ANNEALING = tuple(annealing_name(share) for share in DROP_SHARES)
 _SIBLINGS = ("siblings", "scaled siblings")
 MEMBERS = (*_LAWS, *_ANNEALING, *_SIBLINGS)
 
-_SCHEDULE_SHARES = {Tier.SCHEDULE: (0.7, Tier.CURVE), Tier.BOTH: (0.05, Tier.HISTORY)}
-"""Weight of what the schedule is known for in the first half of a run, and the tier that has the rest."""
+CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
+"""Shares of a run at which forecasters are tested and stored figures are kept."""
+
+WITHHELD = {Tier.SCHEDULE: Tier.CURVE, Tier.BOTH: Tier.HISTORY}
+"""Tiers that know a schedule, and the same without it."""
 
 _LAW_SHARE = 0.5
 """Weight of the power law where nothing is known beside the curve: there, networks learn little more."""
@@ -83,7 +87,7 @@ thousand where an accuracy, counted on a finite test, scatters by parts in a hun
 _HIGHEST = 1.5
 SCALE_REACH = 1.0
 _SHOWN = 0.005
-_SCHEMA = 1
+_SCHEMA = 2
 _MOST = 1e4
 _LARGEST_LOSS, _LEAST_LOSS = 30.0, 0.05
 _EARLIER = (0.0625, 0.125, 0.25, 0.5)
@@ -263,11 +267,13 @@ class LearnedPrior:
     Attributes:
         middle, spread: Of each feature, (features,).
         layers: Weights and biases of each layer, (networks, in, out) and (networks, 1, out).
+        shares: Weight at each of ``CUTS`` of what knows the schedule, without finished runs, (cuts,).
     """
 
     middle: Floats
     spread: Floats
     layers: tuple[Floats, ...]
+    shares: Floats
 
     def weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
         """Forecast, its scale, and weights of the members, (..., horizons), the last with (..., members).
@@ -276,18 +282,17 @@ class LearnedPrior:
             evidence: Of one run, or of several stacked.
             tier: What may be used.
         """
-        share, other = _SCHEDULE_SHARES.get(tier, (1.0, tier))
-        found = self._weigh(evidence, tier)
-        if other is tier:
+        found = self.weigh_alone(evidence, tier)
+        if tier not in WITHHELD:
             return found
-        rest = self._weigh(evidence, other)
-        # Late in a run the curve itself shows what the schedule has done.
-        of_it = share * (1 - np.maximum(evidence.figures[..., 6] - 0.5, 0.0))
-        shares = (of_it, of_it, of_it[..., None])
-        mixed = [w * a + (1 - w) * b for a, b, w in zip(found, rest, shares, strict=True)]
-        return mixed[0], mixed[1], mixed[2]
+        rest = self.weigh_alone(evidence, WITHHELD[tier])
+        share = np.interp(evidence.figures[..., 6], CUTS, self.shares) * (tier is Tier.SCHEDULE)
+        forecast = share * found[0] + (1 - share) * rest[0]
+        weights = share[..., None] * found[2] + (1 - share[..., None]) * rest[2]
+        return forecast, 0.5 * (found[1] + rest[1]), weights
 
-    def _weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
+    def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
+        """As ``weigh``, without a share for what does not know the schedule."""
         ends, figures = evidence.ends, evidence.figures
         is_used = members_of(tier) & np.isfinite(ends)
         features = told(evidence.features, tier)
@@ -434,7 +439,7 @@ def shipped_prior_path() -> Path:
 
 def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
     """A prior as it is written."""
-    arrays = {"middle": prior.middle, "spread": prior.spread}
+    arrays = {"middle": prior.middle, "spread": prior.spread, "shares": prior.shares}
     rounded = {name: np.round(array, 4).tolist() for name, array in arrays.items()}
     layers = [np.round(layer, 3).tolist() for layer in prior.layers]
     return {"schema": _SCHEMA, "source": source, **rounded, "layers": layers}
@@ -451,6 +456,7 @@ class _Document:
     source: str
     middle: tuple[float, ...]
     spread: tuple[float, ...]
+    shares: tuple[float, ...]
     layers: tuple[tuple[_Table, ...], ...]
 
 
@@ -466,13 +472,15 @@ def load_prior(path: Path) -> LearnedPrior:
             raise ValueError(f"expected schema {_SCHEMA}, got {document.schema}")
         middle, spread = (np.asarray(given, dtype=float) for given in (document.middle, document.spread))
         layers = tuple(np.asarray(layer, dtype=float) for layer in document.layers)
+        shares = np.asarray(document.shares, dtype=float)
+        check_array("shares", shares, "float64", (len(CUTS),), 0.0, 1.0)
         _check(middle, spread, layers)
     except DAMAGE as error:
         raise CostModelError(
             f"{path}: expected a learned prior of curves as JSON, got {type(error).__name__}: {in_a_line(error)}; "
             "install forerun again"
         ) from error
-    return LearnedPrior(middle=middle, spread=spread, layers=layers)
+    return LearnedPrior(middle=middle, spread=spread, layers=layers, shares=shares)
 
 
 def _check(middle: Floats, spread: Floats, layers: tuple[Floats, ...]) -> None:

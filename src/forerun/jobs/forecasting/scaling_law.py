@@ -14,6 +14,15 @@ fits of text have alpha .34 and beta .28 (Hoffmann) or .35 and .37 (Besiroglu et
 runs): the prior of either exponent is 0.35 +- 0.05. E is half to nine tenths of the least loss, and A and B are free
 within factors of ten.
 
+Learning rate and batch: with z = (log rate, log batch), runs of one size and number of tokens follow
+
+    log L = c + g(N, D) . z + z' H z / 2,   g linear in log N and log D,   best z = -H^-1 g
+
+so both are power laws of N and D. A quadratic holds near the best only: a run whose log L is r above the best of its
+size weighs 1 / (1 + r / 0.006), and beyond r = 0.018 only the best six count. The prior of the exponents is that of Bi
+et al. 2024 (arXiv 2401.02954, equation 1): rate ~ C^-.125, batch ~ C^.327, each +- 0.3. The weights were set on the
+dense runs of Step Law (arXiv 2503.04715), its mixtures of experts not seen.
+
 Intervals are those of many fits to the same runs with losses and priors moved by draws of their own spread (randomise,
 then optimise: Bardsley et al. 2014), which holds for five runs as for fifty, where a resampling of five does not.
 """
@@ -24,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.curve import Floats
@@ -55,11 +65,14 @@ class FinishedRun:
         parameters: N.
         tokens: D.
         loss: At the end, above zero [nats].
+        learning_rate, batch_size: Highest rate, and batch in any unit that all runs share; None where unknown.
     """
 
     parameters: float
     tokens: float
     loss: float
+    learning_rate: float | None = None
+    batch_size: float | None = None
 
     @property
     def flop(self) -> float:
@@ -75,12 +88,15 @@ class Frontier:
         flop: The budget, C.
         parameters, tokens: The best size and number of tokens.
         loss: The loss there, the scatter of single runs included [nats].
+        learning_rate, batch_size: The best there, in the units of the runs; None where these do not tell.
     """
 
     flop: Interval
     parameters: Interval
     tokens: Interval
     loss: Interval
+    learning_rate: Interval | None = None
+    batch_size: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -281,3 +297,150 @@ def _most_probable(
         max_nfev=60,
     )
     return np.asarray(found.x, dtype=float)
+
+
+_FEWEST_OF_SIZE = 3
+_NEAR = 0.006
+_PUBLISHED = np.asarray([[-0.125, -0.125], [0.327, 0.327]])
+"""Exponents of rate and batch, rows, over N and D."""
+
+_PUBLISHED_SPREAD = 0.3
+_CURVATURE = np.asarray([0.03, 0.01])
+"""Second derivative of log L by log rate and log batch before any run, and its spread: that of Step Law's smallest."""
+
+_RUN_NOISE, _HUBER, _ROUNDS = 0.004, 1.5, 4
+_FARTHEST_BEHIND, _ALWAYS_KEPT = 3 * _NEAR, 6
+"""Runs that count: so near the best of their size in log L, and as many of each size in any case."""
+
+_SCATTER = 0.3
+"""Deviation of a size's best log rate and log batch from the law before any run: a step of a usual grid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TuningLaw:
+    """The best learning rate and batch size over parameters and tokens, fitted.
+
+    Attributes:
+        draws: Coefficients (constant, log N, log D) of log rate and log batch from ``middle``, of the fit and of each
+            draw, (1 + draws, 2, 3).
+        middle: log N, log D, log rate and log batch of the middle of the runs.
+        num_runs, num_sizes: Runs behind it, and pairs of parameters and tokens.
+    """
+
+    draws: Floats
+    middle: Floats
+    num_runs: int
+    num_sizes: int
+
+    def best(self, parameters: float, tokens: float) -> tuple[Interval, Interval]:
+        """Learning rate, and batch size in the unit of the runs, with the least loss."""
+        place = np.asarray([1.0, np.log(parameters) - self.middle[0], np.log(tokens) - self.middle[1]])
+        found = np.exp(self.draws @ place + self.middle[2:])
+        return _interval(found[:, 0]), _interval(found[:, 1])
+
+
+def fit_tuning_law(runs: Sequence[FinishedRun], *, seed: int = 0) -> TuningLaw | None:
+    """The law of the runs whose rate and batch are known; None where they do not tell a best one.
+
+    Args:
+        runs: Finished runs; those of sizes with fewer than three count for nothing.
+        seed: Of the draws behind the intervals.
+
+    Raises:
+        InvalidSetupError: A rate or batch is not above zero.
+    """
+    rows = [
+        (r.parameters, r.tokens, r.learning_rate, r.batch_size, r.loss)
+        for r in runs
+        if r.learning_rate is not None and r.batch_size is not None
+    ]
+    if not all(0 < value < np.inf for row in rows for value in row):
+        raise InvalidSetupError(
+            "a run needs parameters, tokens, rate, batch and a loss above zero and finite"
+        )
+    logs = np.log(np.asarray(rows, dtype=float).reshape(-1, 5))
+    size, counts = np.unique(logs[:, :2], axis=0, return_inverse=True, return_counts=True)[1:]
+    kept = counts[size] >= _FEWEST_OF_SIZE
+    logs, size = logs[kept], np.unique(size[kept], return_inverse=True)[1]
+    if not len(logs) or np.ptp(logs[:, 2]) < 0.1 or np.ptp(logs[:, 3]) < 0.1:
+        return None
+    behind = logs[:, 4] - _least_of(size, logs[:, 4])[size]
+    near = (behind < _FARTHEST_BEHIND) | (_places(size, behind) < _ALWAYS_KEPT)
+    num_runs, logs, size, behind = len(logs), logs[near], size[near], behind[near]
+    middle, chance = logs[:, :4].mean(axis=0), np.random.default_rng(seed)
+    trusted = 1 / (1 + behind / _NEAR)
+    found = _settings_of(logs, size, middle, trusted, np.zeros(6), rounds=_ROUNDS)
+    if found is None:
+        return None
+    draws = [found[0]]
+    num_sizes = int(size.max()) + 1
+    for _ in range(_NUM_DRAWS):
+        # Each size counts by chance (Rubin's bootstrap), and the priors move by their spread.
+        weight = np.sqrt(chance.exponential(size=num_sizes))[size]
+        draw = _settings_of(logs, size, middle, found[1] * weight, chance.standard_normal(6), rounds=1)
+        draws += [draw[0]] if draw is not None else []
+    coefficients = np.asarray(draws)
+    # The best run of a size lies off the law by the scatter of one size, as that of the next one will.
+    best = logs[behind == 0][np.unique(size[behind == 0], return_index=True)[1]]
+    off = best[:, 2:4] - _at(coefficients[0], best[:, 0] - middle[0], best[:, 1] - middle[1]) - middle[2:]
+    scatter = np.sqrt((np.sum(off**2, axis=0) + 2 * _SCATTER**2) / (num_sizes + 2))
+    coefficients[1:, :, 0] += scatter * chance.standard_normal((len(coefficients) - 1, 2))
+    return TuningLaw(draws=coefficients, middle=middle, num_runs=num_runs, num_sizes=num_sizes)
+
+
+def _least_of(size: npt.NDArray[np.intp], values: Floats) -> Floats:
+    """Least value of each size, (sizes,)."""
+    least = np.full(int(size.max()) + 1, np.inf)
+    np.minimum.at(least, size, values)
+    return least
+
+
+def _places(size: npt.NDArray[np.intp], values: Floats) -> npt.NDArray[np.intp]:
+    """Place of each run among those of its size, the least first, (runs,)."""
+    return np.asarray(
+        [np.sum((size == of) & (values < value)) for of, value in zip(size, values, strict=True)]
+    )
+
+
+def _at(coefficients: Floats, n: Floats, d: Floats) -> Floats:
+    """Best log rate and log batch from the middle, (runs, 2)."""
+    return np.stack([np.ones_like(n), n, d], axis=1) @ coefficients.T
+
+
+def _settings_of(
+    logs: Floats, size: npt.NDArray[np.intp], middle: Floats, trusted: Floats, moved: Floats, *, rounds: int
+) -> tuple[Floats, Floats] | None:
+    """Coefficients of the best log rate and log batch, (2, 3), and weights of the runs; None without a least loss.
+
+    Args:
+        logs: Logarithms of N, D, rate, batch and loss, (runs, 5).
+        size: Number of the size of each run, (runs,).
+        middle: As in ``TuningLaw``.
+        trusted: Weight of each run, (runs,).
+        moved: Of the priors of four exponents and two curvatures, in units of their spread, (6,).
+        rounds: Of weights against outliers (Huber).
+    """
+    n, d, x, y = (logs[:, :4] - middle).T
+    columns = [x, n * x, d * x, y, n * y, d * y, x * x / 2, y * y / 2, x * y]
+    rows = np.concatenate([np.stack(columns, axis=1), np.eye(int(size.max()) + 1)[size]], axis=1)
+    curvature, weights = _CURVATURE, trusted
+    for _ in range(rounds):
+        prior = np.zeros((7, rows.shape[1]))
+        # The gradient at the published best is zero, over N and over D: g + H exponent.
+        for place, (axis, over) in enumerate(np.ndindex(2, 2)):
+            of_axis = [3 * axis + 1 + over, 6 + axis, 8]
+            prior[place, of_axis] = [1.0, _PUBLISHED[axis, over], _PUBLISHED[1 - axis, over]]
+            prior[place] /= _PUBLISHED_SPREAD * curvature[axis]
+        prior[[4, 5, 6], [6, 7, 8]] = 1 / np.append(_CURVATURE, _CURVATURE[1])
+        wanted = np.append(moved + np.asarray([0, 0, 0, 0, 1, 1]), 0.0)
+        scaled = (weights / _RUN_NOISE)[:, None] * np.column_stack([rows, logs[:, 4]])
+        found = np.linalg.lstsq(
+            np.concatenate([scaled[:, :-1], prior]), np.append(scaled[:, -1], wanted), rcond=None
+        )[0]
+        misses = np.abs(rows @ found - logs[:, 4]) / _RUN_NOISE
+        weights = trusted * np.sqrt(1 / np.maximum(1.0, misses / _HUBER))
+        curvature = np.maximum(found[6:8], 0.1 * _CURVATURE)
+    bowl = found[[6, 8, 8, 7]].reshape(2, 2)
+    if np.linalg.eigvalsh(bowl)[0] <= 0.02 * _CURVATURE[1]:
+        return None
+    return np.asarray(-np.linalg.solve(bowl, found[:6].reshape(2, 3)), dtype=float), weights
