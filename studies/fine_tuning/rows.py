@@ -244,7 +244,7 @@ def _litgpt(index: int, row: Any) -> MeasuredTuning:
         "torch_version": "2.1",
     }
     if number > 1:
-        question |= {"strategy": "fsdp", "recompute": "full"}
+        question |= {"strategy": "fsdp", "recompute": "full", "fsdp_version": "fsdp1", "load_whole": True}
     if row.task == "qlora":
         question["quantize"] = "nf4-dq" if str(row.quantization).endswith("dq") else "nf4"
     return MeasuredTuning(
