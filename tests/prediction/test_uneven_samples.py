@@ -93,3 +93,16 @@ def test_plans_sweeps_and_layouts_have_the_mean_step_of_predict(batching):
     whole = forerun.predict(best.run)
     assert best.step_time_s.value == pytest.approx(whole.step_time_s.value, rel=0.02)
     assert best.peak_memory_bytes.value == pytest.approx(whole.peak_memory_bytes.value, rel=1e-9)
+
+
+def test_batches_in_no_order_may_hold_more_memory_while_the_device_has_it(known, tmp_path):
+    for median in (40, 105):
+        law = f"lognormal:median={median},p95={1.4 * median}"
+        mixed, grouped = (_asked(known, law, batching=way).peak_memory_bytes for way in ("padded", "grouped"))
+        assert grouped.high == grouped.value == mixed.value
+        most = min(2.0 * mixed.value, 1e9)
+        assert mixed.high == pytest.approx(max(most, mixed.value))
+        assert (mixed.high < 1e9) == (median == 40)
+    path = tmp_path / "equal.csv"
+    path.write_text("64\n" * 8, encoding="utf-8")
+    assert _asked(known, str(path)).peak_memory_bytes.high == _asked(known, str(path)).peak_memory_bytes.value

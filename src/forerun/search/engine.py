@@ -12,6 +12,7 @@ from forerun.cost.memory.constants import MemoryConstants, visible_memory
 from forerun.cost.memory.peak import MemoryEstimate, MemoryWidth, estimate_memory, memory_width
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import compute_setup, uses_layout
+from forerun.prediction.estimate import Interval
 from forerun.prediction.memory import (
     HeldMemory,
     grown_memory_bytes,
@@ -195,7 +196,11 @@ class Engine:
         values = {
             name: found * per_epoch if name in _OF_EPOCHS else found for name, found in longest.values.items()
         }
+        peaks = longest.values["peak_memory_bytes"].T
+        held = zip(runs, peaks, longest.device_memory_bytes, strict=True)
+        ends = [epoch.peak(run, Interval(*peak), device_bytes) for run, peak, device_bytes in held]
         values |= {
+            "peak_memory_bytes": np.asarray([(end.value, end.low, end.high) for end in ends]).T,
             "step_time_s": step_s,
             "throughput_samples_per_s": samples / step_s[[VALUE, HIGH, LOW]],
             "device_samples_per_s": longest.values["device_samples_per_s"] / per_epoch,

@@ -230,6 +230,8 @@ def layout_point(
         step_s, samples = mean.time_s, mean.samples
     worst = worst_stage(model, equal[-1], constants)
     peak, layout = worst.peak_bytes, run.layout
+    if epoch is not None:
+        peak = epoch.peak(run, peak, visible_bytes)
     schedule = str(layout.schedule) if layout.pipeline > 1 else "none"
     if layout.virtual_stages > 1:
         schedule += f" x {layout.virtual_stages}"
