@@ -118,7 +118,7 @@ class UnevenEpoch:
         return f"samples of {span} tokens, {self.tokens.mean():,.0f} in the mean ({self.known.source})"
 
     def note(self, run: Run) -> str:
-        """What an answer that compares many runs says of its samples."""
+        """Remark on the samples in an answer that compares many runs."""
         return f"{self.words}, {run.samples.batching}: steps are the mean of an epoch, memory that of its largest batch"
 
     def peak(self, run: Run, peak: Interval, device_bytes: float) -> Interval:
