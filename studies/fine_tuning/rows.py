@@ -38,6 +38,7 @@ class MeasuredTuning:
         memory_bytes: Measured memory, None where there is none [bytes].
         memory_kind: Kind of that memory.
         longest_tokens: Tokens of the longest sample, which makes the peak of memory.
+        is_uneven: True if batches of unequal samples come in no order, and memory is what the allocator held at most.
         fits: False if the source says out of memory, True if it ran, None if it failed without a word.
     """
 
@@ -50,6 +51,7 @@ class MeasuredTuning:
     step_s: float | None = None
     memory_bytes: float | None = None
     memory_kind: MemoryKind | None = None
+    is_uneven: bool = False
     fits: bool | None = True
 
 
@@ -242,7 +244,7 @@ def _litgpt(index: int, row: Any) -> MeasuredTuning:
         "torch_version": "2.1",
     }
     if number > 1:
-        question |= {"strategy": "fsdp", "recompute": "full"}
+        question |= {"strategy": "fsdp", "recompute": "full", "fsdp_version": "fsdp1", "load_whole": True}
     if row.task == "qlora":
         question["quantize"] = "nf4-dq" if str(row.quantization).endswith("dq") else "nf4"
     return MeasuredTuning(
@@ -307,6 +309,7 @@ def _swift(index: int, row: Any) -> MeasuredTuning:
             question["quantize"] = "nf4-dq"
     return MeasuredTuning(
         source="ms-swift",
+        is_uneven=True,
         row=index,
         question=question,
         tokens=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,11 +13,18 @@ import pandas as pd
 import forerun
 from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
+from forerun.prediction.uneven_samples import UnevenEpoch
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.device import NumberFormat
+from forerun.question.job import Samples
 from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
 
 _NOT_OF_TORCH = ("context", "buffers of collectives")
+_SPREAD = "lognormal:median=2540,p95=7968,max=19548"
+"""Lengths of ms-swift's samples: the lognormal law with the mean of 3,234 tokens and the deviation of 2,547 that it
+prints."""
+_TAIL = 0.03
+"""Share of runs beyond each end of an interval that is chosen from other sources."""
 Say = Callable[[str], None]
 
 
@@ -86,10 +94,14 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
                 "predicted_fits": peak is None or peak.value <= answer.device_memory_bytes,
                 "verdict": answer.fits,
             }
+            if row.is_uneven and peak is not None:
+                mixed = replace(answer.run, samples=Samples(lengths=_SPREAD))
+                peak = UnevenEpoch.of(mixed).peak(mixed, peak, answer.device_memory_bytes)
             if row.memory_bytes is not None and row.memory_kind is not None and peak is not None:
                 line |= {
                     "measured_bytes": row.memory_bytes,
                     "predicted_bytes": memory_of(answer, row.memory_kind),
+                    "memory_class": _class_of(row),
                     "low_share": peak.low / peak.value,
                     "high_share": peak.high / peak.value,
                 }
@@ -98,7 +110,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
         say(" ".join(f"{name}={value}" for name, value in line.items()))
         found.append(line)
     columns = ["measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits", "verdict",
-               "measured_bytes", "predicted_bytes", "low_share", "high_share", "refused"]  # fmt: skip
+               "measured_bytes", "predicted_bytes", "memory_class", "low_share", "high_share", "refused"]  # fmt: skip
     return pd.DataFrame(found).reindex(columns=list(dict.fromkeys([*(found[0] if found else ()), *columns])))
 
 
@@ -138,6 +150,45 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
         "silent_no": len(silent) - silent.predicted_fits.astype(float).sum(),
         "refused": answers.refused.notna().sum(),
     }
+
+
+def _class_of(row: MeasuredTuning) -> str:
+    kind = "adapters" if "lora" in row.question else "full"
+    return f"{kind}, unequal samples" if row.is_uneven else kind
+
+
+def left_out_table(answers: pd.DataFrame) -> list[str]:
+    """Share of each source's runs within an interval of memory that the other sources give, as lines of Markdown.
+
+    Its ends are quantiles of measured over predicted bytes, each source with the same weight. Tables of one origin, as
+    those with fused kernels, are one source.
+    """
+    sized = answers.dropna(subset=["measured_bytes", "predicted_bytes"])
+    origins = sized.source.str.split(",").str[0]
+    lines = [
+        "| memory of | left out | runs | interval of the others | held | held as shipped |",
+        "| --- " * 6 + "|",
+    ]
+    held, count = 0.0, 0
+    for (kind, origin), own in sized.groupby([sized.memory_class, origins]):
+        share = own.measured_bytes / own.predicted_bytes
+        shipped = ((share >= own.low_share) & (share <= own.high_share)).mean()
+        others = sized[(sized.memory_class == kind) & (origins != origin)]
+        low, high = _quantiles(others, origins[others.index]) if len(others) else (np.nan, np.nan)
+        inside = float(((share >= low) & (share <= high)).mean())
+        words = f"{low:.2f} to {high:.2f} | {inside:.2f}" if len(others) else "no other source | "
+        lines.append(f"| {kind} | {origin} | {len(own)} | {words} | {shipped:.2f} |")
+        held, count = held + inside * len(own) * bool(len(others)), count + len(own) * bool(len(others))
+    return [*lines, f"| all | each source | {count} | | {held / max(count, 1):.2f} | |"]
+
+
+def _quantiles(rows: pd.DataFrame, origins: pd.Series[str]) -> tuple[float, float]:
+    share = (rows.measured_bytes / rows.predicted_bytes).to_numpy(dtype=np.float64)
+    weight = (1 / origins.groupby(origins).transform("size")).to_numpy(dtype=np.float64)
+    order = np.argsort(share)
+    below = np.cumsum(weight[order]) - weight[order] / 2
+    low, high = np.interp((_TAIL, 1 - _TAIL), below / weight.sum(), share[order])
+    return float(low), float(high)
 
 
 _OUTCOMES = {True: "ran", False: "out of memory", None: "failed without a word"}
@@ -195,4 +246,5 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
         if reasons:
             left.append(f"- {source}: " + "; ".join(f"{number} ({why})" for why, number in reasons.items()))
     words = words_table(pd.concat(all_answers, ignore_index=True))
-    return "\n".join([*lines, "", *words, *left]) + "\n"
+    widths = left_out_table(pd.concat(all_answers, ignore_index=True))
+    return "\n".join([*lines, "", *words, "", *widths, *left]) + "\n"

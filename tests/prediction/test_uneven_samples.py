@@ -75,3 +75,34 @@ def test_the_parts_of_the_step_still_add_up(known):
     assert sum(part.time_s for part in found.breakdown) == pytest.approx(
         ratio * sum(part.time_s for part in known.breakdown)
     )
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+def test_plans_sweeps_and_layouts_have_the_mean_step_of_predict(batching):
+    asked = {"lengths": LAW, "batching": batching}
+    model, job = "gpt:depth=2,width=128,vocabulary=256", {"dataset_size": 5000, "precision": "amp-bf16"}
+    found = forerun.plan(
+        model, devices="l40s,2xl40s", batch_sizes=[4], precisions=["amp-bf16"], dataset_size=5000, **asked
+    )
+    assert {point.num_devices for point in found.best_by_device} == {1, 2}
+    for point in found.best_by_device:
+        one = forerun.predict(model, device=f"{point.num_devices}xl40s", batch_size=4, **job, **asked)
+        for name in ("step_time_s", "cost_usd", "throughput_samples_per_s", "peak_memory_bytes"):
+            assert getattr(point, name).value == pytest.approx(getattr(one, name).value, rel=1e-9), name
+    best = forerun.layouts(model, device="2xl40s", batch_size=4, **asked).best[0]
+    whole = forerun.predict(best.run)
+    assert best.step_time_s.value == pytest.approx(whole.step_time_s.value, rel=0.02)
+    assert best.peak_memory_bytes.value == pytest.approx(whole.peak_memory_bytes.value, rel=1e-9)
+
+
+def test_batches_in_no_order_may_hold_more_memory_while_the_device_has_it(known, tmp_path):
+    for median in (40, 105):
+        law = f"lognormal:median={median},p95={1.4 * median}"
+        mixed, grouped = (_asked(known, law, batching=way).peak_memory_bytes for way in ("padded", "grouped"))
+        assert grouped.high == grouped.value == mixed.value
+        most = min(2.0 * mixed.value, 1e9)
+        assert mixed.high == pytest.approx(max(most, mixed.value))
+        assert (mixed.high < 1e9) == (median == 40)
+    path = tmp_path / "equal.csv"
+    path.write_text("64\n" * 8, encoding="utf-8")
+    assert _asked(known, str(path)).peak_memory_bytes.high == _asked(known, str(path)).peak_memory_bytes.value

@@ -332,6 +332,20 @@ def test_fully_sharded_memory_falls_with_devices() -> None:
     assert sum(part.time_s for part in eight.breakdown) == pytest.approx(eight.step_time_s.value)
 
 
+def test_weights_that_are_loaded_whole_need_room_beside_their_shards() -> None:
+    def found(tokens: int, **options: Any) -> Any:
+        asked = {**SETTINGS, "sequence_length": tokens, "batch_size": 1, "lora": 4}
+        return forerun.predict(MODEL, device="8xh100-sxm", strategy="fsdp", **asked, **options)
+
+    plain, whole = found(8), found(8, load_whole=True)
+    parts = {part.name: part.size_bytes for part in whole.memory_parts}
+    assert parts["whole weights while they are loaded"] == pytest.approx(8 * parts["weights"])
+    assert whole.peak_memory_bytes.value > plain.peak_memory_bytes.value
+    assert sum(parts.values()) == pytest.approx(whole.peak_memory_bytes.value)
+    # A step that needs more is as it was.
+    assert found(256, load_whole=True).peak_memory_bytes == found(256).peak_memory_bytes
+
+
 def test_temporaries_of_the_update_are_divided_once_among_the_devices_that_share_it() -> None:
     def temporaries_bytes(strategy: str) -> float:
         run = run_of("2xh100-sxm", parallel="dp=2", strategy=strategy, sequence_length=16, batch_size=1)

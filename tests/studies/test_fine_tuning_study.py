@@ -6,7 +6,7 @@ import pytest
 
 from forerun.question.run import Run
 from studies.fine_tuning.rows import MeasuredTuning, MemoryKind, read_rows
-from studies.fine_tuning.study import answers_of, summary_of, words_table
+from studies.fine_tuning.study import answers_of, left_out_table, summary_of, words_table
 
 FMS = "foundation-model-stack/fms-acceleration"
 USUAL = {
@@ -91,3 +91,20 @@ def test_verdicts_are_counted_by_what_happened():
     assert ran == ["2", "1", "1", "0 |"]
     assert oom == ["1", "1", "0", "0 |"]
     assert silent == ["1", "0", "0", "1 |"]
+
+
+def test_intervals_of_other_sources_hold_what_is_like_them():
+    def rows(source, shares):
+        return pd.DataFrame({
+            "source": source, "memory_class": "full", "measured_bytes": shares, "predicted_bytes": 1.0,
+            "low_share": 0.9, "high_share": 1.1,
+        })  # fmt: skip
+
+    answers = pd.concat(
+        [rows("a", [0.95, 1.05]), rows("a, fused", [1.0]), rows("b", [1.0, 2.0])], ignore_index=True
+    )
+    *_, first, second, every = left_out_table(answers)
+    # The tables of one origin are one source, and none is judged by its own runs.
+    assert first == "| full | a | 3 | 1.00 to 2.00 | 0.67 | 1.00 |"
+    assert second == "| full | b | 2 | 0.95 to 1.05 | 0.50 | 0.50 |"
+    assert every == "| all | each source | 5 | | 0.60 | |"

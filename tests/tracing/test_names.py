@@ -17,11 +17,29 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "llama-3.2-1b", "bert-base", "t5-small", "whisper-tiny", "vit-base", "gemma-2b"]
-)
+    "name", ["gpt2", "llama-3.2-1b", "bert-base", "t5-small", "whisper-tiny", "vit-base", "gemma-2b",
+     "llama-4-scout"],
+)  # fmt: skip
 def test_networks_have_the_published_number_of_parameters(name):
     module = build_model(name).module
     assert sum(p.numel() for p in module.parameters()) == architectures()[name].num_parameters
+
+
+def test_llama_4_computes_the_experts_that_a_token_chooses(tmp_path):
+    sizes = {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "hidden_size": 64, "head_dim": 16,
+        "intermediate_size": 64, "intermediate_size_mlp": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 100, "num_experts_per_tok": 1,
+    }  # fmt: skip
+    flops = []
+    for experts in (2, 8):
+        path = tmp_path / f"{experts}.json"
+        path.write_text(json.dumps({**sizes, "num_local_experts": experts}), encoding="utf-8")
+        request = ModelRequest(model=f"hf:{path}", sequence_length=32)
+        setup = TrainingSetup(batch_size_per_device=2, precision=Precision.BF16)
+        flops.append(trace(request, setup).total_flops(2))
+    # Eight experts beside two cost no more than their column in the router.
+    assert flops[1] == pytest.approx(flops[0], rel=0.05)
 
 
 def test_every_entry_has_a_source_and_its_own_names():

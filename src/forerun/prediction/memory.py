@@ -154,12 +154,21 @@ def _stage_peak(
     others = _other_models_bytes(run, held, float(every.weights[own].sum()))
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs + others
     allocated = static + activations + temporaries + gradients
+    loaded = float(every.weights[own].sum()) * wide_factor(run) if run.sharing.load_whole else 0.0
+    if held.weights + held.buffers + loaded > allocated and loaded:
+        # Nothing but weights is there yet.
+        activations, temporaries, gradients, others = 0.0, 0.0, 0.0, 0.0
+        held, memory = replace(held, state=0.0, gathered=0.0), replace(memory, inputs=0.0)
+        allocated = held.weights + held.buffers + loaded
+    else:
+        loaded = 0.0
     fragmentation = allocated * (constants.live_factor - 1)
     buffers = _COMMUNICATOR_BYTES * _num_communicators(run)
     parts = (
         MemoryShare("weights", held.weights + held.buffers),
         MemoryShare("weights and states of other models", others),
         MemoryShare("gathered weights of input and head", held.gathered),
+        MemoryShare("whole weights while they are loaded", loaded),
         MemoryShare("gradients", gradients),
         MemoryShare("optimizer state", held.state),
         MemoryShare("activations", activations),

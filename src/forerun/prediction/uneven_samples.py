@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import relative_coefficients
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
 from forerun.question.job import Batching, SampleLengths, Samples, read_lengths
@@ -28,24 +27,15 @@ _MOST_STEPS = 2_000
 """Steps that stand for an epoch: their mean is known to 0.5 % at a coefficient of variation of 0.2."""
 _GROUPED_BATCHES = 50
 """Batches of samples that are sorted together (``LengthGroupedSampler`` of Transformers: trainer_pt_utils.py)."""
+_SCATTERED = 2.0
+"""Upper end of reserved memory over the need of the largest batch, where lengths come in no order: 95 % of 53 runs of
+ms-swift. Blocks of shorter batches stay in the cache of the allocator until memory is short. Grouped samples begin with
+the longest, whose blocks serve all others: so does litgpt, whose 27 runs hold what the batch needs."""
 
 
 def has_lengths(run: Run) -> bool:
     """True if the samples of a run have lengths of their own."""
     return run.samples.lengths is not None
-
-
-def refuse_lengths(run: Run) -> None:
-    """Refuses samples of unequal length where many runs are compared by arrays.
-
-    Raises:
-        InvalidSetupError: The run has lengths.
-    """
-    if has_lengths(run):
-        raise InvalidSetupError(
-            "--lengths is answered by forerun predict, scale and advise, one run at a time; compare many runs at one "
-            "length: give --sequence-length instead"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +55,92 @@ class _Batches:
     squares: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanStep:
+    """Steps of an epoch in the mean.
+
+    Attributes:
+        time_s: Their time [s].
+        samples: Samples of all devices.
+        batches: The batches of which they are made.
+    """
+
+    time_s: Interval
+    samples: float
+    batches: _Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenEpoch:
+    """Samples with lengths of their own, and the few lengths at which steps are worked out for them.
+
+    Attributes:
+        known: Lengths as they were given.
+        tokens: Tokens of each sample once cut, (samples,).
+        knots: Lengths at which steps are asked, rising to the longest sample; that of a row of packed ones.
+    """
+
+    known: SampleLengths
+    tokens: Floats
+    knots: Ints
+
+    @classmethod
+    def of(cls, run: Run) -> UnevenEpoch:
+        """The epoch of a run that has lengths."""
+        known = read_lengths(run.samples.lengths or "")
+        cut = run.model.sequence_length or max(known.tokens)
+        tokens = np.minimum(np.asarray(known.tokens, dtype=np.float64), cut)
+        longest = int(tokens.max())
+        knots = np.unique(np.geomspace(min(_SHORTEST, longest), longest, _NUM_KNOTS).round()).astype(int)
+        return cls(
+            known=known,
+            tokens=tokens,
+            knots=np.asarray([cut]) if run.samples.batching is Batching.PACKED else knots,
+        )
+
+    def runs(self, run: Run) -> list[Run]:
+        """The run with samples that are all as long as each of the knots."""
+        if run.samples.batching is Batching.PACKED and run.job is not None:
+            rows = max(1, round(run.job.num_samples / self.per_row))
+            run = replace(run, job=replace(run.job, num_samples=rows))
+        models = [replace(run.model, sequence_length=int(knot)) for knot in self.knots]
+        return [replace(run, samples=Samples(), model=each) for each in models]
+
+    @property
+    def per_row(self) -> float:
+        """Samples of a packed row."""
+        return float(self.knots[-1]) / float(self.tokens.mean())
+
+    @property
+    def words(self) -> str:
+        """The samples in words."""
+        span = f"{self.tokens.min():,.0f} to {self.tokens.max():,.0f}"
+        return f"samples of {span} tokens, {self.tokens.mean():,.0f} in the mean ({self.known.source})"
+
+    def note(self, run: Run) -> str:
+        """Remark on the samples in an answer that compares many runs."""
+        return f"{self.words}, {run.samples.batching}: steps are the mean of an epoch, memory that of its largest batch"
+
+    def peak(self, run: Run, peak: Interval, device_bytes: float) -> Interval:
+        """Memory of the largest batch, with what the allocator may hold of others while the device has it [bytes]."""
+        in_order = run.samples.batching in (Batching.GROUPED, Batching.PACKED)
+        is_mixed = not in_order and self.tokens.min() < self.tokens.max()
+        most = min(_SCATTERED * peak.value, device_bytes) if is_mixed else 0.0
+        return Interval(peak.value, peak.low, max(peak.high, most))
+
+    def mean_step(self, run: Run, at_knots: Floats) -> MeanStep:
+        """The mean step of an epoch.
+
+        Args:
+            run: The run, whose samples are not packed.
+            at_knots: Value, low and high of a step whose samples are as long as each knot, (knots, 3) [s].
+        """
+        batches = _drawn(self.tokens, run, int(self.knots[-1]))
+        value, low, high = (float(_step_s(self.knots, end, batches, run).mean()) for end in at_knots.T)
+        samples = float(batches.samples.sum(axis=(1, 2)).mean())
+        return MeanStep(time_s=Interval(value, low, high), samples=samples, batches=batches)
+
+
 def epoch_estimate(run: Run, estimate_at: Callable[[Run], Estimate]) -> Estimate:
     """The estimate of a run whose samples have lengths of their own.
 
@@ -74,27 +150,14 @@ def epoch_estimate(run: Run, estimate_at: Callable[[Run], Estimate]) -> Estimate
         run: The run.
         estimate_at: Estimate of a run whose samples are all of one length.
     """
-    known = read_lengths(run.samples.lengths or "")
-    cut = run.model.sequence_length or max(known.tokens)
-    tokens = np.minimum(np.asarray(known.tokens, dtype=np.float64), cut)
-    longest = int(tokens.max())
-    kind = run.samples.batching
-    plain = replace(run, samples=Samples())
-    if kind is Batching.PACKED:
-        return _packed(plain, tokens, cut, estimate_at, known)
-    knots = np.unique(np.geomspace(min(_SHORTEST, longest), longest, _NUM_KNOTS).round()).astype(int)
-    answers = [estimate_at(_at(plain, int(knot))) for knot in knots]
-    batches = _drawn(tokens, run, longest)
-    ends = {
-        end: _step_s(knots, np.asarray([getattr(each.step_time_s, end) for each in answers]), batches, run)
-        for end in ("low", "value", "high")
-    }
-    mean = Interval(*(float(ends[end].mean()) for end in ("value", "low", "high")))
-    return _told(run, answers, knots, batches, mean, tokens, known)
-
-
-def _at(run: Run, length: int) -> Run:
-    return replace(run, model=replace(run.model, sequence_length=length))
+    epoch = UnevenEpoch.of(run)
+    answers = [estimate_at(each) for each in epoch.runs(run)]
+    if run.samples.batching is Batching.PACKED:
+        words = f"a row of {epoch.knots[-1]:,} tokens holds {epoch.per_row:.1f} of them; samples a second are rows"
+        note = f"{epoch.words}, packed: {words}"
+        return replace(answers[0], notes=(note, *answers[0].notes))
+    ends = [(each.step_time_s.value, each.step_time_s.low, each.step_time_s.high) for each in answers]
+    return _told(run, answers, epoch, epoch.mean_step(run, np.asarray(ends)))
 
 
 def _drawn(tokens: Floats, run: Run, longest: int) -> _Batches:
@@ -160,38 +223,30 @@ def _step_s(knots: Ints, at_knots: Floats, batches: _Batches, run: Run) -> Float
     return np.asarray(found.mean(axis=1).max(axis=1))
 
 
-def _told(
-    run: Run,
-    answers: Sequence[Estimate],
-    knots: Ints,
-    batches: _Batches,
-    mean: Interval,
-    tokens: Floats,
-    known: SampleLengths,
-) -> Estimate:
+def _told(run: Run, answers: Sequence[Estimate], epoch: UnevenEpoch, mean: MeanStep) -> Estimate:
     """The estimate at the longest sample, with the times of the mean step."""
-    longest, size = answers[-1], run.setup.batch_size_per_device
-    ratio = mean.value / longest.step_time_s.value
+    longest, size, batches = answers[-1], run.setup.batch_size_per_device, mean.batches
+    ratio, peak = mean.time_s.value / longest.step_time_s.value, longest.peak_memory_bytes
     filled = batches.tokens / np.where(
         run.samples.batching is Batching.PADDING_FREE, batches.tokens, batches.samples * batches.longest
     )
-    samples = float(batches.samples.sum(axis=(1, 2)).mean())
-    rate = samples * float(tokens.mean())
+    rate = mean.samples * float(epoch.tokens.mean())
     # Work of samples that were filled up to the longest is not done here: its share is that of the tokens.
-    done = rate / (run.batch_size_global * float(knots[-1])) / ratio
-    per_epoch = run.batch_size_global / samples
+    done = rate / (run.batch_size_global * float(epoch.knots[-1])) / ratio
+    per_epoch = run.batch_size_global / mean.samples
     notes = [
-        f"{_words(tokens, known)}, {run.samples.batching}: {100 * (1 - float(filled.mean())):.0f} % of the tokens are "
-        "padding; the step is the mean of an epoch, the peak memory is for its largest batch",
-        *_limit_notes(answers, knots, batches, size),
+        f"{epoch.words}, {run.samples.batching}: {100 * (1 - float(filled.mean())):.0f} % of the tokens are padding; "
+        "the step is the mean of an epoch, the peak memory is for its largest batch",
+        *_limit_notes(answers, epoch.knots, batches, size),
     ]
     return replace(
         longest,
         run=run,
-        step_time_s=mean,
-        throughput_samples_per_s=mean.inverse(samples),
-        tokens_per_s=mean.inverse(rate),
-        tokens_per_s_per_device=mean.inverse(rate / run.cluster.num_devices),
+        step_time_s=mean.time_s,
+        peak_memory_bytes=None if peak is None else epoch.peak(run, peak, longest.device_memory_bytes),
+        throughput_samples_per_s=mean.time_s.inverse(mean.samples),
+        tokens_per_s=mean.time_s.inverse(rate),
+        tokens_per_s_per_device=mean.time_s.inverse(rate / run.cluster.num_devices),
         mfu=None if longest.mfu is None else longest.mfu.scaled(done),
         hfu=None if longest.hfu is None else longest.hfu.scaled(done),
         epoch_time_s=_scaled(longest.epoch_time_s, ratio * per_epoch),
@@ -201,11 +256,6 @@ def _told(
         breakdown=tuple(BreakdownPart(part.name, part.time_s * ratio) for part in longest.breakdown),
         notes=(*notes, *longest.notes),
     )
-
-
-def _words(tokens: Floats, known: SampleLengths) -> str:
-    span = f"{tokens.min():,.0f} to {tokens.max():,.0f}"
-    return f"samples of {span} tokens, {tokens.mean():,.0f} in the mean ({known.source})"
 
 
 def _scaled(part: Interval | None, factor: float) -> Interval | None:
@@ -235,17 +285,3 @@ def _limit_notes(answers: Sequence[Estimate], knots: Ints, batches: _Batches, si
         f"samples of up to about {fits:,.0f} tokens fit in a batch of {size}; {when} would run out of memory: cut the "
         "samples there with --sequence-length, or take a smaller batch"
     ]
-
-
-def _packed(
-    run: Run, tokens: Floats, cut: int, estimate_at: Callable[[Run], Estimate], known: SampleLengths
-) -> Estimate:
-    """The estimate of samples joined to rows of one length: a row holds as many as its tokens."""
-    per_row = cut / float(tokens.mean())
-    if run.job is not None:
-        rows = max(1, round(run.job.num_samples / per_row))
-        run = replace(run, job=replace(run.job, num_samples=rows))
-    found = estimate_at(_at(run, cut))
-    words = f"packed: a row of {cut:,} tokens holds {per_row:.1f} of them; samples a second are rows"
-    note = f"{_words(tokens, known)}, {words}"
-    return replace(found, notes=(note, *found.notes))

@@ -236,6 +236,9 @@ def _job_of_tokens(given: Mapping[str, Any]) -> Job:
         "leave --tokens out",
     )
     length = given.get("sequence_length")
+    if given.get("lengths") is not None:
+        counts = read_lengths(given["lengths"]).tokens
+        length = sum(min(each, length or each) for each in counts) / len(counts)
     if length is None:
         raise InvalidSetupError(
             "--tokens needs the tokens of one sample: give --sequence-length, such as 4096"
@@ -312,6 +315,7 @@ def read_lengths(words: str) -> SampleLengths:
     return _of_file(path, changed)
 
 
+@lru_cache(maxsize=64)
 def _of_law(words: str) -> SampleLengths:
     given = dict(part.split("=", 1) for part in words.split(",") if "=" in part)
     try:

@@ -171,6 +171,13 @@ class Sharing:
         needs="fsdp",
         only_changed=True,
     )
+    load_whole: bool = _sharing(
+        False,
+        help="With fsdp: every device has the whole weights beside its shards while a checkpoint is loaded.",
+        default="no",
+        needs="fsdp",
+        only_changed=True,
+    )
     overlap_tensor: bool = _sharing(
         False,
         help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
@@ -228,6 +235,7 @@ class SharingOptions(TypedDict, total=False):
     gather_precision: str | None
     reduce_precision: str | None
     fsdp_version: str | None
+    load_whole: bool | None
     overlap_tensor: bool | None
     overlap_update: bool | None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from forerun.cost.memory.peak import (
 )
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import compute_setup, uses_layout
+from forerun.prediction.estimate import Interval
 from forerun.prediction.memory import (
     HeldMemory,
     grown_memory_bytes,
@@ -32,12 +33,12 @@ from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_tim
 from forerun.prediction.replica_step import one_steps
 from forerun.prediction.run_step import fed_times, shared_times
 from forerun.prediction.step import PreparedModel, tier_of
-from forerun.prediction.uneven_samples import refuse_lengths
+from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
 from forerun.prediction.units import DividedModel
 from forerun.question.job import InputPipeline
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
-from forerun.search.choice import CandidateTable, JobArrays, joined, quantities
+from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, JobArrays, joined, quantities
 from forerun.search.devices import DeviceOption
 from forerun.search.search import SETTINGS, Search
 
@@ -45,6 +46,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+_OF_EPOCHS = ("epoch_time_s", "job_time_s", "cost_usd", "energy_j", "co2_g")
+"""Quantities in proportion to the steps of an epoch and to their time."""
 EpochsOf = Callable[[str, Ints], Floats]
 """Epochs that a model needs at global batch sizes: value, low and high, (3, n)."""
 
@@ -138,21 +141,30 @@ class Engine:
         self._options: tuple[DeviceOption, ...] = tuple(search.axes["device"])
         self._sizes = np.asarray(search.axes["batch_size"], dtype=np.int64)
         # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
-        refuse_lengths(search.run)
         self._runs_of = [search.run.with_(**change) for change in self._changes]
         self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
         self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
         visible = [visible_memory(option.device).value_bytes for option in self._options]
         self._visible_bytes = np.asarray(visible)
         self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
+        self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
+        equal = self._epoch.runs(search.run) if self._epoch else ()
+        self._at_lengths = [Engine(replace(search, run=run), models, terms, cost_model) for run in equal]
 
     @property
     def loader(self) -> InputPipeline | None:
         """The input pipeline of each device, to count the workers that it needs."""
         return self.search.run.loader
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the samples."""
+        return () if self._epoch is None else (self._epoch.note(self.search.run),)
+
     def all_candidates(self) -> CandidateTable:
         """All combinations: times are interpolated between batch sizes, memory comes from live bytes."""
+        if self._epoch is not None:
+            return self._of_epoch(self._epoch, [each.all_candidates() for each in self._at_lengths])
         parts = []
         for index in range(len(self._changes)):
             for run, sizes in self._runs(index, 0, self._sizes):
@@ -165,6 +177,8 @@ class Engine:
     def exactly(self, keys: Iterable[tuple[int, int, int]]) -> CandidateTable:
         """The candidates of these keys (configuration, option, batch size), in this order, exact as in ``predict``."""
         keys = list(keys)
+        if self._epoch is not None:
+            return self._of_epoch(self._epoch, [each.exactly(keys) for each in self._at_lengths])
         parts, positions = [], []
         # All batch sizes of one graph on one device are one call of the cost model.
         for index, option in dict.fromkeys((key[0], key[1]) for key in keys):
@@ -173,6 +187,32 @@ class Engine:
             sizes = np.asarray([keys[row][2] for row in rows])
             parts += [self._exact(index, option, run, some) for run, some in self._runs(index, option, sizes)]
         return joined(parts).ordered(np.argsort(positions))
+
+    def _of_epoch(self, epoch: UnevenEpoch, tables: Sequence[CandidateTable]) -> CandidateTable:
+        """Candidates with the mean step of an epoch of unequal samples, and the memory of the longest."""
+        longest = tables[-1]
+        if len(tables) == 1:
+            return longest
+        steps_s = np.stack([table.values["step_time_s"] for table in tables])
+        runs = [self._run(*longest.key(row)) for row in range(len(longest))]
+        means = [epoch.mean_step(run, steps_s[:, :, row]) for row, run in enumerate(runs)]
+        step_s = np.asarray([[mean.time_s.value, mean.time_s.low, mean.time_s.high] for mean in means]).T
+        samples = np.asarray([mean.samples for mean in means])
+        ratio = step_s[VALUE] / steps_s[-1, VALUE]
+        per_epoch = ratio * np.asarray([run.batch_size_global for run in runs]) / samples
+        values = {
+            name: found * per_epoch if name in _OF_EPOCHS else found for name, found in longest.values.items()
+        }
+        peaks = longest.values["peak_memory_bytes"].T
+        held = zip(runs, peaks, longest.device_memory_bytes, strict=True)
+        ends = [epoch.peak(run, Interval(*peak), device_bytes) for run, peak, device_bytes in held]
+        values |= {
+            "peak_memory_bytes": np.asarray([(end.value, end.low, end.high) for end in ends]).T,
+            "step_time_s": step_s,
+            "throughput_samples_per_s": samples / step_s[[VALUE, HIGH, LOW]],
+            "device_samples_per_s": longest.values["device_samples_per_s"] / per_epoch,
+        }
+        return replace(longest, values=values)
 
     def num_candidates(self) -> int:
         """Combinations of the axes that are compared."""

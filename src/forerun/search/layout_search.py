@@ -19,6 +19,7 @@ from forerun.prediction.estimate import Interval
 from forerun.prediction.layout_passes import whole_step
 from forerun.prediction.memory import StageMemory, memory_constants_of, worst_stage
 from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
+from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
 from forerun.question.sharing import DeviceLayout, Strategy
@@ -207,14 +208,30 @@ def layout_point(
     table: LayoutTable,
     constants: MemoryConstants,
     visible_bytes: float,
+    epoch: UnevenEpoch | None = None,
+    shorter: Sequence[DividedModel] = (),
 ) -> LayoutPoint | None:
-    """A layout with its step and memory; None if the model cannot have it."""
+    """A layout with its step and memory; None if the model cannot have it.
+
+    Of samples of unequal length the step is the mean of an epoch; ``shorter`` has the model at the other lengths at
+    which steps are worked out, and ``model`` is that of the longest.
+    """
+    equal = [run] if epoch is None else epoch.runs(run)
     try:
-        step = whole_step(model, run, weights, table)
+        steps = [
+            whole_step(one, each, weights, table) for one, each in zip((*shorter, model), equal, strict=True)
+        ]
     except InvalidSetupError:
         return None
-    worst = worst_stage(model, run, constants)
+    step, step_s, samples = steps[-1], steps[-1].step_s, float(run.batch_size_global)
+    if epoch is not None and shorter:
+        ends = np.asarray([(each.step_s.value, each.step_s.low, each.step_s.high) for each in steps])
+        mean = epoch.mean_step(run, ends)
+        step_s, samples = mean.time_s, mean.samples
+    worst = worst_stage(model, equal[-1], constants)
     peak, layout = worst.peak_bytes, run.layout
+    if epoch is not None:
+        peak = epoch.peak(run, peak, visible_bytes)
     schedule = str(layout.schedule) if layout.pipeline > 1 else "none"
     if layout.virtual_stages > 1:
         schedule += f" x {layout.virtual_stages}"
@@ -226,8 +243,8 @@ def layout_point(
         accumulation=run.sharing.num_accumulation_steps,
         recompute=run.setup.saving.recompute,
         schedule=schedule,
-        step_time_s=step.step_s,
-        throughput_samples_per_s=step.step_s.inverse(run.batch_size_global),
+        step_time_s=step_s,
+        throughput_samples_per_s=step_s.inverse(samples),
         peak_memory_bytes=peak,
         worst_stage=worst.stage,
         fits="no" if peak.low > visible_bytes else "yes" if peak.high <= visible_bytes else "close",
@@ -342,11 +359,13 @@ def search_layouts(
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
     visible = visible_memory(run.cluster.device).value_bytes
     table = layout_table_of(run)
+    epoch = UnevenEpoch.of(run) if has_lengths(run) else None
     found: list[LayoutPoint] = []
 
-    def add(model: DividedModel, candidates: Iterator[Run]) -> list[LayoutPoint]:
+    def add(at_lengths: Sequence[DividedModel], candidates: Iterator[Run]) -> list[LayoutPoint]:
         points = (
-            layout_point(model, candidate, weights, table, constants, visible) for candidate in candidates
+            layout_point(at_lengths[-1], one, weights, table, constants, visible, epoch, at_lengths[:-1])
+            for one in candidates
         )
         new = [point for point in points if point is not None]
         found.extend(new)
@@ -354,15 +373,18 @@ def search_layouts(
 
     by_model = []
     for asked in Search(run=plain, axes={"recompute": recomputed}).runs():
-        model = models.divided(asked)
-        space = LayoutSpace.of(model, total)
+        equal = [asked] if epoch is None else epoch.runs(asked)
+        at_lengths = [models.divided(each) for each in equal]
+        space = LayoutSpace.of(at_lengths[-1], total)
         changes = tuple(layout_changes(asked, space))
-        by_model.append((model, space, add(model, Search(run=asked, axes={SETTINGS: changes}).runs())))
+        by_model.append(
+            (at_lengths, space, add(at_lengths, Search(run=asked, axes={SETTINGS: changes}).runs()))
+        )
     fitting = [point.step_time_s.value for point in found if point.fits == "yes"]
     most_s = _WORTH_A_LOOK * min(fitting, default=float("inf"))
-    for model, space, points in by_model:
+    for at_lengths, space, points in by_model:
         for point in sorted(points, key=lambda point: point.step_time_s.value)[:_MOST_REFINED]:
             if point.step_time_s.value <= most_s:
                 changes = tuple(variants(point.run, space))
-                add(model, Search(run=point.run, axes={SETTINGS: changes}).runs())
+                add(at_lengths, Search(run=point.run, axes={SETTINGS: changes}).runs())
     return found, total

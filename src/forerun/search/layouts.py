@@ -11,7 +11,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.models import TracedModels
-from forerun.prediction.uneven_samples import refuse_lengths
+from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions, with_common_settings
@@ -93,7 +93,6 @@ def layouts(
             )
     given.pop("strategy", None)
     run = run_from(model, device, given)
-    refuse_lengths(run)
     models = TracedModels(use_cache=use_cache)
     recomputed = (run.setup.saving.recompute,) if "recompute" in given else _RECOMPUTED
     points, total = search_layouts(run, models, cost_model, own["global_batch"], recomputed)
@@ -158,6 +157,7 @@ def _notes(run: Run) -> tuple[str, ...]:
         "docs/methods/layouts.md lists the measurements that layouts were compared with",
     ]
     notes += recipe_notes(run.software)
+    notes += [UnevenEpoch.of(run).note(run)] if has_lengths(run) else []
     if run.setup.precision.is_autocast:
         notes.append("mixed precision: weights compute in half precision, the optimizer updates fp32 weights")
     return tuple(notes)

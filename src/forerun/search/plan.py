@@ -98,7 +98,7 @@ def plan(
     search = Search(run=run, axes=axes, limits=limits, goal=goal)
     _check_answerable(search, terms)
     engine = Engine(search, traced, terms)
-    notes = (*notes, *option_notes(choices))
+    notes = (*notes, *option_notes(choices), *engine.notes)
     with stage(f"comparing {engine.num_candidates():,} candidates"):
         found = make_plan(
             engine,

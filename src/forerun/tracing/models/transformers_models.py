@@ -256,6 +256,36 @@ def _construct(
         ) from error
 
 
+def _take_chosen_experts(module: torch.nn.Module) -> None:
+    """Makes Llama 4 compute for each token the experts that it chooses, as its trainers do; in place.
+
+    The class of Transformers multiplies every token with all experts, most of them by a score of zero.
+    """
+    for part in module.modules():
+        if type(part).__name__ == "Llama4TextMoe":
+            experts: Any = part.experts
+            experts.has_gate, experts.is_transposed = True, True
+            experts.has_bias = experts.has_post_expert_norm = experts._is_expert_parallel = False
+            experts._apply_gate = functools.partial(_gated, experts)
+            part.forward = functools.partial(_chosen_experts, part)
+
+
+def _gated(experts: Any, both: torch.Tensor) -> torch.Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    found: torch.Tensor = up * experts.act_fn(gate)
+    return found
+
+
+def _chosen_experts(part: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    hidden = hidden_states.reshape(-1, part.hidden_dim)
+    scores, logits = part.router(hidden)
+    chosen = logits.topk(part.top_k, dim=-1).indices
+    routed = grouped_mm_experts_forward(part.experts, hidden, chosen, scores.gather(1, chosen))
+    return part.shared_expert(hidden).add_(routed), logits
+
+
 def _has_other_kernels(model_class: Any) -> bool:
     """True if attention is a function that the library exchanges, and one of FlashAttention or FlexAttention does it.
 
@@ -321,6 +351,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
     padded, one sequence per sample.
     """
     config: Any = module.config
+    _take_chosen_experts(module)
     if training and getattr(config, "use_cache", False):
         config.use_cache = False
     forward = module.forward
