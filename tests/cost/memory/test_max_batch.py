@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cost.memory.peak import MemoryConstants, estimate_memory, fits, max_batch_size
+from forerun.cost.memory.peak import MemoryConstants, _nearest_passing, estimate_memory, fits, max_batch_size
 from forerun.question.setup import MAX_BATCH_SIZE, TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
 
@@ -45,6 +45,18 @@ def test_more_memory_never_allows_a_smaller_batch(memory_bytes):
     smaller = max_batch_size(GRAPH, setup_of(1), memory_bytes, CONSTANTS)
     larger = max_batch_size(GRAPH, setup_of(1), memory_bytes * 1.1, CONSTANTS)
     assert smaller.value <= larger.value
+
+
+@given(*[st.integers(0, 10_000_000)] * 3)
+def test_the_edge_is_found_from_anywhere_by_few_looks(edge, start, upper):
+    looks = []
+
+    def passes(batch_size):
+        looks.append(batch_size)
+        return batch_size <= edge
+
+    assert _nearest_passing(passes, min(start, upper), upper) == min(edge, upper)
+    assert len(looks) < 80
 
 
 def test_not_even_one_sample():

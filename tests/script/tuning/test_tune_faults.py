@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 from PIL import Image
-from study_commands import last_line, run
+from study_commands import last_line, run, run_here
 from typer.testing import CliRunner
 
 from forerun.surface.cli.main import app
@@ -63,7 +63,7 @@ def folder(tmp_path):
 
 def tune(folder, *words, trials=1, script=()):
     options = ("--budget", f"{trials} trials", "--trial-time", "0.2s", "--json", "--seed", "0", *words)
-    return run(folder, "tune", "space.yaml", *options, "--", sys.executable, "train.py", *script)
+    return run_here(folder, "tune", "space.yaml", *options, "--", sys.executable, "train.py", *script)
 
 
 BAD_REQUESTS = {

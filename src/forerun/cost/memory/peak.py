@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain, count, repeat
 from typing import Literal
 
 from forerun.base.errors import InvalidSetupError
@@ -439,11 +440,36 @@ def _largest_batch(
     )
     # One replay at the limit and the search for the smallest limit can differ by the tolerance of the search;
     # the answer has to agree with ``fits``, which uses the smallest limit.
-    while found > 0 and need_bytes(found) > limit_bytes:
-        found -= 1
-    while found < by_live_bytes and need_bytes(found + 1) <= limit_bytes:
-        found += 1
-    return found
+    return _nearest_passing(lambda batch: need_bytes(batch) <= limit_bytes, found, by_live_bytes)
+
+
+def _nearest_passing(passes: Callable[[int], bool], start: int, upper: int) -> int:
+    """Batch at or near ``start`` that passes, 0 if none below does, whose successor fails or is above ``upper``.
+
+    Steps of one, then doubling ones: of millions of samples, thousands lie within the tolerance of a search.
+    """
+    strides = chain(repeat(1, 16), (2**n for n in count(1)))
+    passing, failing = start, upper + 1
+    while passing > 0 and not passes(passing):
+        failing, passing = passing, max(0, passing - next(strides))
+    while failing > upper and passing < upper:
+        probe = min(upper, passing + next(strides))
+        if passes(probe):
+            passing = probe
+        else:
+            failing = probe
+    return passing if failing > upper else _between(passes, passing, failing)
+
+
+def _between(passes: Callable[[int], bool], passing: int, failing: int) -> int:
+    """Largest batch below one that fails, from one that passes or zero, by halving."""
+    while failing - passing > 1:
+        middle = (failing + passing) // 2
+        if passes(middle):
+            passing = middle
+        else:
+            failing = middle
+    return passing
 
 
 def _needed_bytes(plans: Sequence[ReplayPlan], batch_size: int) -> int:
@@ -467,13 +493,7 @@ def _largest_passing(passes: Callable[[int], bool], upper: int) -> int:
     while passing > 0 and not passes(passing):
         failing, stride = passing, 2 * stride
         passing = max(0, passing - stride)
-    while failing - passing > 1:
-        middle = (failing + passing) // 2
-        if passes(middle):
-            passing = middle
-        else:
-            failing = middle
-    return max(0, passing)
+    return _between(passes, max(0, passing), failing)
 
 
 def _reason(value: int, device_memory_bytes: float) -> str:
