@@ -144,7 +144,7 @@ def _postgres(share: float) -> Iterator[str]:
 
 
 def _journal(share: float) -> Iterator[str]:
-    from studies.faults.journals import flipped_journal_bits, full_journals, killed_journals
+    from studies.faults.stores import flipped_journal_bits, full_journals, killed_journals
 
     yield "\n## Journal of a study\n"
     yield from _header()
@@ -208,7 +208,7 @@ def _servers_killed(share: float) -> Iterator[str]:
 
 
 def _ray(share: float) -> Iterator[str]:
-    from studies.faults.clusters import killed_heads
+    from studies.faults.commands import killed_heads
 
     yield "\n## Head of a Ray cluster killed\n"
     yield "| command | status | last line | acknowledged | lost | finished by the same command later |"
