@@ -1,4 +1,4 @@
-"""Studies of scheduling, and their section: policies, costs of forecast errors, Optimus' own setting, placement, scale."""
+"""Studies of scheduling, with their section: policies, forecast errors, Optimus' own setting, placement, large scale."""
 
 from __future__ import annotations
 
