@@ -1,4 +1,4 @@
-"""Studies of scheduling, with their section: policies, forecast errors, Optimus' own setting, placement, large scale."""
+"""Studies of scheduling: policies, forecast errors, Optimus' own setting, placement, large scale."""
 
 from __future__ import annotations
 
