@@ -313,10 +313,6 @@ def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, str, str, str]
     return str(len(together)), f"{_percent(mape)} %", f"{min(medians):.2f}", f"{max(medians):.2f}"
 
 
-def _metrics_row(name: str, found: ErrorMetrics) -> tuple[str, ...]:
-    return (name, *error_cells(found))
-
-
 def _worst_families(held: HeldOut, limit: int = 2) -> str:
     error = np.abs(np.exp(-held.residuals) - 1)
     names = np.asarray([step.record.family for step in held.steps])
