@@ -16,8 +16,7 @@ from studies.memory.study import Bracket, TransformerVerdicts, bracket_shares
 from studies.optime.fit import OTHER_IMPLEMENTATION
 from studies.optime.layer_study import LayerResult
 from studies.optime.runtime_study import TRACKED_METHODS, RuntimeRow
-from studies.schedule.page import schedule_section
-from studies.schedule.study import ScheduleResults
+from studies.schedule.study import ScheduleResults, schedule_section
 from studies.step_sections import StepSections
 
 Floats = npt.NDArray[np.float64]

@@ -28,10 +28,10 @@ from studies.accuracy_page import AccuracyPage
 from studies.energy.study import (
     ENERGY_STUDY_VERSION,
     EnergyResult,
+    energy_rows,
     energy_section,
     energy_study,
 )
-from studies.energy.table import energy_rows
 from studies.forecast.batch_study import batch_study, system_c_study
 from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures
@@ -77,12 +77,15 @@ from studies.optime.studies import (
     predict_with,
     source_study,
 )
-from studies.other_origins import ask_origins, origins_section
-from studies.own.records import own_records_digest, own_records_section, published_compositions
+from studies.own.records import (
+    own_records_digest,
+    own_records_section,
+    published_compositions,
+)
 from studies.own.tuning_page import tuning_section
 from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study
-from studies.step_sections import StepSections
+from studies.step_sections import StepSections, ask_origins, origins_section
 from studies.tables.operators import OperatorTable, read_operator_tables
 from studies.tables.reference_steps import ReferenceSteps, read_reference_steps, require_reference_folder
 from studies.tables.timm import read_timm_train

@@ -16,20 +16,6 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.surface.cli.settings import DebugOption
 
-_PARTS = (
-    "input",
-    "files",
-    "stores",
-    "postgres",
-    "journal",
-    "grids",
-    "grids-postgres",
-    "studies",
-    "scripts",
-    "server",
-    "servers-killed",
-    "ray",
-)
 _STORE_COLUMNS = ("faults", "acknowledged", "lost", "twice", "changed", "damaged", "refused", "not written")
 _COMMAND_COLUMNS = (
     "faults", "inside a trial", "acknowledged", "lost", "twice", "changed", "damaged", "unfinished", "profiled again",
@@ -37,32 +23,25 @@ _COMMAND_COLUMNS = (
 )  # fmt: skip
 
 
-def faults(
-    part: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help=f"Part: {', '.join(_PARTS)}; may be repeated; all if none."),
-    ] = None,
-    share: Annotated[
-        float, typer.Option(min=0.001, max=1.0, help="Share of the faults: 1 for all, 0.1 for a tenth.")
-    ] = 1.0,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, help="Most time for killing the commands of one part [min].")
-    ] = 60.0,
-    debug: DebugOption = False,
-) -> None:
-    """Feed bad input, kill writers, fill disks, flip bits and load the server; print tables of what happened."""
-    makers: tuple[Callable[[float], Iterator[str]], ...] = (
-        _input, _files, _stores, _postgres, _journal, _grids, _grids_postgres, _studies, _scripts, _server,
-        _servers_killed, _ray,
-    )  # fmt: skip
-    parts = dict(zip(_PARTS, makers, strict=True))
-    _longest_s.set(60 * minutes)
-    for name in part or ():
-        if name not in parts:
-            raise UsageError(f"expected a part among {', '.join(parts)}, got '{name}'")
-    for name in part or parts:
-        for line in parts[name](share):
-            typer.echo(line)
+Maker = Callable[[float], Iterator[str]]
+_PARTS: dict[str, Maker] = {}
+
+
+def _part(name: str, title: str, columns: Sequence[str] = ()) -> Callable[[Maker], Maker]:
+    """Registers a part: the lines below its title, or the rows of its table of faults."""
+
+    def register(make: Maker) -> Maker:
+        def lines(share: float) -> Iterator[str]:
+            yield f"\n## {title}\n"
+            if columns:
+                yield f"| fault | {' | '.join(columns)} |"
+                yield f"|---|{'---|' * len(columns)}"
+            yield from make(share)
+
+        _PARTS[name] = lines
+        return make
+
+    return register
 
 
 _longest_s: ContextVar[float] = ContextVar("longest_s")
@@ -84,10 +63,10 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@_part("input", "Bad input")
 def _input(share: float) -> Iterator[str]:
     from studies.faults.bad_inputs import bad_cases, bad_input_table, run_cases
 
-    yield "\n## Bad input\n"
     with _folder() as folder:
         judged = run_cases(bad_cases(_number(700, share)), folder)
     yield from bad_input_table(judged)
@@ -99,21 +78,20 @@ def _input(share: float) -> Iterator[str]:
             yield f"- {fault}: `{' '.join(word[:60] for word in case.words)}`: {said}"
 
 
+@_part("files", "Damaged files")
 def _files(share: float) -> Iterator[str]:
     from studies.faults.damaged_files import damage_table
 
-    yield "\n## Damaged files\n"
     with _folder() as folder:
         lines, faults = damage_table(folder, _number(10_000, share))
     yield from lines
     yield from (f"- {found.outcome}, {found.kind}, {found.damage}: {found.words[:160]}" for found in faults)
 
 
+@_part("stores", "Stores in a file", _STORE_COLUMNS)
 def _stores(share: float) -> Iterator[str]:
     from studies.faults.stores import disk_full, flipped_bits, killed_imports, killed_writers
 
-    yield "\n## Stores in a file\n"
-    yield from _header()
     with _folder() as folder:
         writers = killed_writers(lambda _: str(folder / "killed.sqlite"), _number(100, share))
         yield _row("SQLite: kill -9 of a writer", writers)
@@ -124,12 +102,11 @@ def _stores(share: float) -> Iterator[str]:
     yield from _flips(flips)
 
 
+@_part("postgres", "PostgreSQL", _STORE_COLUMNS)
 def _postgres(share: float) -> Iterator[str]:
     from studies.faults.postgres import running_server
     from studies.faults.stores import disk_full_while_away, killed_imports, killed_writers, restarted_server
 
-    yield "\n## PostgreSQL\n"
-    yield from _header()
     with running_server() as server:
         killed = killed_writers(lambda _: server.url, _number(100, share))
         yield _row("PostgreSQL: kill -9 of a writer", killed)
@@ -143,11 +120,10 @@ def _postgres(share: float) -> Iterator[str]:
         yield _row("PostgreSQL away: disk of the client full at a byte", away)
 
 
+@_part("journal", "Journal of a study", _STORE_COLUMNS)
 def _journal(share: float) -> Iterator[str]:
-    from studies.faults.journals import flipped_journal_bits, full_journals, killed_journals
+    from studies.faults.stores import flipped_journal_bits, full_journals, killed_journals
 
-    yield "\n## Journal of a study\n"
-    yield from _header()
     with _folder() as folder:
         yield _row("journal: kill -9 of a writer", killed_journals(folder, _number(100, share)))
     with _folder() as folder:
@@ -157,30 +133,30 @@ def _journal(share: float) -> Iterator[str]:
     yield from _flips(flips)
 
 
+@_part("grids", "Commands killed: `measure grid` with SQLite", _COMMAND_COLUMNS)
 def _grids(share: float) -> Iterator[str]:
     from studies.faults.commands import killed_grids
 
-    yield from _command_header("Commands killed: `measure grid` with SQLite")
     with _folder() as folder:
         store, number = str(folder / "records.sqlite"), _number(100, share)
         found = killed_grids(store, folder, number, is_over=_until_late())
         yield _row("SQLite: kill -9 of `measure grid`", found, _COMMAND_COLUMNS)
 
 
+@_part("grids-postgres", "Commands killed: `measure grid` with PostgreSQL", _COMMAND_COLUMNS)
 def _grids_postgres(share: float) -> Iterator[str]:
     from studies.faults.commands import killed_grids
     from studies.faults.postgres import running_server
 
-    yield from _command_header("Commands killed: `measure grid` with PostgreSQL")
     with _folder() as folder, running_server() as server:
         found = killed_grids(server.url, folder, _number(100, share), is_over=_until_late())
         yield _row("PostgreSQL: kill -9 of `measure grid`", found, _COMMAND_COLUMNS)
 
 
+@_part("studies", "Commands killed: `tune`", _COMMAND_COLUMNS)
 def _studies(share: float) -> Iterator[str]:
     from studies.faults.commands import killed_studies
 
-    yield from _command_header("Commands killed: `tune`")
     with _folder() as folder:
         yield _row(
             "journal: kill -9 of `tune`",
@@ -189,28 +165,28 @@ def _studies(share: float) -> Iterator[str]:
         )
 
 
+@_part("scripts", "Hostile scripts")
 def _scripts(share: float) -> Iterator[str]:
     from studies.faults.hostile_scripts import SCRIPTS, script_table
 
-    yield "\n## Hostile scripts\n"
     with _folder() as folder:
         lines, ends = script_table(folder, list(SCRIPTS)[: _number(len(SCRIPTS), share)])
     yield from lines
     yield from (f"- {told.verb}, {told.script}: {', '.join(told.faults)}" for told in ends if told.faults)
 
 
+@_part("servers-killed", "Servers killed", _COMMAND_COLUMNS)
 def _servers_killed(share: float) -> Iterator[str]:
     from studies.faults.server import killed_servers
 
-    yield from _command_header("Servers killed")
     with _folder() as folder:
         yield _row("kill -9 of `serve`", killed_servers(folder, _number(100, share)), _COMMAND_COLUMNS)
 
 
+@_part("ray", "Head of a Ray cluster killed")
 def _ray(share: float) -> Iterator[str]:
-    from studies.faults.clusters import killed_heads
+    from studies.faults.commands import killed_heads
 
-    yield "\n## Head of a Ray cluster killed\n"
     yield "| command | status | last line | acknowledged | lost | finished by the same command later |"
     yield "|---|---|---|---|---|---|"
     for name in ("grid", "tune"):
@@ -233,24 +209,14 @@ def _flips(flips: Counter[str]) -> Iterator[str]:
         yield f"| {name} | {number} |"
 
 
-def _command_header(title: str) -> Iterator[str]:
-    yield f"\n## {title}\n"
-    yield from _header(_COMMAND_COLUMNS)
-
-
-def _header(columns: Sequence[str] = _STORE_COLUMNS) -> Iterator[str]:
-    yield f"| fault | {' | '.join(columns)} |"
-    yield f"|---|{'---|' * len(columns)}"
-
-
 def _row(name: str, found: Counter[str], columns: Sequence[str] = _STORE_COLUMNS) -> str:
     return f"| {name} | {' | '.join(str(found[column]) for column in columns)} |"
 
 
+@_part("server", "Server")
 def _server(share: float) -> Iterator[str]:
     from studies.faults.server import busy_processes, serving, slow_sockets, under_load
 
-    yield "\n## Server\n"
     columns = ("load", "requests", "time [s]", "server's CPU time [s]", "p50 [s]", "p95 [s]", "answers by status",
                "memory growth [MB]")  # fmt: skip
     yield f"| {' | '.join(columns)} |"
@@ -285,3 +251,26 @@ def _server(share: float) -> Iterator[str]:
             f"\n{number} slow sockets: {left} still open, the last closed after {last_s:.1f} s; a cheap question "
             f"meanwhile took {cheap_s:.3f} s"
         )
+
+
+def faults(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Part: {', '.join(_PARTS)}; may be repeated; all if none."),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="Share of the faults: 1 for all, 0.1 for a tenth.")
+    ] = 1.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Most time for killing the commands of one part [min].")
+    ] = 60.0,
+    debug: DebugOption = False,
+) -> None:
+    """Feed bad input, kill writers, fill disks, flip bits and load the server; print tables of what happened."""
+    _longest_s.set(60 * minutes)
+    for name in part or ():
+        if name not in _PARTS:
+            raise UsageError(f"expected a part among {', '.join(_PARTS)}, got '{name}'")
+    for name in part or _PARTS:
+        for line in _PARTS[name](share):
+            typer.echo(line)

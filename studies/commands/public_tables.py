@@ -121,8 +121,7 @@ def schedule(
     """Replay public workloads under every policy; print the section of the page of accuracy (some minutes)."""
     _check_plot(plot)
     with _making("plot", plot, debug=debug):
-        from studies.schedule.page import schedule_section
-        from studies.schedule.study import error_plot, schedule_study
+        from studies.schedule.study import error_plot, schedule_section, schedule_study
 
         found = schedule_study(_folder(), lambda line: typer.echo(line, err=True), quick)
         if plot is not None:

@@ -23,15 +23,17 @@ from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from studies.markdown import markdown_table
 from studies.schedule.applications import Application, read_applications
-from studies.schedule.mixed import (
+from studies.schedule.workloads import (
     GAVEL_CLUSTER,
     GAVEL_ROUND_S,
+    HELIOS_SHARES,
     GavelSpeed,
     draw_mixed_jobs,
     draw_pai_jobs,
+    draw_workload,
     read_gavel_speeds,
+    read_philly,
 )
-from studies.schedule.workloads import HELIOS_SHARES, draw_workload, read_philly
 
 OURS = "foresight"
 _RIVALS = ("fifo", "srtf", "las", "optimus", "pollux", "sia", "gavel", "themis")

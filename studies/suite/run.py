@@ -6,15 +6,21 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from forerun.adapters.classics.baselines import baseline_names, make_baseline
+from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError
 from forerun.cost.time.correction import PriorScales
 from forerun.cost.time.evidence import shipped_evidence
 from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.fitting.evaluation import ErrorMetrics, cross_validated_predictions, errors, group_folds
 from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.measurement.session import Event
 from forerun.evidence.records.measurement import Measurement
@@ -24,6 +30,8 @@ from forerun.question.devices import describe_host, find_device
 from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.devices.local import first_device, gpu_index
+from forerun.tracing.trace import trace
+from studies.suite.comparison import MeasuredStep
 from studies.suite.models import SUITE_MODELS, SuiteModel, batch_searches, step_jobs
 from studies.suite.prediction import (
     JobPrediction,
@@ -37,6 +45,7 @@ from studies.suite.session import SuiteSession, job_cost_s
 
 if TYPE_CHECKING:
     from studies.suite.comparison import SuiteComparison
+
 
 STAGES = ("predict", "measure", "compare")
 
@@ -229,7 +238,6 @@ def _measurements(folder: Path) -> Iterable[Measurement]:
 def _compare(
     folder: Path, predictions: Sequence[JobPrediction], measurements: Sequence[Measurement]
 ) -> SuiteComparison:
-    from studies.suite.baselines import suite_baselines
     from studies.suite.comparison import compare
 
     scales = PriorScales(**shipped_evidence().calibration_scales)
@@ -241,4 +249,40 @@ def _compare(
     )
     text = json.dumps(found.as_dict(), indent=1, allow_nan=False)
     (folder / _COMPARISON).write_text(f"{text}\n", encoding="utf-8")
+    return found
+
+
+_ROOFLINE, _PYTORCH_RULE = "roofline", "pytorch rule"
+_NUM_FOLDS = 5
+_FEWEST_ROWS = 10
+
+
+def suite_baselines(rows: Sequence[MeasuredStep], device: Device) -> dict[str, ErrorMetrics | None]:
+    """Errors of each baseline on the rows; None for fitted ones where there are too few rows or families.
+
+    Args:
+        rows: Measured steps; their models are traced again, from the cache if they are there.
+        device: Device of the steps.
+    """
+    cases = []
+    for row in rows:
+        run = row.measurement.run
+        assert run is not None
+        cases.append((trace(run.model, run.setup), device, run.setup))
+    features = whole_model_features(cases)
+    actual = np.asarray([row.measured_s for row in rows])
+    families = [row.measurement.family for row in rows]
+    num_folds = min(_NUM_FOLDS, len(set(families)))
+    splits = group_folds(families, num_folds) if num_folds >= 2 and len(rows) >= _FEWEST_ROWS else None
+    found: dict[str, ErrorMetrics | None] = {}
+    for name in baseline_names():
+        if name == _ROOFLINE:  # as it was written down for the device itself
+            found[name] = errors([row.prediction.roofline_s or np.nan for row in rows], actual)
+        elif name == _PYTORCH_RULE:
+            found[name] = errors(make_baseline(name).predict(features), actual)
+        elif splits is None:
+            found[name] = None
+        else:
+            predicted = cross_validated_predictions(partial(make_baseline, name), features, actual, splits)
+            found[name] = errors(predicted, actual)
     return found

@@ -62,16 +62,6 @@ def read_timm_train(folder: Path) -> list[StepRecord]:
     )
 
 
-def read_timm_history(folder: Path) -> list[StepRecord]:
-    """The training rows of the same with PyTorch 1.10 (two dates) and 1.11."""
-    return _read_timm(
-        folder / "timm_history.parquet",
-        extra=("gpu", "mode", "committed"),
-        keep=lambda frame: frame["mode"] == "train",
-        phase=Phase.TRAIN,
-    )
-
-
 def read_timm_infer(folder: Path) -> list[StepRecord]:
     """Inference steps on four GPUs; the CPU rows are left out (batch 1, number of threads unknown)."""
     return _read_timm(

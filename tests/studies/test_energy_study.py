@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from forerun.cost.time.power import POWER_LAW, POWER_LAWS, demand_share, limited_share, power_slowdown
-from studies.energy.study import energy_section, energy_study, fit_power_laws, mean_law
-from studies.energy.table import EnergyRows, energy_rows
+from studies.energy.study import (
+    EnergyRows,
+    energy_rows,
+    energy_section,
+    energy_study,
+    fit_power_laws,
+    mean_law,
+)
 
 GPUS = {"one": 0.15, "two": 0.30}
 NETWORKS = {"idle": 0.02, "middle": 0.25, "busy": 0.6}

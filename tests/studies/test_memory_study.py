@@ -9,7 +9,13 @@ from forerun.base.units import GIB
 from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph, MemoryStream, OpTable
 from forerun.question.setup import Phase, Precision
-from studies.memory.study import Bracket, best_limit, bracket_shares, is_measured_network
+from studies.memory.study import (
+    Bracket,
+    accelerate_rule_bytes,
+    best_limit,
+    bracket_shares,
+    is_measured_network,
+)
 
 _FAMILIES = ("resnet", "vgg", "volo", "nest", "hrnet", "xcit")
 
@@ -102,3 +108,8 @@ def test_limit_is_the_middle_of_those_with_most_right_verdicts():
 def test_a_sample_of_few_families_has_one_fold_each():
     """MemTracker answers for a handful of rows only."""
     assert bracket_shares([_bracket(family, 21, 23.3) for family in _FAMILIES[:3]], "replay").num_rows == 3
+
+
+def test_accelerate_rule_is_16_bytes_per_parameter():
+    # ResNet-50: 25,557,032 parameters
+    assert accelerate_rule_bytes(25_557_032) == 408_912_512

@@ -13,7 +13,6 @@ from forerun.question.setup import OptimizerImplementation, Phase, Precision
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import (
     FOLDER_VARIABLE,
-    read_timm_history,
     read_timm_infer,
     read_timm_train,
     reference_folder,
@@ -114,7 +113,7 @@ class TestTimm:
         assert not setup.zero_grad_to_none
 
     def test_family_column_is_reproduced_on_every_row(self, folder, timm_train):
-        for records in (timm_train, read_timm_history(folder), read_timm_infer(folder)):
+        for records in (timm_train, read_timm_infer(folder)):
             assert [r for r in records if model_family(r.model) != r.family] == []
 
     def test_a_network_belongs_to_one_family(self, timm_train):
@@ -136,10 +135,7 @@ class TestTimm:
         assert len(repeated) > 100
         assert max(max(times) / min(times) for times in repeated) < 1.02
 
-    def test_history_and_inference_rows(self, folder):
-        history = read_timm_history(folder)
-        assert Counter(record.framework_version for record in history) == {"1.10": 2254, "1.11": 1154}
-        assert len({record.row_id for record in history}) == len(history)
+    def test_inference_rows(self, folder):
         inference = read_timm_infer(folder)
         assert Counter(record.device for record in inference) == {
             "rtx-3090": 7229, "rtx-4090": 7580, "rtx-5090": 3254, "rtx-pro-6000-max-q": 6507,

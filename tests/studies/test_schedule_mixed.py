@@ -5,7 +5,7 @@ import pytest
 from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
-from studies.schedule.mixed import (
+from studies.schedule.workloads import (
     GAVEL_CLUSTER,
     GAVEL_ROUND_S,
     GavelSpeed,

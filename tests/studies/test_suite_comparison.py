@@ -13,8 +13,8 @@ from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.records.measurement import JobKind, Outcome
 from forerun.question.devices import find_device
 from made_measurements import measurement
-from studies.suite.baselines import suite_baselines
 from studies.suite.comparison import compare, tried_batches
+from studies.suite.run import suite_baselines
 
 SCALES = PriorScales()
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.step_times import StepTimes
-from forerun.cost.time.weights import DEFAULT_STACK, CostModel
+from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Graph, HostTraffic
 from forerun.question.devices.cluster import host_link
 from forerun.question.devices.device import Device, DeviceKind
@@ -25,11 +25,6 @@ Floats = npt.NDArray[np.float64]
 def is_keras_graph(graph: Graph) -> bool:
     """True if a graph was traced from a Keras model."""
     return any(name == "keras" for name, _ in graph.versions)
-
-
-def stack_name(graph: Graph) -> str:
-    """The framework a graph is of, ``keras`` or ``pytorch``, as calibrations name it."""
-    return "keras" if is_keras_graph(graph) else DEFAULT_STACK
 
 
 def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import (
     all_gather_time_s,
     hierarchical_all_reduce_time_s,
@@ -58,20 +57,3 @@ def test_hierarchy_is_between_its_stages(size, per_node, nodes):
     inside = ring_all_reduce_time_s(size, per_node, 1e-6, 1e11)
     assert math.isclose(time_s, inside + ring_all_reduce_time_s(size, nodes, 5e-6, 1e10))
     assert hierarchical_all_reduce_time_s(size, num_nodes=1, num_devices_per_node=per_node, **links) == inside
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1e6, 0, 0, 1e9), "devices must be at least 1, got 0"),
-        ((1e6, -2, 0, 1e9), "got -2"),
-        ((-1, 2, 0, 1e9), "zero or more bytes, got -1"),
-        ((float("nan"), 2, 0, 1e9), "zero or more bytes, got nan"),
-        ((1e6, 2, -1e-6, 1e9), "latency of zero or more"),
-        ((1e6, 2, 0, 0), "bandwidth above zero"),
-    ],
-)
-@pytest.mark.parametrize("collective", ALL)
-def test_impossible_questions(collective, arguments, message):
-    with pytest.raises(InvalidSetupError, match=message):
-        collective(*arguments)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.data_parallel import (
     Gradient,
     HostAndDevice,
@@ -126,24 +125,6 @@ def test_memory_of_zero_as_its_paper_prints_it():
     assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.06)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: data_parallel_step(ONE, (), lambda s: 0, 0), "at least 1, got 0 and 1"),
-        (lambda: data_parallel_step(ONE, (), lambda s: 0, 2, num_accumulation_steps=0), "got 2 and 0"),
-        (lambda: Pass(forward_s=-1, backward_s=1), "forward_s must be zero or more"),
-        (lambda: split_step(-0.1), "zero or more seconds, got -0.1"),
-        (lambda: gradient_buckets((), 0), "more than zero bytes"),
-        (lambda: straggler_factor(2, -0.1), "must be zero or more, got -0.1"),
-        (lambda: expected_normal_maximum(0), "devices must be at least 1"),
-        (lambda: sharded_memory(1, 1, 1, 2, 4), r"stage must be 0 .*got 4"),
-    ],
-)
-def test_impossible_questions_of_a_step(call, message):
-    with pytest.raises(InvalidSetupError, match=message):
-        call()
-
-
 MIRRORED = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)
 
 
@@ -162,8 +143,3 @@ def test_more_replicas_are_never_faster_a_step_nor_more_than_n_fold(number, batc
     step_s = mirrored_step_s(MIRRORED, batch, number, reduce_s)
     assert step_s >= MIRRORED.step_s(batch) * (1 - 1e-12)
     assert mirrored_step_s(MIRRORED, batch, number + 1, reduce_s) >= step_s * (1 - 1e-12)
-
-
-def test_no_replica_is_refused():
-    with pytest.raises(InvalidSetupError, match="at least 1, got 0"):
-        mirrored_step_s(MIRRORED, 8, 0, 0.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.base.errors import InvalidSetupError, UnknownDeviceError
+from forerun.base.errors import UnknownDeviceError
 from forerun.cost.communication.collectives import ring_all_reduce_time_s
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of, nccl_choice
 from forerun.question.devices.cluster import parse_cluster
@@ -51,8 +51,3 @@ def test_unknown_topology_is_asked_for():
         all_reduce_of(parse_cluster("2x8xa100-sxm4-80gb"))
     with pytest.raises(UnknownDeviceError, match=r"link between the cpu of a node.*--intra"):
         all_reduce_of(parse_cluster("2xcpu"))
-
-
-def test_negative_messages_are_refused():
-    with pytest.raises(InvalidSetupError, match="zero or more bytes, got -5"):
-        nccl_choice(DGX, -5)

@@ -11,7 +11,6 @@ from forerun.cost.memory.peak import (
     fits,
     memory_width,
     plans_for_setup,
-    step_runs,
 )
 from forerun.cost.memory.replay import replay_plan
 from forerun.graph.graph import MemoryEvent, MemoryStream
@@ -122,14 +121,6 @@ def test_a_graph_of_one_batch_size_knows_no_other():
     assert estimate_at(8, graph=graph).peak_bytes > 0
     with pytest.raises(InvalidSetupError, match="traced for batch size 8 only, got 9"):
         estimate_at(9, graph=graph)
-
-
-@pytest.mark.parametrize("constants", [CONSTANTS, PROCESS_ONLY])
-def test_a_step_runs_in_its_peak_and_not_below_its_live_bytes(constants):
-    estimate = estimate_at(60, constants=constants)
-    assert step_runs(GRAPH, setup_of(60), estimate.peak_bytes, constants)
-    too_little = estimate.overhead_bytes + estimate.live_peak_bytes - 1
-    assert not step_runs(GRAPH, setup_of(60), too_little, constants)
 
 
 @pytest.mark.parametrize("by_replay", [True, False])

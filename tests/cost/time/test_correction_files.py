@@ -14,7 +14,7 @@ from forerun.cost.time.correction import (
 )
 from forerun.cost.time.weights import save_weights
 from forerun.prediction.estimate_run import estimate_run
-from forerun.prediction.stack import calibrated_effect, stack_name, stack_note
+from forerun.prediction.stack import calibrated_effect, stack_note
 from forerun.prediction.step import prepare, timed_steps
 from forerun.question.devices import find_device
 from forerun.question.devices.cluster import cluster_of
@@ -70,7 +70,6 @@ def test_a_calibration_that_is_passed_over_is_told(folder):
 def test_the_cost_of_the_loop_is_a_part_of_a_calibrated_prediction():
     graph = trace(ModelRequest(model="mnist-cnn"), SETUP)
     keras = replace(graph, versions=(*graph.versions, ("keras", "3.15.1")))
-    assert (stack_name(graph), stack_name(keras)) == ("pytorch", "keras")
     weights = calibrated("keras", 0.002)
     run = Run(model=ModelRequest(model="mnist-cnn"), setup=SETUP, cluster=cluster_of(HERE, 1, 1))
     found, plain = (estimate_run(prepare(g), None, run, weights).estimate for g in (keras, graph))

@@ -22,25 +22,10 @@ from enum import StrEnum
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from forerun.base.errors import InvalidSetupError
 from forerun.question.devices.cluster import Cluster, require_link
 
 if TYPE_CHECKING:
     from forerun.cost.communication.constants import LayoutConstants
-
-
-def _check(message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float) -> None:
-    if num_devices < 1:
-        raise InvalidSetupError(
-            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
-        )
-    if not message_bytes >= 0:
-        raise InvalidSetupError(f"a message must have zero or more bytes, got {message_bytes}")
-    if not (latency_s >= 0 and bandwidth_bytes_per_s > 0):
-        raise InvalidSetupError(
-            f"a link needs a latency of zero or more and a bandwidth above zero, got {latency_s} s and "
-            f"{bandwidth_bytes_per_s} bytes/s"
-        )
 
 
 def ring_all_reduce_time_s(
@@ -62,7 +47,6 @@ def ring_all_reduce_time_s(
     >>> round(ring_all_reduce_time_s(100e6, 4, 0.0, 10e9), 6)
     0.015
     """
-    _check(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s)
     rounds = 2 * (num_devices - 1)
     return rounds * (latency_s + message_bytes / (num_devices * bandwidth_bytes_per_s))
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, log2
 
-from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import (
     hierarchical_all_reduce_time_s,
     ring_all_reduce_time_s,
@@ -147,13 +146,7 @@ _PROTOCOLS = (
 
 @lru_cache(maxsize=4096)
 def nccl_choice(about: AllReduce, message_bytes: float) -> Choice:
-    """The fastest algorithm and protocol for a message, with its time; buckets are the same at every batch size.
-
-    Raises:
-        InvalidSetupError: The message is negative.
-    """
-    if not message_bytes >= 0:
-        raise InvalidSetupError(f"a message must have zero or more bytes, got {message_bytes}")
+    """The fastest algorithm and protocol for a message, with its time; buckets are the same at every batch size."""
     if about.num_devices == 1:
         return Choice(algorithm=Algorithm.RING, protocol="none", time_s=0.0)
     return min(_choices(about, message_bytes), key=lambda choice: choice.time_s)

@@ -310,33 +310,6 @@ def fits(estimate: MemoryEstimate, device_memory_bytes: float) -> Verdict:
     return "no" if estimate.low_bytes > device_memory_bytes else "close"
 
 
-def step_runs(
-    graph: Graph, setup: TrainingSetup, device_memory_bytes: float, constants: MemoryConstants
-) -> bool:
-    """True if the step at the batch size of the setup runs in exactly this much memory.
-
-    Makes one replay at the limit, not the search of ``estimate_memory``; there is no band around the limit.
-
-    Args:
-        graph: Traced step.
-        setup: Batch size, precision and layout.
-        device_memory_bytes: Memory that a program finds on the device [bytes].
-        constants: Overhead and factors of the device and software.
-    """
-    _require_batch_size(graph, setup.batch_size_per_device)
-    limit_bytes = device_memory_bytes - constants.overhead_bytes
-    live_bytes = live_peak_bytes(graph.memory, setup.batch_size_per_device)
-    if not constants.uses_caching_allocator:
-        return live_bytes * constants.live_factor <= limit_bytes
-    # No packing of blocks makes room for bytes that are alive at the same time.
-    if live_bytes > limit_bytes:
-        return False
-    return any(
-        replay(plan, setup.batch_size_per_device, int(limit_bytes)).passes
-        for plan in plans_for_setup(graph, setup, constants)
-    )
-
-
 def _require_batch_size(graph: Graph, batch_size: int) -> None:
     if graph.only_batch_size is not None and batch_size != graph.only_batch_size:
         raise InvalidSetupError(

@@ -104,15 +104,6 @@ def family(
     return register
 
 
-def describe_family(name: str) -> str:
-    """The keys of a family with meaning, default and range, one line each."""
-    found = FAMILIES[name]
-    lines = [f"{name}: samples {','.join(map(str, found.input_shape))}"]
-    for key, rule in found.keys.items():
-        lines.append(f"  {key}={rule.default}  {rule.meaning} ({rule.allowed()})")
-    return "\n".join(lines)
-
-
 def build_family(spec: str, options: InputOptions) -> BuiltModel:
     """Builds a network of a family on the meta device.
 
