@@ -27,7 +27,7 @@ from studies.forecast.fit_prior import fit_priors
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
-FORECAST_STUDY_VERSION = 7
+FORECAST_STUDY_VERSION = 8
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
