@@ -159,15 +159,15 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         num_steps=len(steps.steps),
         skipped=steps.skipped,
         steps=step_sections(folder, quick),
-        layers=_kept("layers", quick, lambda: layer_study(folder, num_iterations=200 if quick else 2500)),
+        layers=_kept("layers 2", quick, lambda: layer_study(folder, num_iterations=200 if quick else 2500)),
         brackets=brackets,
-        pytorch_times=_kept("pytorch times", quick, lambda: _pytorch_times(families, quick)),
+        pytorch_times=_kept("pytorch times 2", quick, lambda: _pytorch_times(families, quick)),
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
             lambda: tracker_study(brackets, 2 if quick else 4, _progress("MemTracker")),
         ),
-        transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
+        transformer_verdicts=_kept("transformer memory 2", quick, lambda: transformer_fit_study(folder)),
         forecasts=forecast_figures(folder),
         schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
         own_records=_kept(

@@ -181,7 +181,7 @@ def _ncf_times(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
     return compute_s, traffic / bandwidth, np.full(len(rows), np.nan)
 
 
-ENERGY_STUDY_VERSION = 3
+ENERGY_STUDY_VERSION = 4
 """Raised whenever the study changes what it computes; kept results of other versions are not used."""
 
 Floats = npt.NDArray[np.float64]
