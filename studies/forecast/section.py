@@ -36,6 +36,7 @@ def forecast_section(figures: ForecastFigures) -> str:
         _origins_left_out(study),
         _coverage(study),
         _targets(study),
+        _sweeps(study),
         _batches(figures.batches),
         _system_c(figures.system_c),
         _own(figures.own),
@@ -95,7 +96,8 @@ def _coverage(study: ForecastStudy) -> str:
     for tier in found.coverage_90:
         rows.append((tier, "coverage", *(_percent(found.coverage_90[tier].get(c)) for c in cuts)))
         rows.append(("", "width", *(_three(found.width_90[tier].get(c)) for c in cuts)))
-        rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
+        if tier in (Tier.BOTH, Tier.HISTORY):  # those of the others stand above
+            rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
     return "### Coverage of 90 % intervals\n\n" + _table(
         ("what is known", "", *(f"{c:.0%}" for c in cuts)), rows
     )
@@ -112,6 +114,17 @@ def _targets(study: ForecastStudy) -> str:
     return (
         "### Epochs to a target\n\n`adaptdl_validation_curves`, 98 % of the whole fall, mean relative error.\n\n"
         + _table(("forecaster", *(f"{cut:.0%}" for cut in _TARGET_CUTS)), rows)
+    )
+
+
+def _sweeps(study: ForecastStudy) -> str:
+    rows = [
+        (name, _two(found.cost), _two(found.found), _three(found.regret))
+        for name, found in study.sweeps.items()
+        if name != "none"
+    ]
+    return "### Searches among sixteen trials\n\nAlgoPerf, workloads left out:\n\n" + _table(
+        ("policy", "work", "best found", "regret"), rows
     )
 
 

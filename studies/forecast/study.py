@@ -24,8 +24,9 @@ from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 from studies.forecast.fit_prior import fit_priors
+from studies.forecast.sweeps import SweepScore, sweep_scores
 
-SCHEDULED_TABLE = CURVE_TABLES[0]
+SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
 FORECAST_STUDY_VERSION = 8
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
@@ -51,6 +52,7 @@ class ForecastStudy:
         scheduled: The same on ``SCHEDULED_TABLE``, every run alike.
         epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
         num_runs: Runs of each table.
+        sweeps: Simulated searches, by policy.
     """
 
     everything: Backtest
@@ -58,6 +60,7 @@ class ForecastStudy:
     scheduled: Backtest
     epochs_to_target: Mapping[str, TargetErrors]
     num_runs: Mapping[str, int]
+    sweeps: Mapping[str, SweepScore]
 
 
 def forecast_study(
@@ -86,6 +89,7 @@ def forecast_study(
         scheduled=summary_of(scheduled, of_scheduled, _mean_of_runs),
         epochs_to_target=_target_study(scheduled, of_scheduled),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
+        sweeps=sweep_scores([run for run in runs if run.table == TRIALS_TABLE]),
     )
 
 
@@ -94,7 +98,7 @@ def _mean_of_runs(values: Iterable[tuple[StoredRun, float]]) -> float:
 
 
 def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:
-    names = ("optimus", "pow3", "annealing 20%", "scaled siblings", "siblings", "best so far")
+    names = ("optimus", "annealing 20%", "siblings")
     found = {
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
         for name in names

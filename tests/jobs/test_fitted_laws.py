@@ -62,7 +62,35 @@ def test_the_command_prints_the_answer_and_draws_it(table, tmp_path):
     assert (tmp_path / "law.svg").stat().st_size > 1000
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["num_sizes"] == 5
-    assert set(answer["answers"][0]["best"]) == {"flop", "parameters", "tokens", "loss"}
+    best = answer["answers"][0]["best"]
+    assert set(best) == {"flop", "parameters", "tokens", "loss", "learning_rate", "batch_size"}
+    assert best["learning_rate"] is best["batch_size"] is None
+
+
+def test_a_table_with_rates_and_batches_has_their_best(table):
+    def best_batch(n, d):
+        return 2**18 * (n * d / 1e18) ** 0.3
+
+    lines = ["parameters,tokens,learning_rate,batch_size,loss"]
+    for row in ROWS.splitlines()[1:]:
+        n, d, loss = map(float, row.split(","))
+        for rate in (-2, -1, 0, 1, 2):
+            for batch in (-1, 0, 1):
+                worse = 1 + 0.01 * rate**2 + 0.01 * batch**2
+                lines.append(f"{n},{d},{0.001 * 2**rate},{best_batch(n, d) * 2**batch},{loss * worse}")
+    table.write_text("\n".join(lines))
+    found = forecast_scaling(table, budgets=["1e20flop"])
+    best = found.answers[0].best
+    assert best.learning_rate.low < 0.001 < best.learning_rate.high
+    wanted = best_batch(best.parameters.value, best.tokens.value)
+    assert best.batch_size.low < wanted < best.batch_size.high
+    assert any("75 runs of 5 sizes" in note for note in found.notes)
+    page = CliRunner().invoke(app, ["forecast", "scaling", str(table)])
+    assert "batch size" in page.output
+    table.write_text("\n".join(["parameters,tokens,learning_rate,batch_size,loss", *lines[1::15]]))
+    alone = forecast_scaling(table)
+    assert alone.tuning is None
+    assert any("a size needs three runs" in note for note in alone.notes)
 
 
 @pytest.mark.parametrize(

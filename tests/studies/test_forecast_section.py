@@ -11,6 +11,7 @@ from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, 
 from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
 from studies.forecast.study import ForecastStudy, TargetErrors
+from studies.forecast.sweeps import fit_chance, looks_of, sweep_scores
 from studies.tables.reference_steps import reference_folder
 
 
@@ -69,6 +70,48 @@ def test_a_batch_row_knows_its_errors():
     assert row.constant_error == pytest.approx(0.5)
 
 
+def made_trials(workloads=("a", "b")):
+    """Trials that keep their order: who is ahead early ends ahead."""
+    epochs = np.arange(1.0, 31.0)
+    return [
+        StoredRun(
+            table="made",
+            job=f"trials: {workload} jax {trial}",
+            name=f"{trial}",
+            epochs=epochs,
+            errors=0.02 * (1 + trial) + epochs**-0.8,
+        )
+        for workload in workloads
+        for trial in range(20)
+    ]
+
+
+def test_a_search_that_stops_lost_trials_is_cheaper_and_finds_the_best():
+    scores = sweep_scores(made_trials(), num_searches=1)
+    assert scores["none"].cost == scores["none"].found == 1
+    for policy, score in scores.items():
+        assert 0 < score.cost <= 1, policy
+        assert score.regret >= 0, policy
+    assert scores["forerun, 0.05"].cost < 0.8
+    assert scores["forerun, 0.05"].found == 1
+    costs = [score.cost for policy, score in scores.items() if policy.startswith("forerun")]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_chance_to_win_has_not_seen_the_workload_that_is_left_out():
+    from forerun.jobs.forecasting.curve import Curve
+
+    pools = {
+        f"{run.job.split()[1]} jax": [
+            Curve(name=r.name, metric="error", epochs=r.epochs, values=r.errors, is_rising=False)
+            for r in made_trials((run.job.split()[1],))
+        ]
+        for run in made_trials()
+    }
+    alone = fit_chance(looks_of({"a jax": pools["a jax"]}, 1))
+    np.testing.assert_allclose(fit_chance(looks_of(pools, 1), "b"), alone)
+
+
 def test_the_section_has_every_study_as_a_table(own, made_runs):
     results = cut_results(made_runs)
     summary = summary_of(results)
@@ -79,6 +122,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         scheduled=summary,
         epochs_to_target={"optimus": TargetErrors(median=cuts, mean=cuts)},
         num_runs={"made": len(made_runs)},
+        sweeps=sweep_scores(made_trials(), num_searches=1),
     )
     rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
     figures = ForecastFigures(
@@ -87,7 +131,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
     page = forecast_section(figures)
     assert "Optimus" in forecast_summary_row(figures)[2]
     headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
-    assert len(headings) == 6
+    assert len(headings) == 7
     assert headings[:2] == ["Error of the final value, origins left out", "Coverage of 90 % intervals"]
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forerun.jobs.forecasting.forecast import CurveForecast as CurveForecast
     from forerun.jobs.forecasting.forecast import forecast_curve as forecast_curve
     from forerun.jobs.forecasting.forecast_answer import HOPELESS as HOPELESS
+    from forerun.jobs.forecasting.forecast_answer import chance_to_win as chance_to_win
     from forerun.jobs.forecasting.schedule import LearningRateSchedule as LearningRateSchedule
     from forerun.jobs.forecasting.schedule import schedule_of as schedule_of
 
@@ -29,7 +30,7 @@ _NAMES = {
     "curve": ("Curve", "Target", "parse_target"),
     "curve_files": ("find_curve_files", "read_curve"),
     "forecast": ("CurveForecast", "forecast_curve"),
-    "forecast_answer": ("HOPELESS",),
+    "forecast_answer": ("HOPELESS", "chance_to_win"),
     "schedule": ("LearningRateSchedule", "schedule_of"),
 }
 """Names by the module of ``jobs.forecasting`` that has them."""

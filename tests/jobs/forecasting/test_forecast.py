@@ -18,7 +18,7 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.forecast import forecast_curve
-from forerun.jobs.forecasting.forecast_answer import stop_advice
+from forerun.jobs.forecasting.forecast_answer import chance_to_win, stop_advice
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import parse_schedule
 
@@ -381,9 +381,6 @@ def test_a_run_ahead_of_its_siblings_is_likelier_to_beat_them_and_saves_what_is_
         assert decision.saved_s is None
         assert decision.expected_gain >= 0
         chances.append(decision.probability_beats_best)
-        # Three finished runs, and one in four of being the best beforehand.
-        alone = found.probability_final_beats(decision.best_finished)
-        assert decision.probability_beats_best < alone
     assert chances[0] > 0.5 > 0.1 > chances[1]
     bare = decision_of(forecast_curve(power_run(0.1, seed=1).first(50), TABLE, end_epoch=100.0), [], None)
     assert bare.best_finished is None
@@ -395,3 +392,17 @@ def power_run(floor, seed):
     noise = np.random.default_rng(seed).normal(0, 0.003, 100)
     values = 1 - floor - (1 - floor) * epochs**-0.6 + noise
     return Curve(name=f"{seed}", metric="accuracy", epochs=epochs, values=values, is_rising=True)
+
+
+def test_the_chance_to_win_knows_no_unit_and_falls_with_the_number_of_rivals():
+    finished = [power_run(0.2 + 0.02 * seed, seed=seed) for seed in range(4)]
+    run = power_run(0.19, seed=9).first(50)
+    chance = chance_to_win(run, finished, 0.5)
+    assert 0 < chance < chance_to_win(run, finished[:1], 0.5) < 1
+    percent = [replace(curve, values=100 * curve.values) for curve in (run, *finished)]
+    assert chance_to_win(percent[0], percent[1:], 0.5) == pytest.approx(chance)
+    losses = [replace(c, metric="loss", is_rising=False, values=3 * (1 - c.values)) for c in (run, *finished)]
+    assert chance_to_win(losses[0], losses[1:], 0.5) == pytest.approx(chance)
+    assert chance_to_win(run, [], 0.5) is None
+    diverged = replace(run, values=np.full(50, np.nan))
+    assert chance_to_win(run, [diverged], 0.5) is None

@@ -1,7 +1,10 @@
-"""A pruner for Optuna and a scheduler for Ray Tune: a trial ends when its forecast cannot beat the best trial so far.
+"""A pruner for Optuna and a scheduler for Ray Tune: a trial ends when it is too unlikely to beat the best so far.
 
-Their own pruners compare trials at the same step; this pruner compares forecasts of the trials' ends, so that a
-run with a late drop of the learning rate is not lost because it is behind before the drop.
+Their own pruners compare trials at the same step; this one asks for the chance of a better end, by what finished trials
+still fell from there (``chance_to_win``), or by a forecast of the trial alone. The chance must be the larger, the more
+of the trial is left to pay for. In simulated searches among sixteen of AlgoPerf's trials, workloads left out, with the
+share of the work done and of searches whose best trial was found: .73 and .95 with the usual bound of .05, .81 and .98
+with .02, .35 and .45 with .28; median stopping .85 and .97, ASHA .35 and .50 (``studies.forecast.sweeps``).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.base.errors import ForecastError, InvalidSetupError, UsageError
-from forerun.jobs import HOPELESS, Curve, forecast_curve, schedule_of, shipped_table
+from forerun.jobs import HOPELESS, Curve, chance_to_win, forecast_curve, schedule_of, shipped_table
 
 if TYPE_CHECKING:
     import optuna
@@ -62,7 +65,11 @@ class _Judge:
         """True if the chance of an end better than ``best`` is too small; False while little is known."""
         if len(curve) < self._num_warm_up_steps or len(finished) < self._num_startup_trials:
             return False
-        siblings = [sibling for sibling in finished if len(sibling) >= _FEWEST_POINTS]
+        progress = min(1.0, float(curve.epochs[-1]) / self._num_steps)
+        bound = self._hopeless * (1 - progress)
+        if self._with_history:
+            chance = chance_to_win(curve, [run for run in finished if len(run) >= _FEWEST_POINTS], progress)
+            return chance is not None and chance <= bound
         try:
             forecast = forecast_curve(
                 curve,
@@ -70,11 +77,10 @@ class _Judge:
                 end_epoch=max(self._num_steps, float(curve.epochs[-1])),
                 schedule=self._schedule,
                 is_schedule_unknown=True,
-                siblings=siblings if self._with_history else (),
             )
         except ForecastError:
             return False  # too short, or diverged: the trial's own code handles both
-        return forecast.probability_final_beats(best) <= self._hopeless
+        return forecast.probability_final_beats(best) <= bound
 
 
 class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at run time only
@@ -82,11 +88,13 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
 
     Args:
         num_steps: Number of steps of a whole trial; ``trial.report`` counts them from 0 or 1.
-        schedule: Learning-rate schedule of all trials, see ``forerun.jobs.schedule_of``; None if not known.
+        schedule: Learning-rate schedule of all trials, see ``forerun.jobs.schedule_of``, for a forecast without
+            history: finished trials show its drops. None if not known.
         num_startup_trials: Number of finished trials before any trial is pruned.
         num_warm_up_steps: Number of steps before a trial can be pruned.
-        with_history: True counts finished trials as runs of the same job.
-        hopeless: Probability of beating the best finished trial at which a trial is pruned.
+        with_history: True counts finished trials as runs of the same job, False forecasts each trial alone.
+        hopeless: A trial is pruned where its probability of beating the best finished trial is at most this, times
+            the share of it that is left.
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
         num_steps: int,
         *,
         schedule: Any = None,
-        num_startup_trials: int = 4,
+        num_startup_trials: int = 1,
         num_warm_up_steps: int = 4,
         with_history: bool = True,
         hopeless: float = HOPELESS,
@@ -128,7 +136,7 @@ def ray_scheduler(
     Raises:
         UsageError: Ray Tune is not installed.
     """
-    usual = {"schedule": None, "num_startup_trials": 4, "num_warm_up_steps": 4, "with_history": True}
+    usual = {"schedule": None, "num_startup_trials": 1, "num_warm_up_steps": 4, "with_history": True}
     judge = _Judge(num_steps, **{**usual, "hopeless": HOPELESS, **options})
     try:
         base: type[Any] = import_module("ray.tune.schedulers").FIFOScheduler
