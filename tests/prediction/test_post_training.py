@@ -73,6 +73,23 @@ def test_no_token_is_written_before_the_weights_are_read(device, engine):
     assert found.generation.time_per_token_s.value > weights_bytes / bandwidth
 
 
+def test_embeddings_of_pairs_are_twice_the_encoder_without_its_vocabulary(tmp_path):
+    path = tmp_path / "encoder.json"
+    path.write_text(
+        '{"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 128, "num_hidden_layers": 2, '
+        '"num_attention_heads": 2, "intermediate_size": 512, "vocab_size": 20000}'
+    )
+    asked = {"device": "a100-sxm4-80gb", "batch_size": 16, "sequence_length": 64, "precision": "bf16"}
+    pairs = forerun.predict(f"hf:{path}", algorithm="contrastive", **asked)
+    plain = forerun.predict(f"hf:{path}", **asked)
+    layers = (
+        6 * 64 * 2 * (4 * 128**2 + 2 * 128 * 512)
+    )  # products with weights; attention has a twelfth of them
+    assert pairs.flops_per_sample == pytest.approx(2 * layers * 13 / 12, rel=0.05)
+    assert plain.flops_per_sample > layers + 6 * 64 * 128 * 20000
+    assert any("similarities" in note for note in pairs.notes)
+
+
 def test_attention_that_is_written_out_costs_an_engine_what_fused_attention_does():
     asked = {"phase": "generate", "optimizer": None, "new_tokens": 64}
     fused, apart = ask(**asked), ask(**asked, fused_attention=False)

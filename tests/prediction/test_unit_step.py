@@ -12,7 +12,8 @@ import pytest
 
 import forerun
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.cost.communication.constants import load_layout_table
+from forerun.cost.communication.collectives import Collective, Group
+from forerun.cost.communication.constants import LayoutConstants, load_layout_table
 from forerun.cost.memory.units import unit_memory
 from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpClass
@@ -449,6 +450,26 @@ def test_experts_of_all_ranks_are_those_of_the_model(experts: tuple[str, Divided
     np.testing.assert_allclose(ops.flops[products], graph.ops.flops[products])
     np.testing.assert_allclose(ops.gemm[products, 0, 0], 2)
     assert (ops.read_bytes[products, 0] <= graph.ops.read_bytes[products, 0]).all()
+
+
+def test_tokens_that_go_once_to_a_device_are_fewer_than_their_experts(
+    experts: tuple[str, DividedModel],
+) -> None:
+    def found(**options: Any) -> Any:
+        asked = {"device": "2x4xh100-sxm", "inter": "infiniband-ndr", "parallel": "dp=8,ep=8"}
+        return forerun.predict(experts[0], **asked, **EXPERT_SETTINGS, **options)
+
+    each, merged = (
+        sum(part.time_s for part in answer.breakdown if part.name == "expert parallelism")
+        for answer in (found(), found(merge_routes=True))
+    )
+    assert 0 < merged < each
+    # With one expert a token there is nothing to merge, and without ep nothing to send.
+    group = Group(num_devices=8, intra_bytes_per_s=1e11, constants=LayoutConstants())
+    assert group.dispatch_s(1e8, 1.0) == pytest.approx(group.time_s(Collective.ALL_TO_ALL, 1e8))
+    assert group.dispatch_s(1e8, 8.0) < group.dispatch_s(1e8, 2.0)
+    with pytest.raises(InvalidSetupError, match="there is no ep"):
+        run_of("2xh100-sxm", parallel="dp=2", merge_routes=True)
 
 
 def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(

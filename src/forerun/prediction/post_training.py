@@ -46,7 +46,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 CRITIC = "critic"
 OWN_PASS = "forward, backward and update"
-_PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD)
+_PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD, Algorithm.CONTRASTIVE)
 _DEFAULT_TOKENS = 2048
 _OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine")
 _ONLINE_NOTES = (
@@ -165,8 +165,7 @@ def divided_step(
     if tokens is not None:  # trainers of many devices pack their samples
         request = replace(request, sequence_length=round(tokens.prompt + tokens.mean))
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
-    is_headed = setup.post.algorithm is Algorithm.REWARD
-    found, beside = (parts.with_head() if is_headed else parts).training(), {}
+    found, beside = (parts.with_head() if setup.post.algorithm.is_headed else parts).training(), {}
     if setup.post.algorithm is Algorithm.PPO:
         beside[CRITIC] = parts.with_head().training()
     if tokens is None:
@@ -327,6 +326,10 @@ class _Parts:
         )
 
     def _notes(self) -> tuple[str, ...]:
+        if self.post.algorithm is Algorithm.CONTRASTIVE:
+            return (
+                "similarities of the pairs of a batch are left out: 6 B^2 d FLOP of B pairs with d values",
+            )
         if not self.post.algorithm.is_online:
             return ()
         return (f"{self.answers()}; generation and training take turns on the same devices",)
@@ -490,6 +493,7 @@ _STEPS: Mapping[Algorithm, Callable[[Any], Any]] = {
     Algorithm.ORPO: lambda parts: parts.step(),
     Algorithm.KTO: _kto,
     Algorithm.REWARD: _reward,
+    Algorithm.CONTRASTIVE: _reward,
     Algorithm.GRPO: _grpo,
     Algorithm.PPO: _ppo,
 }

@@ -435,12 +435,18 @@ def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tu
 def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats]:
     """Exposed communication of expert parallelism forward and backward, (units,) each [s].
 
-    Tokens go to the devices of their experts and come back: two exchanges of all with all in each pass.
+    Tokens go to the devices of their experts and come back: two exchanges of all with all in each pass. DeepEP sends a
+    token once to each device and node that has some of its experts.
     """
     if group.num_devices == 1:
         return np.zeros(len(own)), np.zeros(len(own))
     routed = times.routed_bytes[list(own)] / run.layout.tensor
-    both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])
+    if run.layout.merge_routes:
+        num_tokens = run.setup.batch_size_per_device * float(times.model.graph.tokens_per_sample or 1)
+        copies = times.num_routes[list(own)] * run.layout.context / num_tokens
+        both_s = np.asarray([2 * group.dispatch_s(*each) for each in zip(routed, copies, strict=True)])
+    else:
+        both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])
     return both_s, both_s * (1.0 + times.num_recomputed_routes[list(own)])
 
 

@@ -49,6 +49,7 @@ class UnitTimes:
         num_pairs: Pairs of divided products in the forward pass, (units,).
         num_recomputed_pairs: Pairs whose forward pass is repeated in the backward pass, (units,).
         routed_bytes: Tokens that go to experts and come back in a forward pass, (units,) [bytes].
+        num_routes: Their number, tokens times the experts of each, (units,).
         num_recomputed_routes: Share of them that the backward pass sends again, (units,).
     """
 
@@ -67,6 +68,7 @@ class UnitTimes:
     num_pairs: Floats
     num_recomputed_pairs: Floats
     routed_bytes: Floats
+    num_routes: Floats
     num_recomputed_routes: Floats
 
 
@@ -162,6 +164,7 @@ def _by_unit(
         num_pairs=pairs,
         num_recomputed_pairs=np.maximum(0.0, in_backward - pairs),
         routed_bytes=sent,
+        num_routes=sums(forward, np.where(routed > 0, _num_rows(ops, batch_size), 0.0)),
         num_recomputed_routes=np.maximum(0.0, again - routes) / np.maximum(routes, 1.0),
     )
 
@@ -185,6 +188,13 @@ def with_host(times: UnitTimes) -> UnitTimes:
 
 def _slower(device_s: float, host_s: float) -> float:
     return float(smooth_maximum(np.asarray(device_s), np.asarray(host_s)))
+
+
+def _num_rows(ops: OpTable, batch_size: int) -> Floats:
+    """Rows of the results of products, of all groups together, (n,)."""
+    groups, m = (at_batch(ops.gemm[:, axis], batch_size) for axis in range(2))
+    found: Floats = groups * m
+    return found
 
 
 def _result_bytes(ops: OpTable, batch_size: int) -> Floats:

@@ -21,6 +21,8 @@ class Algorithm(StrEnum):
     ORPO = "orpo"
     KTO = "kto"
     REWARD = "reward"
+    CONTRASTIVE = "contrastive"
+    """Embeddings of pairs, told apart from those of the other pairs of a batch (in-batch negatives)."""
     PPO = "ppo"
     GRPO = "grpo"
 
@@ -28,6 +30,11 @@ class Algorithm(StrEnum):
     def is_online(self) -> bool:
         """True if a step first writes the samples that it is trained on."""
         return self in (Algorithm.PPO, Algorithm.GRPO)
+
+    @property
+    def is_headed(self) -> bool:
+        """True if the model has no words at its end, but one value or the state of a token."""
+        return self in (Algorithm.REWARD, Algorithm.CONTRASTIVE)
 
 
 class Engine(StrEnum):
@@ -45,8 +52,9 @@ class PostTraining:
 
     algorithm: Algorithm = setting(
         Algorithm.SFT,
-        help="Algorithm of a step: sft (plain training), dpo, orpo, kto, reward, ppo or grpo. A sample of dpo, orpo "
-        "and reward is a pair, one of ppo and grpo an answer that the step writes.",
+        help="Algorithm of a step: sft (plain training), dpo, orpo, kto, reward, contrastive (embeddings), ppo or "
+        "grpo. A sample of dpo, orpo, reward and contrastive is a pair, one of ppo and grpo an answer that the step "
+        "writes.",
         group="post-training",
         needs="training",
         only_changed=True,

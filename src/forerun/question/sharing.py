@@ -225,6 +225,7 @@ class SharingOptions(TypedDict, total=False):
     ]
     sequence_parallel: bool | None
     keep_gathered: bool | None
+    merge_routes: bool | None
     context_parallel: str | None
     pipeline_schedule: str | None
     virtual_stages: int | None
@@ -257,7 +258,7 @@ def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout | No
     axes: dict[str, Any] = {}
     if "parallel" in given:
         axes |= parse_parallel(given["parallel"], num_devices)
-    for axis, name in AXES.items():
+    for axis, name in (AXES | EXPERT_AXIS).items():
         if axes.get(name, 1) > 1:
             continue
         useless = [
@@ -375,6 +376,14 @@ class DeviceLayout:
         "instead of gathering them again (Megatron-LM).",
         default="no",
         needs="tp",
+        only_changed=True,
+    )
+    merge_routes: bool = _layout(
+        False,
+        help="With ep: send a token once to each device and node that has some of its experts (DeepEP) instead of once "
+        "to each expert.",
+        default="no",
+        needs="ep",
         only_changed=True,
     )
     context_kind: ContextKind = _layout(

@@ -195,7 +195,7 @@ def _model_class(transformers: Any, values: dict[str, Any], config: Any) -> Any:
 
 def _classifier(transformers: Any, model_class: Any, config: Any) -> Any:
     """The same network with a head for classes, such as the one value of a reward model; itself if it has none."""
-    if not model_class.__name__.endswith("CausalLM"):
+    if not model_class.__name__.endswith(("CausalLM", "MaskedLM", "Model")):
         return model_class
     mapping = transformers.AutoModelForSequenceClassification._model_mapping
     return mapping.get(type(config), None) or model_class
