@@ -13,12 +13,16 @@ from scripts_captured import (
     CHANGING,
     FUNCTIONAL,
     GAN,
+    HANDED_OVER,
+    KERAS_STEP,
     MANY_HABITS,
     PAUSING,
     SHARDED,
     SHARPNESS,
     STEPPING,
     TIED,
+    TRAINER,
+    WHOLE,
 )
 
 import forerun
@@ -202,6 +206,32 @@ def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
     assert facts.validation == CapturedPause(unit="steps", every=200)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
     assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
+
+
+def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):
+    (folder / "site" / "trainer-1.0.dist-info").mkdir(parents=True)
+    (folder / "site" / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    facts = captured(HANDED_OVER).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs) == (
+        8,
+        3,
+        7,
+    )  # the last batch has four samples
+    assert facts.validation == CapturedPause(unit="epochs", num_samples=16)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=50)
+
+
+def test_an_epoch_may_be_one_step_of_all_data_and_a_batch_any_structure(captured):
+    facts = captured(WHOLE).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs, facts.job_notes) == (64, 1, 20, ())
+    assert facts.validation == CapturedPause(unit="epochs")
+    assert facts.averages
+
+
+def test_a_training_step_of_the_users_own_keras_model_is_one(captured):
+    facts = captured(KERAS_STEP).facts
+    assert (facts.batch_size, facts.num_micro_steps, facts.steps_per_epoch, facts.epochs) == (20, 1, 5, 3)
+    assert [(part.name, part.num_uses) for part in facts.optimizers] == [("Adam", 1)]
 
 
 def test_gradients_without_an_optimizer_end_steps_and_loops_count_them(captured):
