@@ -200,7 +200,15 @@ def estimate():
     network.train()
     return found
 
+def sample():
+    network.eval()
+    with torch.no_grad():
+        network(torch.randn(1, 4, device="cuda"))
+    network.train()
+
 while True:
+    if step % 100 == 0:
+        sample()
     if step % eval_interval == 0:
         estimate()
     network(torch.randn(16, 4, device="cuda")).square().mean().backward()

@@ -165,12 +165,17 @@ def test_a_plan_of_a_script_has_the_epochs_of_the_script(tied, tmp_path):
     assert point.job_time_s.value == pytest.approx(own.epoch_time_s.value)
 
 
-def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured):
+def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured, tmp_path):
     found = captured(GAN)
     assert [part.num_uses for part in found.facts.optimizers] == [1, 1]
     assert (found.facts.batch_size, found.facts.num_micro_steps) == (16, 1)
     assert found.facts.num_reads == 2
     assert any("other batch sizes than 16" in note for note in found.facts.not_captured)
+    file = found.save(tmp_path / "gan.forerun")
+    with pytest.raises(
+        InvalidSetupError, match="16 only, got 32: its batch size has no argument and no loader; cap"
+    ):
+        forerun.predict(f"capture:{file}", device="l4", batch_size=32)
 
 
 def test_weights_changed_by_hand_on_the_processor_are_recorded_there(captured):

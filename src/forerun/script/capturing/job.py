@@ -352,20 +352,20 @@ def _read(
 
 def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
     """Number of items that a loop goes through, None if not known; whether they are data; ``Loop.is_of_argument``."""
-    while isinstance(found, ast.Call) and _name(found.func) in _AROUND and found.args:
+    while isinstance(found, ast.Call) and called_name(found.func) in _AROUND and found.args:
         found = found.args[0]
     if isinstance(found, (ast.List, ast.Tuple)):  # written out, such as the lengths of phases
         return len(found.elts), False, False
     if not isinstance(found, ast.Call):
         return _length(value_in(found, frame)), True, False
     values = [value_in(argument, frame) for argument in found.args]
-    if _name(found.func) in _RANGES:
+    if called_name(found.func) in _RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
         if is_known and (phases := _phases(found.args[-1], frame)):
             return sum(phases) // len(phases), False, False
         return (len(range(*values)) if is_known else None), False, False
     lengths = [length for value in values if (length := _length(value)) is not None]
-    is_cut = _name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
+    is_cut = called_name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
     if is_cut:
         lengths.append(values[1])
     # Another function goes through what it is given, as torchvision's log_every does.
@@ -458,7 +458,8 @@ def _compared(
             yield _Limit(counter=ast.unparse(left), value=value, bound=beyond)
 
 
-def _name(function: ast.expr) -> str:
+def called_name(function: ast.expr) -> str:
+    """The last name of what is called; empty for anything but names and attributes."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 

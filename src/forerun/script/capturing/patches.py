@@ -378,7 +378,7 @@ class Loaders:
             "num_batches": num_batches,
             "batch_samples": self.num_samples,
             "dataset_size": size,
-            "sample_cost_s": self._measured_cost_s(),
+            "sample_cost_s": self._measured_cost_s() if self._settings.is_first else None,
         }
 
     def _measured_cost_s(self) -> float | None:

@@ -20,7 +20,14 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from forerun.graph.captured import CapturedPause
-from forerun.script.capturing.job import enclosing_loops, frames_around, parsed, path_to, value_in
+from forerun.script.capturing.job import (
+    called_name,
+    enclosing_loops,
+    frames_around,
+    parsed,
+    path_to,
+    value_in,
+)
 from forerun.script.patching import is_of_library, is_of_script
 
 PAUSES_FILE = "pauses.json"
@@ -34,6 +41,7 @@ _SAVES = re.compile(
     r"^_?(maybe_)?save(_(checkpoint|ckpt|model|state|weights|pretrained|on_master|file|training)|$)|"
     r"^(write|make)_checkpoint|^checkpoint$"
 )
+_SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
 _DEEPEST = 4
 _ONE_STEP = ("", 0, 0)
@@ -73,6 +81,8 @@ class Pauses:
         if kind in self._found and kind not in self._only_read:
             return
         around = list(_all_around(sys._getframe(1)))
+        if kind == "validation" and _samples(sys._getframe(1), self._loops):
+            return
         if self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             if pause is not None:
@@ -111,11 +121,12 @@ class Pauses:
         return self.is_after
 
     def _chosen(self, around: Sequence[tuple[bool, list[Place | int]]]) -> list[list[Place | int]]:
-        """What is around a line in the script alone, or in the library too whose loops are those of the steps."""
+        """Places around a line in the script alone, or in the library too whose loops are those of the steps."""
         return [places for is_own, places in around if is_own or self._is_of_library]
 
     def _wait(self) -> None:
-        cpu_s = time.process_time() + (_LIBRARY_CPU_S if self._is_of_library else _CPU_S)
+        is_installed = any(is_of_library(name) for name, *_ in self._loops)
+        cpu_s = time.process_time() + (_LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S)
         wall_s = time.monotonic() + _WALL_S
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
@@ -158,8 +169,19 @@ class Pauses:
         partial.replace(self._file)
 
 
+def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:
+    """True within a function that draws samples from a network, as a text that is shown now and then."""
+    while frame is not None:
+        if _SAMPLES.search(frame.f_code.co_name):
+            return True
+        if any(place in loops for place in _places(frame)):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _all_around(frame: FrameType | None) -> Iterator[tuple[bool, list[Place | int]]]:
-    """Whether a frame is the script's own, and what is around its line, the innermost frame first."""
+    """Frames from the innermost: true for one of the script itself, and what is around its line."""
     while frame is not None:
         is_own = is_of_script(frame.f_code.co_filename)
         if is_own or is_of_library(frame.f_code.co_filename):
@@ -294,8 +316,11 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
 def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
 ) -> Iterator[tuple[str, CapturedPause, bool]]:
+    draws = {tests for call, tests in _calls(body, leave_out) if _SAMPLES.search(called_name(call.func))}
     for call, tests in _calls(body, leave_out):
         kind = _kind_of(call, frame)
+        if called_name(call.func) == "eval" and tests in draws:
+            continue  # it draws samples there
         if not kind or any(_is_false(test, frame) for test in tests):
             continue
         every = next((n for test in tests if (n := _interval(test, frame)) is not None), None)
@@ -331,8 +356,7 @@ def _calls(
 
 def _kind_of(call: ast.Call, frame: FrameType) -> str:
     """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    function, name = call.func, called_name(call.func)
     owner = (
         function.value.id
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)

@@ -243,9 +243,7 @@ class _Session:
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         self.flags: dict[str, Any] = {"compile": False, "fused": set(), "autocast": autocast, "notes": []}
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
-        self._goes_on = (
-            settings.arguments is None and settings.batch_from is None and settings.files != "unsafe"
-        )
+        self._goes_on = settings.is_first and settings.files != "unsafe"
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
         steps.goes_on = self.pauses.stepped
