@@ -26,6 +26,7 @@ from forerun.prediction.step import PreparedModel, prepare
 from forerun.question.job import read_expert_load
 from forerun.question.model import ModelRequest, architectures, capture_path
 from forerun.question.post_training import PostTraining
+from forerun.question.recipes import captured_facts
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.source import named_source
@@ -127,6 +128,16 @@ def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, *
     return prepare(with_experts(composed_step(request, setup, traced), load, most))
 
 
+def _why_fixed(model: Any) -> str:
+    """The reason for a fixed batch size and the way to another, as the end of a sentence."""
+    facts = captured_facts(model)
+    if facts is None:
+        return "; ask for that batch size, or export the model with a free batch axis"
+    said = (text.partition(": ") for text in facts.not_captured if text.startswith("other batch sizes"))
+    reason = next((f": {why}" for _, _, why in said), "")
+    return f"{reason}; capture the script with that batch size in its own arguments"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModels:
     """Traced models of the runs of one question; each model is traced once.
@@ -156,7 +167,7 @@ class TracedModels:
         if exact.graph.only_batch_size not in (None, wanted.batch_size_per_device):
             raise InvalidSetupError(
                 f"{exact.graph.model} runs at batch size {exact.graph.only_batch_size} only, got "
-                f"{wanted.batch_size_per_device}; ask for that batch size, or export the model with a free batch axis"
+                f"{wanted.batch_size_per_device}{_why_fixed(run.model)}"
             )
         return exact
 

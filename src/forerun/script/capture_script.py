@@ -56,7 +56,10 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-_ABSENT_PROGRAMS = ("nvidia-smi",)
+_PROGRAMS = {  # what scripts ask for before they train: the driver's table, and the size of the terminal
+    "nvidia-smi": "echo 'no driver: a pretended GPU'",
+    "stty": "echo 24 80",
+}
 _UNKNOWN_OPERATION = re.compile(
     r"Could not run '([\w:.]+)'|([\w]+::[\w.]+): attempted to run this operator with Meta"
 )
@@ -296,8 +299,8 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     scratch, programs = folder / "tmp", folder / "bin"
     scratch.mkdir()
     programs.mkdir()
-    for name in _ABSENT_PROGRAMS:  # scripts print what it says into their logs
-        (programs / name).write_text("#!/bin/sh\necho 'no driver: a pretended GPU'\n", encoding="utf-8")
+    for name, answers in _PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{answers}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     own = {
         **_OFFLINE,

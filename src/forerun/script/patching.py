@@ -12,13 +12,14 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import math
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
 Patch = Callable[[ModuleType], None]
@@ -278,17 +279,44 @@ _MOST_CAUSES = 8
 
 
 def is_of_script(filename: str) -> bool:
-    """True for a file of the user; the script itself is one wherever it lies, such as in a library that ``-m`` runs."""
-    if filename == getattr(sys.modules["__main__"], "__file__", None):
+    """True for a file of the user, and for the package of a module or a command that is run as the script."""
+    main = sys.modules["__main__"]
+    if filename == getattr(main, "__file__", None):
+        return True
+    if filename.startswith(_own_package(main)):
         return True
     return not filename.startswith(_libraries()) and not filename.startswith("<")
+
+
+def is_of_library(filename: str) -> bool:
+    """True for a file of an installed package, other than PyTorch's own, which may hold the loop of a trainer."""
+    folder = next((found for found in _packages() if filename.startswith(found)), None)
+    return folder is not None and not filename[len(folder) :].startswith(
+        (f"torch{os.sep}", f"forerun{os.sep}")
+    )
+
+
+@cache
+def _packages() -> tuple[str, ...]:
+    found = {path for path in sys.path if path and any(Path(path).glob("*.dist-info"))}
+    return tuple(f"{path.rstrip(os.sep)}{os.sep}" for path in found | {sysconfig.get_path("purelib")})
+
+
+def _own_package(main: ModuleType) -> tuple[str, ...]:
+    """Folder of the package that ``-m`` runs, or that a command such as ``yolo`` hands over to; none for a file."""
+    name = getattr(main, "__package__", None) or ""
+    if not name and not Path(getattr(main, "__file__", None) or ".py").suffix:
+        name = next((v.__module__ for v in vars(main).values() if isinstance(v, FunctionType)), "").partition(
+            "."
+        )[0]
+    found = getattr(sys.modules.get(name), "__path__", None)
+    return tuple(f"{folder}{os.sep}" for folder in found or ())
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
     """Folders of forerun, of Python and of installed packages, wherever on Python's path those lie."""
-    found = {str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("purelib", "stdlib"))}
-    return tuple(found | {path for path in sys.path if path and any(Path(path).glob("*.dist-info"))})
+    return (*_packages(), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
 
 
 def place_in_script() -> str:

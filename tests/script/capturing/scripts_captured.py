@@ -200,7 +200,15 @@ def estimate():
     network.train()
     return found
 
+def sample():
+    network.eval()
+    with torch.no_grad():
+        network(torch.randn(1, 4, device="cuda"))
+    network.train()
+
 while True:
+    if step % 100 == 0:
+        sample()
     if step % eval_interval == 0:
         estimate()
     network(torch.randn(16, 4, device="cuda")).square().mean().backward()
@@ -210,4 +218,104 @@ while True:
         torch.save(network.state_dict(), "network.pt")
     if step >= 2000:
         break
+"""
+
+TRAINER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def divisible_by(number, divisor):
+    return number % divisor == 0
+
+class Trainer:
+    def __init__(self, rounds, save_every):
+        self.rounds, self.save_every, self.step = rounds, save_every, 0
+        self.network = torch.nn.Linear(4, 2).cuda()
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+    def save(self):
+        torch.save(self.network.state_dict(), "network.pt")
+
+    def check(self, held_out):
+        self.network.eval()
+        with torch.no_grad():
+            for (x,) in held_out:
+                self.network(x.cuda())
+        self.network.train()
+
+    def fit(self):
+        train, held_out = (DataLoader(TensorDataset(torch.randn(n, 4)), batch_size=8) for n in (20, 16))
+        for _ in range(self.rounds):
+            for (x,) in train:
+                self.network(x.cuda()).square().mean().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.step += 1
+                if divisible_by(self.step, self.save_every):
+                    self.save()
+            self.check(held_out)
+"""
+
+HANDED_OVER = """
+import sys
+sys.path.insert(0, "site")
+from trainer import Trainer
+Trainer(rounds=7, save_every=50).fit()
+"""
+
+WHOLE = """
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, *, batch):
+        return self.second(self.first(batch["x"]).relu())
+
+class Slow:
+    def __init__(self, network):
+        self.net_ema = {name: value.clone() for name, value in network.state_dict().items()}
+
+network = Network().cuda()
+slow = Slow(network)
+optimizer = torch.optim.Adam(network.parameters())
+batch = {"x": torch.randn(64, 4).cuda(), "more": [torch.zeros(64).long().cuda()]}
+epochs = 20
+total_iters = 0
+for epoch in range(1, epochs + 1):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(network(batch=batch), batch["more"][0]).backward()
+    optimizer.step()
+    total_iters += 64
+    network.eval()
+    with torch.no_grad():
+        print((network(batch=batch).argmax(1) == batch["more"][0]).float().mean().item())
+    network.train()
+"""
+
+KERAS_STEP = """
+import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras
+import numpy
+import torch
+
+class Network(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        self.zero_grad()
+        loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        loss.backward()
+        weights = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {"loss": loss}
+
+inputs = keras.Input((8,))
+network = Network(inputs, keras.layers.Dense(2)(inputs))
+network.compile(optimizer="adam", loss="mse")
+network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0)
 """

@@ -13,12 +13,16 @@ from scripts_captured import (
     CHANGING,
     FUNCTIONAL,
     GAN,
+    HANDED_OVER,
+    KERAS_STEP,
     MANY_HABITS,
     PAUSING,
     SHARDED,
     SHARPNESS,
     STEPPING,
     TIED,
+    TRAINER,
+    WHOLE,
 )
 
 import forerun
@@ -161,12 +165,17 @@ def test_a_plan_of_a_script_has_the_epochs_of_the_script(tied, tmp_path):
     assert point.job_time_s.value == pytest.approx(own.epoch_time_s.value)
 
 
-def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured):
+def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured, tmp_path):
     found = captured(GAN)
     assert [part.num_uses for part in found.facts.optimizers] == [1, 1]
     assert (found.facts.batch_size, found.facts.num_micro_steps) == (16, 1)
     assert found.facts.num_reads == 2
     assert any("other batch sizes than 16" in note for note in found.facts.not_captured)
+    file = found.save(tmp_path / "gan.forerun")
+    with pytest.raises(
+        InvalidSetupError, match="16 only, got 32: its batch size has no argument and no loader; cap"
+    ):
+        forerun.predict(f"capture:{file}", device="l4", batch_size=32)
 
 
 def test_weights_changed_by_hand_on_the_processor_are_recorded_there(captured):
@@ -202,6 +211,32 @@ def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
     assert facts.validation == CapturedPause(unit="steps", every=200)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
     assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
+
+
+def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):
+    (folder / "site" / "trainer-1.0.dist-info").mkdir(parents=True)
+    (folder / "site" / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    facts = captured(HANDED_OVER).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs) == (
+        8,
+        3,
+        7,
+    )  # the last batch has four samples
+    assert facts.validation == CapturedPause(unit="epochs", num_samples=16)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=50)
+
+
+def test_an_epoch_may_be_one_step_of_all_data_and_a_batch_any_structure(captured):
+    facts = captured(WHOLE).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs, facts.job_notes) == (64, 1, 20, ())
+    assert facts.validation == CapturedPause(unit="epochs")
+    assert facts.averages
+
+
+def test_a_training_step_of_the_users_own_keras_model_is_one(captured):
+    facts = captured(KERAS_STEP).facts
+    assert (facts.batch_size, facts.num_micro_steps, facts.steps_per_epoch, facts.epochs) == (20, 1, 5, 3)
+    assert [(part.name, part.num_uses) for part in facts.optimizers] == [("Adam", 1)]
 
 
 def test_gradients_without_an_optimizer_end_steps_and_loops_count_them(captured):

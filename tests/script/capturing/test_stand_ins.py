@@ -7,13 +7,47 @@ import pytest
 import torch
 
 from forerun.graph.graph import OpClass
+from forerun.script import patching
 from forerun.script.capturing.job import Progress, job_of, loops_around
 from forerun.script.capturing.script_recorder import ScriptRecorder
-from forerun.script.capturing.stand_ins import FlexibleAttention
+from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
+
+
+@pytest.fixture(autouse=True)
+def _these_tests_are_the_script(monkeypatch):
+    monkeypatch.setattr(patching, "_own_package", lambda main: ())  # else pytest is
 
 
 def here():
     return sys._getframe(1)
+
+
+def test_a_bound_out_of_a_list_makes_phases_whose_steps_add_up():
+    for _, rounds in enumerate([10, 20]):
+        for _ in range(rounds):
+            assert job_of(here(), Progress(num_steps=2)).max_steps == 30
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_recorded", "runs"), [([4] * 5, False, 2), ([1, 2, 3, 4, 5], False, 5), ([4] * 20, True, 16)]
+)
+def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, is_recorded, runs):
+    seen = []
+
+    def run(module, x, *, is_long):
+        seen.append(x)
+        return {"loss": x.sum(), "more": (x.expand(sizes[len(seen) - 1], 2).to(torch.bfloat16), is_long)}
+
+    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=is_recorded)))
+    module, x = torch.nn.Identity(), torch.zeros(1, 2, device="meta")
+    for size in sizes:
+        found = repeats._repeated(run, module, (x,), {"is_long": True})
+        assert found["more"][0].shape == (size, 2)
+        assert (found["more"][0].dtype, found["more"][1], found["loss"].shape) == (torch.bfloat16, True, ())
+    assert len(seen) == runs
+    assert (
+        repeats._repeated(lambda module, x: x, module, (torch.zeros(2),), {}).sum() == 0
+    )  # values are computed
 
 
 def test_loops_of_all_functions_around_a_step_are_counted():

@@ -24,6 +24,7 @@ from forerun.surface.web.guard import MAX_BODY_BYTES
 from forerun.surface.web.load import BusyError, ClientLimit, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
+from studies.scripts.slow_traces import write_trace
 
 MODEL = "cnn:depth=2,base_filters=32"
 CAPTURE = Path(__file__).parents[2] / "kept_files" / "2026-11" / "capture.forerun"
@@ -322,6 +323,7 @@ def test_the_document_describes_every_question(client):
         "/plan",
         "/diagnose",
         "/captures",
+        "/traces",
         "/trainjob",
         "/configs",
         "/hardware",
@@ -329,12 +331,12 @@ def test_the_document_describes_every_question(client):
         "/datasets",
         "/currencies",
     }
-    for path in ("/predict", "/scale", "/plan", "/diagnose", "/trainjob", "/configs", "/captures"):
+    for path in ("/predict", "/scale", "/plan", "/diagnose", "/trainjob", "/configs", "/captures", "/traces"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 
-def sent(client, content, kind="application/octet-stream"):
-    return client.post("/captures", content=content, headers={"content-type": kind})
+def sent(client, content, kind="application/octet-stream", path="/captures"):
+    return client.post(path, content=content, headers={"content-type": kind})
 
 
 def test_a_capture_that_is_sent_answers_as_the_file_does(client):
@@ -372,6 +374,38 @@ def test_what_is_no_capture_is_refused_and_not_kept(client):
     refused(sent(client, b"0" * (MOST_CAPTURE_BYTES + 1)), 413, f"{MOST_CAPTURE_BYTES:,} bytes")
     # A form of another site can send plain text to this server, but no bytes.
     refused(sent(client, whole, "text/plain"), 415, "application/octet-stream")
+
+
+def test_a_trace_that_is_sent_is_judged_alone_and_beside_a_prediction(client, tmp_path):
+    content = write_trace(tmp_path, "NCCL over TCP", "gpt", 1)[0].read_bytes()
+    answer = sent(client, content, path="/traces")
+    assert answer.status_code == 200, answer.text
+    alone, name = answer.json()["diagnosis"], answer.json()["trace"]
+    assert (alone["source"], alone["predicted"]) == ("trace", None)
+    assert alone["causes"][0]["cause"] == "slow or wrong link between devices"
+    beside = ask(client, "/diagnose", {"model": "mnist-cnn", "device": "l4", "trace": [name]})
+    assert beside.status_code == 200, beside.text
+    assert beside.json()["predicted"] is not None
+    assert beside.json()["measured"] == alone["measured"]
+
+
+def test_what_is_no_trace_is_refused_and_not_kept(client):
+    for content, words in {
+        b"": "got",
+        b'{"traceEvents": [{"ph"': "cut off or damaged",
+        b"\x1f\x8b": "got",
+    }.items():
+        answer = sent(client, content, path="/traces")
+        refused(answer, 400, words)
+        assert "forerun-of-" not in answer.text  # the folder of this server
+        name = re.search(r"trace:[0-9a-f]{16}", answer.text)[0]
+        question = {"model": "mnist-cnn", "device": "l4", "trace": [name]}
+        refused(ask(client, "/diagnose", question), 400, "send the file once more")
+    too_large = sent(client, b"0" * (MOST_CAPTURE_BYTES + 1), path="/traces")
+    refused(too_large, 413, f"{MOST_CAPTURE_BYTES:,} bytes")
+    refused(sent(client, b"[]", "text/plain", path="/traces"), 415, "application/octet-stream")
+    elsewhere = {"model": "mnist-cnn", "device": "l4", "trace": ["/etc/passwd"]}
+    assert ask(client, "/diagnose", elsewhere).status_code == 422
 
 
 @pytest.mark.parametrize("sharing", [{"strategy": "fsdp"}, {"parallel": "tp=2"}])

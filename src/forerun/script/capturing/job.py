@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from forerun.script.patching import follow_arguments, is_of_script
+from forerun.script.patching import follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
 """Batches of a loader, or rounds of a loop, that stand for no limit."""
@@ -111,8 +111,10 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
     named_steps = named_length(frame, STEP_NAMES, _options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
     if per_epoch is None and named_epochs is not None:
-        per_epoch = _of_ranges(loops, named_epochs.value, progress.num_micro_steps)
-    of_loops, limit = _counted(loops, progress)
+        per_epoch = _of_ranges(loops, named_epochs.value, progress)
+    of_loops, limit = _counted(loops, progress, per_epoch)
+    if len(loops) == 1 and per_epoch == 1 and limit == (named_epochs and named_epochs.value):
+        limit = None
     limit_place = next((loop.place for loop in loops if loop.most_steps is not None), "")
     given = trainer.get("num_epochs")
     epochs = (float(given) if given else None) or of_loops or (named_epochs.value if named_epochs else None)
@@ -177,20 +179,34 @@ def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
     return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
 
 
-def _of_ranges(loops: Sequence[Loop], epochs: float, num_micro_steps: int) -> int | None:
-    """Steps of a pass where all loops go through numbers, the outer ones through as many as there are epochs."""
+def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int | None:
+    """Steps of a pass where all loops go through numbers, the outer ones through as many as there are epochs.
+
+    A single loop of as many rounds goes through the whole data in each, if no loader gives it a part.
+    """
     counts = [loop.rounds for loop in loops]
-    if len(loops) < 2 or any(loop.is_data for loop in loops) or None in counts:
+    if any(loop.is_data for loop in loops) or None in counts:
         return None
+    if len(loops) < 2:
+        return 1 if counts == [epochs] and not progress.num_fetches else None
     *outer, inner = (count or 0 for count in counts)
     if math.prod(outer) != epochs:
         return None
-    return max(1, inner // num_micro_steps if loops[-1].is_update_skipped else inner)
+    return max(1, inner // progress.num_micro_steps if loops[-1].is_update_skipped else inner)
 
 
-def _counted(loops: Sequence[Loop], progress: Progress) -> tuple[float | None, int | None]:
-    """Epochs, and steps of the job, as far as the loops count them."""
-    limits = [loop.most_steps for loop in loops if loop.most_steps is not None]
+def _counted(
+    loops: Sequence[Loop], progress: Progress, per_epoch: int | None
+) -> tuple[float | None, int | None]:
+    """Epochs, and steps of the job, as far as the loops count them.
+
+    An inner loop that is left after as many steps as an epoch has ends the epoch, and not the job.
+    """
+    limits = [
+        loop.most_steps
+        for place, loop in enumerate(loops)
+        if loop.most_steps is not None and not (place and loop.most_steps == per_epoch)
+    ]
     place = next((index for index, loop in enumerate(loops) if loop.is_data), None)
     outer = loops if place is None else loops[:place]
     counts = [loop.rounds for loop in outer]
@@ -228,7 +244,7 @@ _AROUND = ("tqdm", "track", "progress_bar", "master_bar", "enumerate", "iter", "
 
 
 def loops_around(frame: FrameType | None, num_steps: int = 1, num_micro_steps: int = 1) -> list[Loop]:
-    """The loops of the script around a frame, the outermost first; those of libraries are left out.
+    """The loops around a frame, the outermost first; those of a library where the script has none.
 
     Args:
         frame: Innermost frame.
@@ -236,13 +252,26 @@ def loops_around(frame: FrameType | None, num_steps: int = 1, num_micro_steps: i
         num_micro_steps: Micro-steps of each.
     """
     found: list[Loop] = []
-    while frame is not None:
-        if is_of_script(frame.f_code.co_filename):
-            for loop in reversed(enclosing_loops(frame)):
-                is_outer = bool(found)
-                found.insert(0, _read(loop, frame, num_steps, num_micro_steps, is_outer=is_outer))
-        frame = frame.f_back
+    for inner in frames_around(frame):
+        for loop in reversed(enclosing_loops(inner)):
+            is_outer = bool(found)
+            found.insert(0, _read(loop, inner, num_steps, num_micro_steps, is_outer=is_outer))
     return found
+
+
+def frames_around(frame: FrameType | None) -> list[FrameType]:
+    """Frames that may hold the loops of the steps, the innermost first.
+
+    They are the script's; where none of those loops, it has handed over to a library's trainer, whose frames they are.
+    """
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    own = [inner for inner in frames if is_of_script(inner.f_code.co_filename)]
+    if any(enclosing_loops(inner) for inner in own):
+        return own
+    return [inner for inner in frames if inner in own or is_of_library(inner.f_code.co_filename)]
 
 
 def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
@@ -324,20 +353,37 @@ def _read(
 
 def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
     """Number of items that a loop goes through, None if not known; whether they are data; ``Loop.is_of_argument``."""
-    while isinstance(found, ast.Call) and _name(found.func) in _AROUND and found.args:
+    while isinstance(found, ast.Call) and called_name(found.func) in _AROUND and found.args:
         found = found.args[0]
+    if isinstance(found, (ast.List, ast.Tuple)):  # written out, such as the lengths of phases
+        return len(found.elts), False, False
     if not isinstance(found, ast.Call):
         return _length(value_in(found, frame)), True, False
     values = [value_in(argument, frame) for argument in found.args]
-    if _name(found.func) in _RANGES:
+    if called_name(found.func) in _RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
+        if is_known and (phases := _phases(found.args[-1], frame)):
+            return sum(phases) // len(phases), False, False
         return (len(range(*values)) if is_known else None), False, False
     lengths = [length for value in values if (length := _length(value)) is not None]
-    is_cut = _name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
+    is_cut = called_name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
     if is_cut:
         lengths.append(values[1])
     # Another function goes through what it is given, as torchvision's log_every does.
     return min(lengths, default=None), True, not is_cut
+
+
+def _phases(bound: ast.expr, frame: FrameType) -> list[int]:
+    """The numbers of a list around a loop, if each is the bound of that loop in its turn; else none."""
+    for node in path_to(frame):
+        if not isinstance(node, ast.For) or not isinstance(bound, ast.Name):
+            continue
+        if all(getattr(inner, "id", "") != bound.id for inner in ast.walk(node.target)):
+            continue
+        listed = [inner for inner in ast.walk(node.iter) if isinstance(inner, (ast.List, ast.Tuple))]
+        numbers = [value_in(number, frame) for inner in listed for number in inner.elts]
+        return numbers if all(isinstance(number, int) for number in numbers) else []
+    return []
 
 
 def _length(value: Any) -> int | None:
@@ -413,7 +459,8 @@ def _compared(
             yield _Limit(counter=ast.unparse(left), value=value, bound=beyond)
 
 
-def _name(function: ast.expr) -> str:
+def called_name(function: ast.expr) -> str:
+    """The last name of what is called; empty for anything but names and attributes."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
@@ -499,12 +546,25 @@ def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
     while frame is not None:
         own = frame.f_locals.get("self")
         if is_of_script(frame.f_code.co_filename):
-            yield frame.f_locals
-            yield frame.f_globals
+            yield _settings(frame.f_locals, frame.f_code.co_filename)
+            yield _settings(frame.f_globals, frame.f_code.co_filename)
         elif "Trainer" in type(own).__name__:  # of a library
             yield {"self": own}
         frame = frame.f_back
-    yield vars(sys.modules["__main__"])
+    main = sys.modules["__main__"]
+    yield _settings(vars(main), getattr(main, "__file__", None) or "")
+
+
+def _settings(known: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The variables of a file without those that count something up, such as ``total_iters``."""
+    return {name: value for name, value in known.items() if name not in _counters(path)}
+
+
+@functools.cache
+def _counters(path: str) -> frozenset[str]:
+    tree = parsed(path)
+    added = [node.target for node in ast.walk(tree) if isinstance(node, ast.AugAssign)] if tree else []
+    return frozenset(target.id for target in added if isinstance(target, ast.Name))
 
 
 def _levels(scope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -219,16 +219,20 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
             )
             return fit(*args, **kwargs)
 
-        def ends(*args: Any, **kwargs: Any) -> None:
-            steps.module_ends()
-            steps.step_marked()
+        @surround(module.TorchTrainer, "make_train_function")
+        def made(make: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            before = trainer.train_function
+            make(trainer, *args, **kwargs)
+            if trainer.train_function is not before:  # around the user's own ``train_step`` too
+                trainer.train_function = functools.partial(step, trainer, trainer.train_function)
 
-        between(
-            module.TorchTrainer,
-            "train_step",
-            begins=lambda trainer, data: steps.module_begins(trainer, (data,), {}),
-            ends=ends,
-        )
+        def step(trainer: Any, run: Any, data: Any) -> Any:
+            steps.module_begins(trainer, (data,), {})
+            try:
+                return run(data)
+            finally:
+                steps.module_ends()
+                steps.step_marked()
 
     def optimizer(module: Any) -> None:
         between(
@@ -239,6 +243,21 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
         )
 
     return {"keras.src.backend.torch.trainer": trainer, "keras.src.optimizers.base_optimizer": optimizer}
+
+
+def cover_ignite(pauses: Pauses) -> dict[str, Callable[[Any], None]]:
+    """Patch of Ignite, whose engines fill an epoch from a new iterator: they are told to end it."""
+
+    def engine(module: Any) -> None:
+        @surround(module.Engine, "_fire_event")
+        def fired(fire: Any, engine: Any, event: Any, *args: Any, **kwargs: Any) -> Any:
+            if pauses.is_after and event == module.Events.ITERATION_COMPLETED:
+                engine.terminate_epoch()
+                pauses.epoch_ended()
+                pauses.epoch_began()
+            return fire(engine, event, *args, **kwargs)
+
+    return {"ignite.engine.engine": engine}
 
 
 _MEASURED_S = 0.6
@@ -302,6 +321,8 @@ class Loaders:
         def begun(begin: Any, iterator: Any, loader: Any) -> None:
             begin(iterator, loader)
             iterator._forerun_loader = loader
+            if self.last is not None and loader.dataset is self.last.dataset and torch.is_grad_enabled():
+                self._pauses.epoch_began()
 
         @surround(dataloader._BaseDataLoaderIter, "_next_index")
         def drawn(draw: Any, iterator: Any) -> Any:
@@ -357,7 +378,7 @@ class Loaders:
             "num_batches": num_batches,
             "batch_samples": self.num_samples,
             "dataset_size": size,
-            "sample_cost_s": self._measured_cost_s(),
+            "sample_cost_s": self._measured_cost_s() if self._settings.is_first else None,
         }
 
     def _measured_cost_s(self) -> float | None:

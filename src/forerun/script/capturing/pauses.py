@@ -14,14 +14,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from forerun.graph.captured import CapturedPause
-from forerun.script.capturing.job import enclosing_loops, path_to, value_in
-from forerun.script.patching import is_of_script
+from forerun.script.capturing.job import (
+    called_name,
+    enclosing_loops,
+    frames_around,
+    parsed,
+    path_to,
+    value_in,
+)
+from forerun.script.patching import is_of_library, is_of_script
 
 PAUSES_FILE = "pauses.json"
 
@@ -34,10 +41,14 @@ _SAVES = re.compile(
     r"^_?(maybe_)?save(_(checkpoint|ckpt|model|state|weights|pretrained|on_master|file|training)|$)|"
     r"^(write|make)_checkpoint|^checkpoint$"
 )
+_SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
 _DEEPEST = 4
+_ONE_STEP = ("", 0, 0)
+"""Stands for the loop through an epoch of one step, which a script does without."""
 
-Place = tuple[str, int]
+Place = tuple[str, int, int]
+"""File and line of a loop, and in a library its frame: an engine that evaluates runs the loops of one that trains."""
 
 
 class Pauses:
@@ -50,11 +61,13 @@ class Pauses:
 
     def __init__(self, folder: Path, leave: Callable[[], None]) -> None:
         self._file, self._leave = folder / PAUSES_FILE, leave
-        self._seen: dict[str, tuple[list[list[Place | int]], int | None]] = {}
+        self._seen: dict[str, tuple[list[tuple[bool, list[Place | int]]], int | None]] = {}
         self._found: dict[str, CapturedPause] = {}
-        self._only_read: set[str] = set()
+        self._only_read: dict[str, bool] = {}  # and whether under a condition that is not known
         self._loops: list[Place] = []
+        self._is_of_library = False
         self.is_after = self._is_told = self._has_ended = False
+        self._num_late = 0
 
     def saw(self, kind: str, num_samples: int | None = None) -> None:
         """The script evaluates (``validation``) or saves (``checkpoints``) now.
@@ -67,11 +80,13 @@ class Pauses:
             return
         if kind in self._found and kind not in self._only_read:
             return
-        around = [_around(frame) for frame in _frames(sys._getframe(1))]
+        around = list(_all_around(sys._getframe(1)))
+        if kind == "validation" and _samples(sys._getframe(1), self._loops):
+            return
         if self.is_after:
-            pause = _pause_of(around, self._loops, num_samples, is_after=True)
+            pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             if pause is not None:
-                self._only_read.discard(kind)
+                self._only_read.pop(kind, None)
             self._keep(kind, pause)
         else:  # which loops are those of the steps is known at their end
             self._seen[kind] = (around, num_samples)
@@ -83,25 +98,35 @@ class Pauses:
                 self._keep(kind, CapturedPause(unit=pause[0], every=pause[1], num_samples=pause[2]))
         self._is_told = True
 
-    def steps_recorded(self, frame: FrameType | None, *, goes_on: bool) -> bool:
+    def steps_recorded(
+        self, frame: FrameType | None, steps_per_epoch: int | None = None, *, goes_on: bool
+    ) -> bool:
         """Reads the loops around the step; true if the script is to go on until its epoch has ended."""
-        frames = list(_frames(frame))
+        frames = frames_around(frame)
+        self._is_of_library = not all(is_of_script(inner.f_code.co_filename) for inner in frames)
         self._loops = [place for inner in reversed(frames) for place in _places(inner)]
+        if len(self._loops) == 1 and steps_per_epoch == 1:
+            self._loops.append(_ONE_STEP)
         for kind, (around, samples) in self._seen.items():
-            self._keep(kind, _pause_of(around, self._loops, samples, is_after=False))
+            self._keep(kind, _pause_of(self._chosen(around), self._loops, samples, is_after=False))
         self._seen.clear()
         if not self._is_told:
-            for kind, pause in _read(frames):
+            for kind, pause, has_condition in _read(frames, int(_ONE_STEP in self._loops)):
                 if kind not in self._found:
-                    self._only_read.add(kind)
+                    self._only_read[kind] = has_condition
                     self._keep(kind, pause)
         self.is_after = goes_on and not self._is_told
         if self.is_after:
             threading.Thread(target=self._wait, daemon=True).start()
         return self.is_after
 
+    def _chosen(self, around: Sequence[tuple[bool, list[Place | int]]]) -> list[list[Place | int]]:
+        """Places around a line in the script alone, or in the library too whose loops are those of the steps."""
+        return [places for is_own, places in around if is_own or self._is_of_library]
+
     def _wait(self) -> None:
-        cpu_s = time.process_time() + (_CPU_S if self._loops else _LIBRARY_CPU_S)
+        is_installed = any(is_of_library(name) for name, *_ in self._loops)
+        cpu_s = time.process_time() + (_LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S)
         wall_s = time.monotonic() + _WALL_S
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
@@ -111,33 +136,66 @@ class Pauses:
         """A loader of the training data has ended."""
         self._has_ended = True
 
+    def epoch_began(self) -> None:
+        """The training data are gone through anew."""
+        self._num_late += self._has_ended
+
     def stepped(self) -> None:
         """The script makes a step after the recorded ones; the process ends once that is one of the next epoch.
 
-        Without a loop of its own, a library may fill the epoch from a new iterator; its time is limited.
+        One step may come after the end of a loader that is read ahead. Without a loop of its own, a library may fill
+        the epoch from a new iterator; its time is limited.
         """
-        if self._has_ended and (self._loops or self._found):
-            self._leave()
+        if not self._has_ended or (self._is_of_library and not self._found):
+            return
+        self._num_late += 1
+        if self._num_late == 1:
+            return
+        for kind, has_condition in self._only_read.items():
+            # A whole end of an epoch went by without it: its condition does not hold.
+            if has_condition and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs"):
+                del self._found[kind]
+        self._write()
+        self._leave()
 
     def _keep(self, kind: str, pause: CapturedPause | None) -> None:
-        if pause is None:
-            return
-        self._found[kind] = pause
+        if pause is not None:
+            self._found[kind] = pause
+            self._write()
+
+    def _write(self) -> None:
         partial = self._file.with_suffix(".partial")
         partial.write_text(json.dumps({name: asdict(one) for name, one in self._found.items()}), "utf-8")
         partial.replace(self._file)
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The script's frames, the innermost first."""
+def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:
+    """True within a function that draws samples from a network, as a text that is shown now and then."""
     while frame is not None:
-        if is_of_script(frame.f_code.co_filename):
-            yield frame
+        if _SAMPLES.search(frame.f_code.co_name):
+            return True
+        if any(place in loops for place in _places(frame)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _all_around(frame: FrameType | None) -> Iterator[tuple[bool, list[Place | int]]]:
+    """Frames from the innermost: true for one of the script itself, and what is around its line."""
+    while frame is not None:
+        is_own = is_of_script(frame.f_code.co_filename)
+        if is_own or is_of_library(frame.f_code.co_filename):
+            yield is_own, _around(frame)
         frame = frame.f_back
 
 
 def _places(frame: FrameType) -> list[Place]:
-    return [(frame.f_code.co_filename, loop.lineno) for loop in enclosing_loops(frame)]
+    return [_place(frame, loop) for loop in enclosing_loops(frame)]
+
+
+def _place(frame: FrameType, loop: ast.For | ast.While) -> Place:
+    name = frame.f_code.co_filename
+    return name, loop.lineno, 0 if is_of_script(name) else id(frame)
 
 
 def _around(frame: FrameType) -> list[Place | int]:
@@ -148,7 +206,7 @@ def _around(frame: FrameType) -> list[Place | int]:
     found: list[Place | int] = []
     for node in path_to(frame):
         if isinstance(node, (ast.For, ast.While)):
-            found.append((frame.f_code.co_filename, node.lineno))
+            found.append(_place(frame, node))
         elif isinstance(node, ast.If) and (every := _interval(node.test, frame)):
             found.append(every)
     return found
@@ -191,11 +249,34 @@ def _pause_of(
 def _interval(test: ast.expr, frame: FrameType) -> int | None:
     """The divisor of a remainder in a condition; 0 if the script has switched that off."""
     for node in ast.walk(test):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            value = value_in(node.right, frame)
-            if isinstance(value, int) and value >= 0:
-                return value
+        divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
+        if isinstance(node, ast.Call):
+            divisor = _divisor_in(node, frame)
+        value = None if divisor is None else value_in(divisor, frame)
+        if isinstance(value, int) and value >= 0:
+            return value
     return None
+
+
+def _divisor_in(call: ast.Call, frame: FrameType) -> ast.expr | None:
+    """The argument that a function such as ``divisible_by(step, 500)`` takes as the divisor of its remainder."""
+    function = value_in(call.func, frame)
+    if not isinstance(function, FunctionType) or call.keywords:
+        return None
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    given = dict(zip(names, call.args, strict=False))
+    inside = (node for node in ast.walk(_source_of(function.__code__)) if isinstance(node, ast.BinOp))
+    divisors = (node.right for node in inside if isinstance(node.op, ast.Mod))
+    return next(
+        (given[node.id] for node in divisors if isinstance(node, ast.Name) and node.id in given), None
+    )
+
+
+def _source_of(code: CodeType) -> ast.AST:
+    """Syntax of a function; an empty one if its source is not at hand."""
+    whole = parsed(code.co_filename) or ast.Module([], [])
+    functions = (node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef))
+    return next((node for node in functions if node.lineno == code.co_firstlineno), ast.Module([], []))
 
 
 def _is_false(test: ast.expr, frame: FrameType) -> bool:
@@ -211,10 +292,13 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
         return False
 
 
-def _read(frames: Sequence[FrameType]) -> Iterator[tuple[str, CapturedPause]]:
-    """Calls that evaluate or save in the loops around the step and after them, the innermost loops first."""
-    num_loops = sum(len(enclosing_loops(frame)) for frame in frames)
-    depth = 0
+def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, CapturedPause, bool]]:
+    """Calls that evaluate or save in the loops around the step and after them, the innermost loops first.
+
+    ``depth`` is that of the innermost loop. The last of each tells whether it stands under a condition that is no
+    matter of values, such as a better loss.
+    """
+    num_loops = depth + sum(len(enclosing_loops(frame)) for frame in frames)
     for frame in frames:
         path, own = path_to(frame), enclosing_loops(frame)
         for loop in reversed(own):
@@ -231,9 +315,12 @@ def _read(frames: Sequence[FrameType]) -> Iterator[tuple[str, CapturedPause]]:
 
 def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
-) -> Iterator[tuple[str, CapturedPause]]:
+) -> Iterator[tuple[str, CapturedPause, bool]]:
+    draws = {tests for call, tests in _calls(body, leave_out) if _SAMPLES.search(called_name(call.func))}
     for call, tests in _calls(body, leave_out):
         kind = _kind_of(call, frame)
+        if called_name(call.func) == "eval" and tests in draws:
+            continue  # it draws samples there
         if not kind or any(_is_false(test, frame) for test in tests):
             continue
         every = next((n for test in tests if (n := _interval(test, frame)) is not None), None)
@@ -242,7 +329,12 @@ def _read_calls(
         elif every == 0 or (unit == "steps" and every is None):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
-        yield kind, CapturedPause(unit=unit, every=every or 1, num_samples=samples)
+        has_condition = bool(tests) and not any(map(_compares, tests))
+        yield kind, CapturedPause(unit=unit, every=every or 1, num_samples=samples), has_condition
+
+
+def _compares(test: ast.expr) -> bool:
+    return any(isinstance(part, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for part in ast.walk(test))
 
 
 def _calls(
@@ -264,8 +356,7 @@ def _calls(
 
 def _kind_of(call: ast.Call, frame: FrameType) -> str:
     """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    function, name = call.func, called_name(call.func)
     owner = (
         function.value.id
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
@@ -277,10 +368,15 @@ def _kind_of(call: ast.Call, frame: FrameType) -> str:
         return "validation"
     if _SAVES.search(name):
         return "" if owner in _OTHER_SAVERS else "checkpoints"
-    known = value_in(function, frame) if isinstance(function, ast.Name) else None
-    if isinstance(known, FunctionType) and is_of_script(known.__code__.co_filename):
+    known = value_in(function, frame)
+    known = getattr(known, "__func__", known)  # of a bound method
+    if isinstance(known, FunctionType) and _is_followed(known.__code__):
         return "checkpoints" if _saves(known.__code__, known.__globals__) else ""
     return ""
+
+
+def _is_followed(code: CodeType) -> bool:
+    return is_of_script(code.co_filename) or is_of_library(code.co_filename)
 
 
 def _saves(code: CodeType, names: dict[str, Any], depth: int = 0) -> bool:
@@ -291,9 +387,7 @@ def _saves(code: CodeType, names: dict[str, Any], depth: int = 0) -> bool:
     return depth < _DEEPEST and any(
         _saves(found.__code__, found.__globals__, depth + 1)
         for found in inner
-        if isinstance(found, FunctionType)
-        and is_of_script(found.__code__.co_filename)
-        and found.__code__ is not code
+        if isinstance(found, FunctionType) and _is_followed(found.__code__) and found.__code__ is not code
     )
 
 

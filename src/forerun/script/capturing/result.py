@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import re
@@ -21,7 +22,8 @@ from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, Ste
 from forerun.script.capturing.job import Job, Progress, job_of
 from forerun.script.capturing.patches import Loaders
 from forerun.script.capturing.stand_ins import Parallelism
-from forerun.script.capturing.steps import RecordedStep, Steps, unwrapped
+from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, unwrapped
+from forerun.script.patching import is_of_script
 from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
@@ -32,6 +34,7 @@ GRAPH_FILE = "graph.npz"
 _AVERAGE = re.compile(
     r"^(Model)?(EMA|Ema)(?![a-z])|^AveragedModel$|^ExponentialMovingAverage|^WeightAveraging$"
 )
+_AVERAGED, _ANY = re.compile(r"(^|_)ema(_|$)"), re.compile("")
 _ENDLESS = 10**9
 """Samples that stand for a stream."""
 _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -46,8 +49,8 @@ def write_result(
     frame: FrameType,
     flags: dict[str, Any],
     guesses: dict[str, int],
-) -> None:
-    """Writes graph and facts.
+) -> Job:
+    """Writes graph and facts; returns the length of the job.
 
     Args:
         folder: Where they go.
@@ -95,14 +98,20 @@ def write_result(
     }
     (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
     (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
+    return job
 
 
 def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:
-    """The step whose work is nearest to the mean, and two successive ones of which the second has the most."""
+    """The step whose work is nearest to the mean, and two successive ones of which the second has the most.
+
+    A step with fewer samples than others, such as the last one of an epoch, is not chosen.
+    """
     recorded = steps.recorded
     work = [steps.flops_of(step) for step in recorded]
-    mean = sum(work) / len(work)
-    chosen = min(range(len(recorded)), key=lambda i: (abs(work[i] - mean), -i))
+    samples = [sum(step.loader_samples) for step in recorded]
+    whole = [i for i, number in enumerate(samples) if number == max(samples)]
+    mean = sum(work[i] for i in whole) / len(whole)
+    chosen = min(whole, key=lambda i: (abs(work[i] - mean), -i))
     largest = max(range(1, len(recorded)), key=lambda i: (work[i], -i))
     return recorded[chosen], (recorded[largest - 1], recorded[largest])
 
@@ -289,8 +298,9 @@ def _batch_size(steps: Steps, step: RecordedStep, num_micro_steps: int, options:
     if step.loader_samples:
         every = [number for each in steps.recorded for number in each.loader_samples]
         fetches = len(every) / len(steps.recorded)
-        if fetches <= num_micro_steps or step.samples == [] or every[0] in step.samples:
-            return max(1, every[0])
+        own = step.loader_samples[0]
+        if fetches <= num_micro_steps or step.samples == [] or own in step.samples:
+            return max(1, own)
     if step.samples:
         asked = [o["value"] for o in options if "batch" in o["name"].lower()]
         # Sequences may come step by step, (steps, batch): an argument says which axis is that of samples.
@@ -366,15 +376,34 @@ def _facts(
 
 
 def _averages_weights(thing: Any) -> bool:
-    """True for an object of a class that is called after moving averages and holds weights."""
-    if not any(_AVERAGE.search(kind.__name__) for kind in type(thing).__mro__[:-1]):
+    """True for an object that holds weights, and is called after moving averages, or its attribute in the script is."""
+    named = _names_averages(type(thing))  # type: ignore[arg-type]
+    if named is None:
         return False
     held = [
-        inner for value in vars(thing).values() for inner in (value if isinstance(value, list) else [value])
+        inner
+        for name, value in vars(thing).items()
+        if named.search(name)
+        for inner in (value if isinstance(value, list) else [value])
     ]
+    if named is _AVERAGED:
+        return any(
+            isinstance(inner, torch.nn.Module)
+            or (isinstance(inner, dict) and first_tensor(inner) is not None)
+            for inner in held
+        )
     return isinstance(thing, torch.nn.Module) or any(
         isinstance(inner, (torch.nn.Module, torch.Tensor, dict)) for inner in held
     )
+
+
+@functools.cache
+def _names_averages(kind: Any) -> re.Pattern[str] | None:
+    """The attributes of a class that may hold averaged weights, None for none; most objects are of few classes."""
+    if any(_AVERAGE.search(base.__name__) for base in kind.__mro__[:-1]):
+        return _ANY
+    module = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return _AVERAGED if module and is_of_script(module) and "__dict__" in dir(kind) else None
 
 
 def _progress(steps: Steps, loader: dict[str, Any], flags: dict[str, Any], num_micro_steps: int) -> Progress:

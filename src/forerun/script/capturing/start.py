@@ -229,10 +229,10 @@ class _Session:
         from forerun.script.capturing import pretend
         from forerun.script.capturing.checkpoints import Checkpoints
         from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
-        from forerun.script.capturing.patches import Loaders, cover_keras, cover_torch
+        from forerun.script.capturing.patches import Loaders, cover_ignite, cover_keras, cover_torch
         from forerun.script.capturing.pauses import Pauses
         from forerun.script.capturing.script_recorder import ScriptRecorder
-        from forerun.script.capturing.stand_ins import FlexibleAttention, Parallelism
+        from forerun.script.capturing.stand_ins import FlexibleAttention, Parallelism, Repeats
         from forerun.script.capturing.steps import Steps
         from forerun.tracing.cuda_semantics import follow_autocast
 
@@ -243,14 +243,14 @@ class _Session:
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         self.flags: dict[str, Any] = {"compile": False, "fused": set(), "autocast": autocast, "notes": []}
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
-        self._goes_on = (
-            settings.arguments is None and settings.batch_from is None and settings.files != "unsafe"
-        )
+        self._goes_on = settings.is_first and settings.files != "unsafe"
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
         steps.goes_on = self.pauses.stepped
         steps.evaluates = lambda: self.pauses.saw("validation", self.loaders.evaluated_samples())
         self.parallel = Parallelism(settings, steps)
+        if settings.pretends:
+            Repeats(steps).cover()
         cover_torch(steps, self.flags, pretends=settings.pretends)
         known = self.pretence.known if self.pretence is not None else None
         flexible = FlexibleAttention(recorder, known, self.flags["notes"])
@@ -259,7 +259,9 @@ class _Session:
         self.parallel.cover()
         Checkpoints(settings, self.pretence, self._note, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
-        after_import({**cover_keras(steps, self.pauses, self._job_seen), **trainers})
+        after_import(
+            {**cover_keras(steps, self.pauses, self._job_seen), **cover_ignite(self.pauses), **trainers}
+        )
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder
@@ -307,11 +309,11 @@ class _Session:
         self.flags["options"] = argument_options()
         self.flags["configurator"] = _names_of_main()
         guesses = self.pretence.guesses if self.pretence is not None else {}
-        write_result(
+        job = write_result(
             Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
             guesses,
         )  # fmt: skip
-        if self.pauses.steps_recorded(sys._getframe(), goes_on=self._goes_on):
+        if self.pauses.steps_recorded(sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on):
             gc.enable()
         else:
             self._leave()

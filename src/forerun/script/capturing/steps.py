@@ -40,6 +40,7 @@ class RecordedStep:
         samples: Samples of each batch that was used.
         loader_samples: Samples of each batch the loader gave.
         num_reads: Values that the host read.
+        num_evaluations: Passes of the trained networks in evaluation mode.
         collectives: Calls and bytes of each collective that the script called itself.
     """
 
@@ -53,6 +54,7 @@ class RecordedStep:
     samples: list[int] = field(default_factory=list)
     loader_samples: list[int] = field(default_factory=list)
     num_reads: int = 0
+    num_evaluations: int = 0
     collectives: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -89,7 +91,7 @@ class Steps:
         self.evaluates: Callable[[], None] = lambda: None
         self.goes_on: Callable[[], None] = lambda: None
         self._last: int | None = None
-        self._depth = 0
+        self.depth = 0
         self.in_backward = False
         self._saw_backward = False
         self._now: RecordedStep | None = None
@@ -154,20 +156,22 @@ class Steps:
 
     def module_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A module begins its forward pass."""
-        if self._depth == 0 and not self.in_backward and not self.in_loader:
+        if self.depth == 0 and not self.in_backward and not self.in_loader:
             if not (torch.is_grad_enabled() or module.training) and self._trains(module):
                 self.evaluates()
+                if self._now is not None:
+                    self._now.num_evaluations += 1
             elif not self.is_over:
                 self._root_begins(module, args, kwargs)
         elif self.in_backward:
             # Nothing but checkpointing runs a module's forward pass while gradients are computed.
             self.has_recomputation = True
-        self._depth += 1
+        self.depth += 1
         self.recorder.enter_module(self.names.get(id(module), ""))
 
     def module_ends(self) -> None:
         """A module has ended its forward pass."""
-        self._depth = max(0, self._depth - 1)
+        self.depth = max(0, self.depth - 1)
         # The first is the script itself; a module whose begin was not seen must not take it away.
         if len(self.recorder._modules) > 1:
             self.recorder.leave_module()
@@ -281,6 +285,16 @@ class Steps:
         self._now.num_reads = self.recorder.num_reads
         self.recorded.append(self._now)
         self._now = None
+        if self.num_steps <= _MOST_STEPS:
+            self._leave_evaluations_out()
+
+    def _leave_evaluations_out(self) -> None:
+        """Forgets steps with more passes in evaluation mode than others, which few steps have."""
+        *earlier, last = (step.num_evaluations for step in self.recorded)
+        if earlier and last < earlier[-1]:
+            del self.recorded[:-1]
+        elif earlier and last > earlier[-1]:
+            self.recorded.clear()  # those that are left follow one another
 
     def rows_of(self, step: RecordedStep) -> list[RecordedRow]:
         """The rows of a recorded step."""

@@ -72,6 +72,11 @@ class CaptureSettings:
     files: FileAccess = "view"
     timeout_s: float = 600.0
 
+    @property
+    def is_first(self) -> bool:
+        """True for a run of the script as it is, false for one that asks for another batch size alone."""
+        return self.arguments is None and self.batch_from is None
+
 
 def trace_file(folder: Path, pid: int) -> Path:
     """File of the trace of a process, in Chrome's format."""

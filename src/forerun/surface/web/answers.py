@@ -51,6 +51,12 @@ def _price(rental: Rental | None) -> dict[str, Any] | None:
     }
 
 
+def _diagnosed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of ``forerun diagnose``."""
+    found: dict[str, Any] = question("diagnose")(**arguments).as_dict()
+    return found
+
+
 class Answers:
     """Answers questions and keeps the answers; equal questions have equal answers."""
 
@@ -139,8 +145,10 @@ class Answers:
             found = _predicted(arguments)
         elif kind == "scale":
             found = forerun.scale(**arguments).as_dict()
+        elif arguments.get("trace"):  # a file of somebody else is read by a child
+            found = self._tracer.call(_diagnosed, arguments)
         elif kind == "diagnose":
-            found = question("diagnose")(**arguments).as_dict()
+            found = _diagnosed(arguments)
         else:
             found = forerun.plan(**arguments).as_dict()
         text = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
@@ -186,6 +194,21 @@ class Answers:
             raise type(error)(self.captures.public(str(error))) from error
         assert facts is not None
         return {"model": name, "title": title, "settings": facts.settings() | facts.sharing_settings()}
+
+    def keep_trace(self, content: bytes) -> dict[str, Any]:
+        """Keeps a trace of PyTorch's profiler for ``/diagnose``, once a child has read it, and judges it alone.
+
+        Raises:
+            UsageError: It is no trace, or damaged.
+        """
+        name = self.captures.keep(content, "trace")
+        path = self.captures.file(name)
+        try:
+            found = self._tracer.call(_diagnosed, {"trace": [str(path)]})
+        except ForerunError as error:
+            path.unlink(missing_ok=True)
+            raise type(error)(self.captures.public(str(error))) from error
+        return {"trace": name, "diagnosis": found}
 
     def models(self) -> dict[str, Any]:
         """Names of models; the very first call loads their libraries, in a child."""

@@ -113,6 +113,16 @@ class _Desk:
         made = await self.in_time(lane.run(self.answers.make, kind, arguments))
         return Response(made, media_type="application/json")
 
+    async def kept(
+        self, work: Callable[[bytes], dict[str, Any]], request: Request, origin: str
+    ) -> JSONResponse:
+        """The answer to a file that is sent, whose origin is said where it comes as another type."""
+        if request.headers.get("content-type") != _BYTES:  # no form of another site sends this type
+            raise HTTPException(415, f"expected a file of {origin} as {_BYTES}")
+        with self.clients.question(_client(request)):
+            found = self.tracing.run(work, await request.body())
+            return JSONResponse(await self.in_time(found))
+
     async def traced(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """The result of work for which a child traces, whose own limit counts what it spends on processors."""
         longest_s = MOST_TIMES_THE_LIMIT * 2 * self.limit_s  # for what waits for a child
@@ -251,11 +261,16 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
         "/captures", responses=problems, openapi_extra=_A_FILE, summary="Keep a captured step, and name it"
     )
     async def captures(request: Request) -> JSONResponse:
-        if request.headers.get("content-type") != _BYTES:  # no form of another site sends this type
-            raise HTTPException(415, f"expected a file of 'forerun capture' as {_BYTES}")
-        with desk.clients.question(_client(request)):
-            kept = desk.tracing.run(answers.keep_capture, await request.body())
-            return JSONResponse(await desk.in_time(kept))
+        return await desk.kept(answers.keep_capture, request, "'forerun capture'")
+
+    @app.post(
+        "/traces",
+        responses=problems,
+        openapi_extra=_A_FILE,
+        summary="Judge and keep a profiler's trace, and name it",
+    )
+    async def traces(request: Request) -> JSONResponse:
+        return await desk.kept(answers.keep_trace, request, "PyTorch's profiler")
 
     @app.get("/hardware", summary="Devices of the catalogue")
     async def hardware() -> Response:

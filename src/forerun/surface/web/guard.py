@@ -17,7 +17,7 @@ from forerun.surface.web.load import Figures
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 
 MAX_BODY_BYTES = 64 * 1024
-_MOST_BYTES = {"/captures": MOST_CAPTURE_BYTES}
+_MOST_BYTES = {"/captures": MOST_CAPTURE_BYTES, "/traces": MOST_CAPTURE_BYTES}
 """Largest bodies of paths that take files [bytes]."""
 BODY_TIMEOUT_S = 10.0
 """Longest time in which the body of a request must arrive [s]."""

@@ -13,7 +13,7 @@ from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
-from forerun.surface.web.reach import CAPTURE_NAME, CONFIG_NAME, Reach, code_of, config_file
+from forerun.surface.web.reach import CAPTURE_NAME, CONFIG_NAME, TRACE_NAME, Reach, code_of, config_file
 
 MAX_HTTP_CANDIDATES = 20_000
 
@@ -148,6 +148,8 @@ class RunBody(_Body):
         for name in ("intra", "inter"):
             if name in found:
                 found[name] = check_link_name(found[name])
+        if found.get("trace") and reach.captures is not None:
+            found["trace"] = [str(reach.captures.file(name)) for name in found["trace"]]
         return found
 
 
@@ -182,9 +184,10 @@ _AXES: dict[str, Any] = {
 
 _MEASURED: dict[str, Any] = {
     "measured": (
-        Annotated[str, Field(max_length=40)] | Annotated[float, Field(gt=0, allow_inf_nan=False)],
-        Field(examples=["0.41 s", "1200 samples/s"]),
+        Annotated[str, Field(max_length=40)] | Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
+        Field(default=None, examples=["0.41 s", "1200 samples/s"]),
     ),
+    "trace": (_list(Annotated[str, Field(pattern=TRACE_NAME)], 16) | None, None),
     "gpu_utilization": (Annotated[float, Field(ge=0, le=1)] | None, None),
 }
 
@@ -245,7 +248,7 @@ else:  # made from the declarations: a type checker knows the settings from thes
     DiagnoseBody = create_model(
         "DiagnoseBody",
         __base__=PredictBody,
-        __doc__="A measured step or throughput for ``forerun diagnose``, with the question of its prediction.",
+        __doc__="A measured step or sent traces for ``forerun diagnose``, with the question of its prediction.",
         **_MEASURED,
     )
     ScaleBody = create_model(

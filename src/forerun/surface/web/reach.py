@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forerun.base.errors import UsageError
 from forerun.base.extras import plugin
@@ -183,14 +183,16 @@ def question(name: str) -> Callable[..., Any]:
 
 CAPTURE_NAME = re.compile(r"capture:[0-9a-f]{16}")
 """Name of a capture that was sent."""
+TRACE_NAME = r"^trace:[0-9a-f]{16}$"
+"""Pattern of the name of a profiler's trace that was sent."""
 MOST_CAPTURE_BYTES = 8 * 2**20
-"""Largest file of a capture that is taken [bytes]; a step of 20,000 operations has 1.2 MB."""
+"""Largest file that is taken [bytes]; a captured step of 20,000 operations has 1.2 MB."""
 _MOST_CAPTURES = 16
 _KEPT_S = 3600.0
 
 
 class Captures:
-    """Captures that were sent over HTTP, as files of this process.
+    """Captures and traces that were sent over HTTP, as files of this process.
 
     Each goes an hour after its last question, the oldest where there are many, and all with the process.
     """
@@ -198,10 +200,10 @@ class Captures:
     def __init__(self) -> None:
         self._folder = temporary_folder()
 
-    def keep(self, content: bytes) -> str:
+    def keep(self, content: bytes, kind: Literal["capture", "trace"] = "capture") -> str:
         """Keeps the content of a file, and returns its name; what it holds is not looked at."""
         self.forget(_MOST_CAPTURES - 1)
-        name = f"capture:{hashlib.sha256(content).hexdigest()[:16]}"
+        name = f"{kind}:{hashlib.sha256(content).hexdigest()[:16]}"
         self._path(name).write_bytes(content)
         return name
 
@@ -216,7 +218,7 @@ class Captures:
             os.utime(path)
         except OSError:
             raise UsageError(
-                f"'{name}' is not on this server, which keeps a capture for an hour; send the file once more"
+                f"'{name}' is not on this server, which keeps a file for an hour; send the file once more"
             ) from None
         return path
 
@@ -228,15 +230,18 @@ class Captures:
                 path.unlink(missing_ok=True)
 
     def public(self, text: str) -> str:
-        """A text with the name of each capture in the place of its path."""
-        return re.sub(rf"(?:capture:)?{re.escape(self._folder.name)}/([0-9a-f]{{16}})", r"capture:\1", text)
+        """A text with the name of each file in the place of its path."""
+        return re.sub(
+            rf"(?:capture:)?{re.escape(self._folder.name)}/([0-9a-f]{{16}})\.(capture|trace)", r"\2:\1", text
+        )
 
     def close(self) -> None:
         """Removes all."""
         self._folder.cleanup()
 
     def _path(self, name: str) -> Path:
-        return Path(self._folder.name) / name.removeprefix("capture:")
+        kind, _, digest = name.partition(":")
+        return Path(self._folder.name) / f"{digest}.{kind}"
 
 
 CONFIG_NAME = re.compile(r"config:[0-9a-f]{16}")
