@@ -13,7 +13,7 @@ from forerun.cost.time.rows import distinct_ops
 from forerun.cost.time.step_times import step_times
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import shipped_models, trace
 from op_models import no_offsets, random_weights, shipped_weights
 
@@ -45,9 +45,17 @@ def test_twenty_networks_are_swept():
     assert len(NETWORKS) >= 20
 
 
+def with_setup(**changes):
+    return lambda point: replace(point, setup=replace(point.setup, **changes))
+
+
 TOGGLES = {
-    "has_fused_attention": lambda p: replace(p, setup=replace(p.setup, fused_attention=False)),
-    "software_era": lambda p: replace(p, era=software_era("1.12")),
+    "is_nhwc": (FORMATS, with_setup(layout=Layout.NHWC)),
+    # Large streams of a training in half precision have bounds that no other step has.
+    "is_inference": (FORMATS[:2], with_setup(phase=Phase.INFERENCE)),
+    "is_tf32": ((Precision.FP32,), with_setup(precision=Precision.TF32)),
+    "has_fused_attention": (FORMATS, with_setup(fused_attention=False)),
+    "software_era": (FORMATS, lambda p: replace(p, era=software_era("1.12"))),
 }
 
 
@@ -55,11 +63,13 @@ TOGGLES = {
 @pytest.mark.parametrize("make_weights", [random_weights, shipped_weights])
 def test_a_setting_changes_the_classes_of_its_reach_alone(toggled, make_weights):
     weights = make_weights()
+    formats, toggle = TOGGLES[toggled]
     for number, name in enumerate(NETWORKS):
         ops, _ = traced(name)
-        asked = points(name, precision=FORMATS[number % len(FORMATS)])
+        # Launches this long are asked at no other batch and in no other format.
+        asked = points(name, 2**16, precision=formats[number % len(formats)])
         before = times(ops, asked, weights).kernel_s
-        after = times(ops, [TOGGLES[toggled](point) for point in asked], weights).kernel_s
+        after = times(ops, [toggle(point) for point in asked], weights).kernel_s
         unreached = ~np.isin(ops.op_class, REACH[toggled])
         np.testing.assert_allclose(after[:, unreached], before[:, unreached], rtol=1e-5)
 
@@ -90,6 +100,19 @@ def test_half_precision_is_never_slower_than_single_where_the_device_gains_by_it
         )
         # Graphs of two formats differ by a copy here and there.
         assert (half.step_s <= 1.05 * single.step_s).all()
+
+
+def test_tf32_is_never_slower_than_fp32():
+    weights = shipped_weights()
+    for name in NETWORKS[::2]:
+        ops, _ = traced(name)
+        for batch_size in (1, 64):
+            devices = [*DEVICES[2:], find_device("rtx-4090"), find_device("rtx-4060-ti-16gb")]
+            single, tf32 = (
+                times(ops, points(name, batch_size, precision=precision, devices=devices), weights).step_s
+                for precision in (Precision.FP32, Precision.TF32)
+            )
+            assert (tf32 <= single).all()
 
 
 def test_a_step_takes_at_least_its_launches_and_a_larger_batch_no_less():

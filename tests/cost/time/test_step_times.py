@@ -48,7 +48,7 @@ def test_numpy_evaluates_the_network_that_was_fitted(name, points, seed):
     networks = random_networks(1, 1, seed)
     samples = [StepSample(ops=ops, point=p, step_time_s=1.0, system="a") for p in points]
     encoded = encode_samples(samples, names=(networks[0].devices, networks[0].architectures))
-    weights = as_weights(networks, ("a",), {})
+    weights = as_weights(networks, ("a",), {"calibrated_device": "T4"})  # asked in no other format
     for use_latents in (False, True):
         expected = predict_log_times(networks[0], encoded, np.arange(len(points)), use_latents)
         offsets = weights.networks[0].latents[None] if use_latents else no_offsets(weights)

@@ -36,7 +36,8 @@ from forerun.cost.time.law import (
 from forerun.cost.time.rows import DistinctOps, on_four_bytes
 from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
 from forerun.graph.graph import OpClass, StepPart
-from forerun.question.setup import TrainingSetup
+from forerun.question.devices.device import NumberFormat
+from forerun.question.setup import Precision, TrainingSetup
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
@@ -91,10 +92,11 @@ def step_times(
 ) -> StepTimes:
     """Predicted times of one model at many points.
 
-    A batch never takes longer than a larger one, because it could be padded to that, and kernels on two-byte operands
-    no longer than the same ones on four-byte operands. The network knows no such law: kernels far smaller than any in
-    its fit may be predicted slower than larger ones. Where launches take less than 60 us on average, larger batches
-    (powers of two) are evaluated as well, below 240 us single precision, and the point takes the times of the quickest.
+    A batch never takes longer than a larger one, because it could be padded to that, and kernels in TF32 or on two-byte
+    operands no longer than the same ones in single precision. The network knows no such law: kernels far smaller than
+    any in its fit may be predicted slower than larger ones. Where launches take less than 60 us on average, larger
+    batches (powers of two) are evaluated as well, in half precision below 240 us and in TF32 always single precision,
+    and the point takes the times of the quickest.
 
     Args:
         ops: Distinct kernels of the model's step.
@@ -159,11 +161,11 @@ def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, 
 def _times_of_formats(
     ops: DistinctOps, points: Sequence[Point], weights: CostModel, offsets: Floats, with_kernels: bool
 ) -> StepTimes:
-    """Times at the points, those of short launches in half precision no longer than in single precision."""
+    """Times at the points, in TF32 and of short launches in half precision no longer than in single precision."""
     found = _times_at(ops, points, weights, offsets, with_kernels)
-    can_gain = np.asarray([_has_fast_half(point) for point in points])
     num_launches = max(1.0, float(ops.count.sum()))
-    rows = np.flatnonzero(can_gain & (found.device_s < _SMALL_HALF_LAUNCH_S * num_launches))
+    longest_s = np.asarray([_longest_launch_s(point) for point in points])
+    rows = np.flatnonzero(found.device_s < longest_s * num_launches)
     # What was measured on a device itself may be otherwise.
     if not rows.size or weights.calibrated_device is not None:
         return found
@@ -172,9 +174,13 @@ def _times_of_formats(
     return _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
 
 
-def _has_fast_half(point: Point) -> bool:
+def _longest_launch_s(point: Point) -> float:
+    """Mean launch below which kernels of single precision, which a library could run as well, may be quicker [s]."""
     half, full, _ = peak_rates(point.device, point.setup.precision)
-    return point.setup.precision.is_half and half > full
+    in_tf32 = Precision.TF32 in (point.setup.precision, point.setup.of_convolutions)
+    if in_tf32 and NumberFormat.TF32 in point.device.peak_flops_per_s:
+        return np.inf
+    return _SMALL_HALF_LAUNCH_S if point.setup.precision.is_half and half > full else 0.0
 
 
 def _in_single_precision(point: Point) -> Point:

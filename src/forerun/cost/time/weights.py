@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ FARTHEST_SYSTEM = 4.0
 """Distance on a calibrated device beyond which a system's offsets say nothing."""
 
 FARTHEST_MACHINE = 0.2
-"""The same for another machine with the device: less than that of two releases of PyTorch."""
+"""The same for another machine with the device, of the point's release: less than that of two releases of PyTorch."""
 
 DEFAULT_STACK = "pytorch"
 
@@ -257,24 +257,30 @@ class CostModel:
         return self.provenance.get("method") == "refined"
 
     def offsets_of_point(self, point: Point) -> Floats64:
-        """Log offsets of the measuring system on a point's device that is most like the point, (members, 4).
+        """Log offsets of the measuring systems on a point's device that are most like the point, (members, 4).
 
         Phase, number format, compiler, layout and version of the software decide what is alike
-        (``system_distance``). Those of another machine hold for equal settings and the same release alone: beyond that
-        they made sources that were left out worse (docs/decisions/0015). Those of a calibration are the machine's.
+        (``system_distance``). Those of other machines hold for equal settings alone, their mean where several are
+        alike: of the point's release, or of all where none has it, since releases differ less than machines. Those of
+        a calibration are the machine's, and the nearest one holds.
         """
         wanted = _asked_system(point)
-        distances = {
-            index: system_distance(wanted, known)
-            for index, known in enumerate(_parsed_systems(self.systems))
-            if known is not None and known.device == wanted.device
+        known = {
+            index: system
+            for index, system in enumerate(_parsed_systems(self.systems))
+            if system is not None and system.device == wanted.device
         }
-        index = min(distances, key=lambda i: distances[i], default=-1)
-        # Another machine's offsets made sources that were left out worse; one's own hold for its other settings too.
-        farthest = FARTHEST_MACHINE if self.calibrated_device is None else FARTHEST_SYSTEM
-        if index < 0 or distances[index] > farthest:
+        distances = {index: system_distance(wanted, system) for index, system in known.items()}
+        if self.calibrated_device is not None:
+            chosen = sorted(distances, key=lambda i: distances[i])[:1]
+            chosen = [index for index in chosen if distances[index] <= FARTHEST_SYSTEM]
+        else:
+            equal = [i for i in known if system_distance(wanted, replace(known[i], era=wanted.era)) == 0]
+            chosen = [index for index in equal if distances[index] <= FARTHEST_MACHINE] or equal
+        if not chosen:
             return np.zeros((len(self.networks), NUM_LATENTS))
-        return self._latents(index)
+        found: Floats64 = np.mean([self._latents(index) for index in chosen], axis=0)
+        return found
 
     def offsets_of_kernels(self, device: Device) -> Floats64:
         """Log offsets of a device and its architecture by (format, class); zero where nobody measured, (members, c).
