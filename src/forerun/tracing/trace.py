@@ -167,7 +167,7 @@ def trace(
 ) -> Graph:
     """The operation graph of one step of a model.
 
-    Graphs of common models come with the package (``tracing.shipped``): they are taken where the installed libraries
+    Graphs of common models come with the package: they are taken where the installed libraries
     are those they were traced with, or are not installed. Another graph of a named model or of a file is kept in the
     cache folder, keyed by the model, the inputs, the setup, the library versions and forerun's own; a second call
     loads no framework. Models that are built by the user's own code are traced every time, because their definition

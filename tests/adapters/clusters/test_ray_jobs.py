@@ -54,6 +54,9 @@ ray.shutdown()
 def dashboard(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    # Ray starts workers with the least priority, and gives up one that has not come within a minute.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_worker_register_timeout_seconds", "300")
     log = tmp_path / "cluster.log"
     with (
         log.open("w") as errors,

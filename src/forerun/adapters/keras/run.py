@@ -30,7 +30,7 @@ _LAYER_BUILDER = "forerun.adapters.keras.layers:build_keras_layer"
 
 
 class KerasMeasuring:
-    """The entry point of ``forerun.frameworks``; see ``evidence.measurement.frameworks.Framework``."""
+    """The entry point of ``forerun.frameworks``; see ``evidence.measurement.circumstances.Framework``."""
 
     run = KERAS_RUN
     preloaded = ("forerun.adapters.keras.preloaded",)
