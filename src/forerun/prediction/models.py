@@ -128,7 +128,7 @@ def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, *
     return prepare(with_experts(composed_step(request, setup, traced), load, most))
 
 
-def _why_fixed(model: Any) -> str:
+def _why_fixed(model: str) -> str:
     """The reason for a fixed batch size and the way to another, as the end of a sentence."""
     facts = captured_facts(model)
     if facts is None:
@@ -167,7 +167,7 @@ class TracedModels:
         if exact.graph.only_batch_size not in (None, wanted.batch_size_per_device):
             raise InvalidSetupError(
                 f"{exact.graph.model} runs at batch size {exact.graph.only_batch_size} only, got "
-                f"{wanted.batch_size_per_device}{_why_fixed(run.model)}"
+                f"{wanted.batch_size_per_device}{_why_fixed(run.model.model)}"
             )
         return exact
 

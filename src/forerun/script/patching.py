@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import FunctionType, ModuleType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 Patch = Callable[[ModuleType], None]
@@ -321,16 +321,15 @@ def _libraries() -> tuple[str, ...]:
 
 def place_in_script() -> str:
     """``file.py, line 12`` of the innermost frame of the user's code now."""
-    return _innermost(traceback.extract_stack()) or "the script"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_of_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "the script" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
 
 
 def place_of(trace: TracebackType | None) -> str:
     """``file.py, line 12`` of the user's innermost frame of an error; empty if there is none."""
-    return _innermost(traceback.extract_tb(trace))
-
-
-def _innermost(frames: Any) -> str:
-    for frame in reversed(frames):
+    for frame in reversed(traceback.extract_tb(trace)):
         if is_of_script(frame.filename):
             return f"{Path(frame.filename).name}, line {frame.lineno}"
     return ""

@@ -123,7 +123,7 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
     elif limit is None and named_steps is not None and (of_loops is None or per_epoch is None):
         limit = round(named_steps.value)
     notes: list[str] = []
-    if named_epochs is not None and of_loops is not None and named_epochs.value != of_loops:
+    if named_epochs is not None and of_loops not in (None, named_epochs.value) and not trainer:
         notes.append(
             f"the epochs: {named_epochs.name} is {named_epochs.value:g}, the loop around the step makes {of_loops:g}, "
             "which count"
