@@ -87,7 +87,7 @@ def step_of_passes(step: Graph, passes: Sequence[Pass]) -> Graph:
     flops = np.sum([product_flops(item.ops) for item in passes], axis=0)
     return replace(
         step,
-        ops=_joined([*tables, step.ops]),
+        ops=joined_tables([*tables, step.ops]),
         memory=_joined_memory(step.memory, passes, before),
         eager_memory=None if step.eager_memory is None else _joined_memory(step.eager_memory, passes, before),
         model_flops=(step.model_flops[0] + float(flops[0]), step.model_flops[1] + float(flops[1])),
@@ -112,7 +112,7 @@ def _named(ops: OpTable, name: str) -> OpTable:
     return replace(ops, module_names=tuple(f"{name}{_MARK}{module}" for module in ops.module_names))
 
 
-def _joined(tables: Sequence[OpTable]) -> OpTable:
+def joined_tables(tables: Sequence[OpTable]) -> OpTable:
     """One table of several; names and numbers of joined kernels stay apart."""
     columns: dict[str, Any] = {"kernel_names": (), "module_names": ()}
     shifted = []

@@ -142,7 +142,7 @@ class Generation(Answer):
     Attributes:
         prompt_tokens, new_tokens: Tokens of a sample that are read at once, and that are written.
         time_to_first_token_s: Pass over the prompts of a batch.
-        time_per_token_s: One token of each sample of the batch, in the mean over the answer.
+        time_per_token_s: One further token of each sample of the batch, in the mean over the answer; None of one token.
         new_tokens_per_s: Tokens written each second while it writes.
         cache_bytes: Keys and values of the whole batch at its end.
     """
@@ -150,7 +150,7 @@ class Generation(Answer):
     prompt_tokens: int
     new_tokens: int
     time_to_first_token_s: Interval
-    time_per_token_s: Interval
+    time_per_token_s: Interval | None
     new_tokens_per_s: Interval
     cache_bytes: float
 

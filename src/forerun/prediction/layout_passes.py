@@ -32,7 +32,7 @@ from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpTable
 from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.division import DividedStep
-from forerun.prediction.estimate import BreakdownPart, Generation, Interval
+from forerun.prediction.estimate import BreakdownPart, Generation
 from forerun.prediction.post_training import (
     CRITIC,
     DECODE,
@@ -143,13 +143,15 @@ def _longer(
 def _figures(run: Run, writing: _Writing, step: DividedStep) -> Generation:
     tokens = _tokens(run, writing.batch_size)
     relative = step.step_s.scaled(1 / step.step_s.value)
-    token_s: Interval = relative.scaled(writing.decode_s / tokens.new)
+    token_s = relative.scaled(writing.decode_s / tokens.steps) if tokens.steps else None
     return Generation(
         prompt_tokens=tokens.prompt,
         new_tokens=tokens.new,
         time_to_first_token_s=relative.scaled(writing.prefill_s),
         time_per_token_s=token_s,
-        new_tokens_per_s=relative.scaled(writing.decode_s).inverse(tokens.mean * run.batch_size_global),
+        new_tokens_per_s=relative.scaled(writing.decode_s or writing.prefill_s).inverse(
+            (tokens.mean - 1 if tokens.steps else 1) * run.batch_size_global
+        ),
         cache_bytes=writing.cache_bytes,
     )
 
@@ -274,12 +276,16 @@ class _Engine:
         batch = max(1.0, samples / rounds)
         tokens = _tokens(self.run, batch)
         # Shorter answers leave the batch before the longest one ends.
-        alive = max(1.0, batch * tokens.mean / tokens.new)
+        alive = max(1.0, batch * tokens.alive)
         sparse = alive if leaves_experts_out(self.token.graph.ops, alive) else None
         engine = self.run.setup.post.engine
-        decode = decode_ops(self.token.graph.ops, tokens.mean_context, tokens.new, self.shape, sparse, engine)
-        prompts = prefill_ops(self.prompt.graph.ops, engine)
-        decode_s = self._seconds(self.token, decode, alive) + tokens.new * self._sums_s(alive)
+        decode = decode_ops(
+            self.token.graph.ops, tokens.mean_context, tokens.steps, self.shape, sparse, engine
+        )
+        prompts = prefill_ops(self.prompt.graph.ops, self.token.graph.ops, engine)
+        decode_s = 0.0
+        if tokens.steps:
+            decode_s = self._seconds(self.token, decode, alive) + tokens.steps * self._sums_s(alive)
         prefill_s = self._seconds(self.prompt, prompts, batch) + self._sums_s(batch * tokens.prompt)
         return _Writing(
             prefill_s=rounds * prefill_s,

@@ -32,7 +32,15 @@ from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.rows import MATRIX_CLASSES, joined_kernels
 from forerun.graph.blocks import expert_products
 from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable
-from forerun.graph.passes import Held, Pass, of_samples, pass_rows, step_of_passes, with_samples
+from forerun.graph.passes import (
+    Held,
+    Pass,
+    joined_tables,
+    of_samples,
+    pass_rows,
+    step_of_passes,
+    with_samples,
+)
 from forerun.prediction.estimate import BreakdownPart, Generation
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.job import read_lengths
@@ -73,7 +81,7 @@ class Tokens:
         prompt: Those of the prompt.
         new: Those that are written; of unequal answers those of the longest of a batch.
         mean: Those of an answer in the mean.
-        mean_context: Tokens that a written one sees in the mean.
+        mean_context: Tokens that a pass over a written one sees in the mean.
     """
 
     prompt: int
@@ -81,12 +89,22 @@ class Tokens:
     mean: float
     mean_context: float
 
+    @property
+    def steps(self) -> int:
+        """Passes over one token: the pass over the prompt gives the first, and the last one is not read."""
+        return self.new - 1
+
+    @property
+    def alive(self) -> float:
+        """Share of the answers that are not done yet, in the mean over these passes."""
+        return (self.mean - 1) / self.steps if self.steps else 1.0
+
 
 def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
     """The prompt and the written tokens of a sample.
 
-    The longest of B answers has E[max] = sum over the sorted lengths x_i of x_i ((i/n)^B - ((i-1)/n)^B) tokens. A token
-    of an answer of length L sees the prompt and (L+1)/2 tokens of the answer in the mean.
+    The longest of B answers has E[max] = sum over the sorted lengths x_i of x_i ((i/n)^B - ((i-1)/n)^B) tokens. The L-1
+    passes over tokens of an answer of L see the prompt and L/2 tokens of the answer in the mean.
 
     Raises:
         InvalidSetupError: Nothing is left for the prompt.
@@ -101,13 +119,13 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
         )
     prompt, law = total - new, setup.post.answer_lengths
     if law is None:
-        return Tokens(prompt=prompt, new=new, mean=new, mean_context=prompt + (new + 1) / 2)
+        return Tokens(prompt=prompt, new=new, mean=new, mean_context=prompt + new / 2)
     if (known := setup.post.mean_answer_tokens) is not None:
         if known > new:
             raise InvalidSetupError(
                 f"the mean of the answers is at most the {new:,} --new-tokens of the longest, got {known:,.0f}"
             )
-        return Tokens(prompt=prompt, new=new, mean=known, mean_context=prompt + (known + 1) / 2)
+        return Tokens(prompt=prompt, new=new, mean=known, mean_context=prompt + known / 2)
     lengths = np.minimum(np.sort(np.asarray(read_lengths(law).tokens, dtype=np.float64)), new)
     below = (np.arange(len(lengths) + 1) / len(lengths)) ** setup.batch_size_per_device
     mean = float(lengths.mean())
@@ -115,7 +133,7 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
         prompt=prompt,
         new=max(1, round(float(lengths @ np.diff(below)))),
         mean=mean,
-        mean_context=prompt + (float((lengths**2).mean()) / mean + 1) / 2,
+        mean_context=prompt + float((lengths * (lengths - 1)).sum() / max(1.0, (lengths - 1).sum())) / 2,
     )
 
 
@@ -245,19 +263,19 @@ def generation_of(
 ) -> Generation | None:
     """The part of a step that writes tokens, None without one."""
     times = {part.name: part.time_s for part in passes}
-    if DECODE not in times:
+    if PREFILL not in times:
         return None
     tokens, batch = tokens_of(run.model, run.setup), run.setup.batch_size_per_device
     share = {name: step.step_s.scaled(time_s / step.step_s.value) for name, time_s in times.items()}
     shape = cache_shape(run.model, model.graph.ops)
-    layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[DECODE]] == OpClass.ATTENTION).sum())
-    writing = share[DECODE].scaled(1 / tokens.new)
+    layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[PREFILL]] == OpClass.ATTENTION).sum())
+    token_s = share[DECODE].scaled(1 / tokens.steps) if tokens.steps else None
     return Generation(
         prompt_tokens=tokens.prompt,
         new_tokens=tokens.new,
         time_to_first_token_s=share[PREFILL],
-        time_per_token_s=writing,
-        new_tokens_per_s=writing.inverse(batch * tokens.mean / tokens.new),
+        time_per_token_s=token_s,
+        new_tokens_per_s=(token_s or share[PREFILL]).inverse(batch * tokens.alive),
         cache_bytes=shape.bytes_per_token * layers * batch * (tokens.prompt + tokens.new),
     )
 
@@ -349,7 +367,7 @@ class _Parts:
             f"{leaves}"
         )
 
-    def writing(self) -> tuple[Pass, Pass]:
+    def writing(self) -> tuple[Pass, ...]:
         """The passes that write an answer: the prompt at once, then token by token."""
         assert self.tokens is not None
         tokens, one = self.tokens, self.one_token()
@@ -358,10 +376,10 @@ class _Parts:
         if not is_fused:
             written_out = self.trace(replace(self.request, sequence_length=1), self.generating).ops
             shape = replace(shape, copied_bytes=_copied_bytes(written_out, shape.num_heads))
-        context = tokens.mean_context if is_fused else tokens.prompt + (tokens.new + 1) / 2
-        alive = tokens.mean / tokens.new if is_fused else 1.0
+        context = tokens.mean_context if is_fused else tokens.prompt + tokens.new / 2
+        alive = tokens.alive if is_fused else 1.0
         decode = decode_ops(
-            one.ops, context, tokens.new, shape, self.only_batch_size, self.post.engine, alive=alive
+            one.ops, context, tokens.steps, shape, self.only_batch_size, self.post.engine, alive=alive
         )
         pairs = Held(
             (0.0, shape.bytes_per_token * num_attentions(one.ops) * (tokens.prompt + tokens.new)),
@@ -369,10 +387,10 @@ class _Parts:
         )
         own = is_fused and self.setup.phase is not Phase.GENERATE
         copy = (Held((2.0 * one.num_parameters, 0.0), AllocationKind.BUFFER),) if own else ()
-        return (
-            Pass(name=PREFILL, ops=prefill_ops(self.prompt(tokens).ops, self.post.engine), kept=copy),
-            Pass(name=DECODE, ops=decode, held=(pairs,)),
-        )
+        prefill = prefill_ops(self.prompt(tokens).ops, one.ops, self.post.engine)
+        if not tokens.steps:
+            return (Pass(name=PREFILL, ops=prefill, kept=copy, held=(pairs,)),)
+        return Pass(name=PREFILL, ops=prefill, kept=copy), Pass(name=DECODE, ops=decode, held=(pairs,))
 
     def trained(self, name: str) -> Pass:
         """Forward and backward pass with the update of a model of its own."""
@@ -425,8 +443,8 @@ class _Parts:
         tokens = self.tokens
         found = step_of_passes(nothing, passes)
         note = (
-            f"a step writes {tokens.new:,} tokens of each sample after a prompt of {tokens.prompt:,}; tokens a second "
-            "are those written"
+            f"a step writes {tokens.new:,} token{'s' if tokens.steps else ''} of each sample after a prompt of "
+            f"{tokens.prompt:,}; tokens a second are those written"
             if self.post.answer_lengths is None
             else f"after a prompt of {tokens.prompt:,} tokens {self.answers()}; tokens a second are those written"
         )
@@ -638,9 +656,11 @@ def num_attentions(ops: OpTable) -> float:
     return float(ops.count[ops.op_class == OpClass.ATTENTION].sum())
 
 
-def prefill_ops(ops: OpTable, engine: Engine) -> OpTable:
-    """Operations of the pass over a prompt: the first token needs the head for the last place alone."""
-    found = _rows(ops, np.arange(_end_of_blocks(ops)))
+def prefill_ops(ops: OpTable, of_token: OpTable, engine: Engine) -> OpTable:
+    """Operations of the pass over a prompt, ``ops``: the head is that of one token, the last place alone."""
+    blocks = _rows(ops, np.arange(_end_of_blocks(ops)))
+    head = _rows(of_token, np.arange(_end_of_blocks(of_token), len(of_token)))
+    found = joined_tables([blocks, head])
     return _fused(_with_fused_attention(found)) if engine is Engine.VLLM else found
 
 
