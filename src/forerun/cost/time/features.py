@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +117,6 @@ DYNAMIC_FEATURES = (
 LARGEST_SHARE_OF_PEAK = 0.97
 _L2_BYTES_PER_CYCLE = 64.0
 _RESIDENT_SHARE_OF_L2 = 0.6
-_DIRECT_ERA_ENDS = "2.0"
 _FP32_MATRIX_UNITS = ("cdna1", "cdna2")
 """AMD Instinct MI100 and MI200 multiply fp32 on matrix units, at a quarter of fp16 (AMD CDNA 2 white paper, 2021)."""
 GROUP_KERNEL_WIDTHS = (4, 8, 16, 32)
@@ -260,7 +258,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         is_compiled=column([point.setup.compile for point in points]),
         has_direct_groups=column(
             [
-                p.setup.layout is Layout.NHWC and p.device.has_matrix_units and p.era < _direct_era_ends()
+                p.setup.layout is Layout.NHWC and p.device.has_matrix_units and p.setup.phase is Phase.TRAIN
                 for p in points
             ]
         ),
@@ -418,11 +416,6 @@ def resident_share(moved: Floats, arrays: PointArrays) -> Floats:
     squares = ratio ** (2.0 / np.log(2.0))
     share: Floats = squares / (1.0 + squares)  # sigmoid(2 log2(ratio))
     return share
-
-
-@cache
-def _direct_era_ends() -> float:
-    return software_era(_DIRECT_ERA_ENDS)
 
 
 def format_classes(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.int64]:

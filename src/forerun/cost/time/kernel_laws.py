@@ -370,17 +370,19 @@ def decoding(kernels: Kernels, rows: Ints) -> Floats:
 _LEAST_KERNEL_GROUPS = 32
 """Fewest groups for which it has them."""
 _DIRECT_SHARE, _DIRECT_WIDTH = 0.107, 48.0
-"""Before PyTorch 2.0, other grouped convolutions in NHWC reach 0.107 sqrt(width / 48) of the vector peak: the grouped
+"""Trained, other grouped convolutions in NHWC reach 0.107 sqrt(width / 48) of the vector peak: the grouped
 networks of ``timm_train`` lie within a third of it, widths of 16 (1.4 of 35.6 TFLOP/s) to 128 (5.2)."""
 
 
 @kernel_law(Gives.WORK, OpClass.GROUPED_CONV)
 def direct_groups(kernels: Kernels, rows: Ints) -> Floats:
-    """Time of grouped convolutions in NHWC that no kernel of matrix units was written for [s].
+    """Time of grouped convolutions in NHWC that no kernel of matrix units was written for, in training [s].
 
-    Before PyTorch 2.0, in two-byte operands: t = F / (0.107 sqrt(width / 48) P_vector), width the channels of a group.
+    In two-byte operands: t = F / (0.107 sqrt(width / 48) P_vector), width the channels of a group. Gradients set the
+    pace: forward alone the same networks are quick (RegNetX-064 on one RTX 3090: 1,551 images/s by PyTorch 1.13, 1,980
+    by 2.4, but 125 in training). No row shows a release whose gradients are quicker, so all have the law.
 
-    Evidence: the grouped networks of ``timm_train``, widths of 16 to 128, lie within a third of it.
+    Evidence: the grouped networks of ``timm_train``, PyTorch 1.12, widths of 16 to 128, lie within a third of it.
     """
     own, points = kernels.ops.take(rows), kernels.points
     inputs = group_inputs(own)
