@@ -13,7 +13,7 @@ from forerun.cost.time.rows import distinct_ops
 from forerun.cost.time.step_times import step_times
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import shipped_models, trace
 from op_models import no_offsets, random_weights, shipped_weights
 
@@ -50,10 +50,6 @@ def with_setup(**changes):
 
 
 TOGGLES = {
-    "is_nhwc": (FORMATS, with_setup(layout=Layout.NHWC)),
-    # Large streams of a training in half precision have bounds that no other step has.
-    "is_inference": (FORMATS[:2], with_setup(phase=Phase.INFERENCE)),
-    "is_tf32": ((Precision.FP32,), with_setup(precision=Precision.TF32)),
     "has_fused_attention": (FORMATS, with_setup(fused_attention=False)),
     "software_era": (FORMATS, lambda p: replace(p, era=software_era("1.12"))),
 }

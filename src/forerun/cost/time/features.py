@@ -74,16 +74,8 @@ POINT_FEATURES = (
 DEVICE_FEATURES = POINT_FEATURES[:6]
 """Features with figures of the device: the fit must not memorise a handful of GPUs from them."""
 
-_NORMS = (OpClass.BATCH_NORM, OpClass.LAYER_NORM, OpClass.GROUP_NORM)
-_ARITHMETIC = (*CONVOLUTIONS, *LAW_CLASSES, OpClass.RECURRENT)
 
 REACH: Mapping[str, tuple[OpClass, ...]] = {
-    **dict.fromkeys(("log2_ridge", "log2_peak_per_unit", "has_matrix_units", "is_tf32"), _ARITHMETIC),
-    "is_nhwc": (*CONVOLUTIONS, *_NORMS, OpClass.MAX_POOL, OpClass.AVG_POOL, OpClass.COPY),
-    "is_autocast": (*_NORMS, OpClass.CAST, OpClass.COPY),
-    "is_pure_half": (*_NORMS, OpClass.OPTIMIZER),
-    "is_inference": (*_NORMS, OpClass.DROPOUT),
-    "has_layer_norm": _NORMS,
     "has_fused_attention": (OpClass.ATTENTION,),
     # Releases came with the systems that measured them. On one system, 1.10 to 1.12 become 8 % faster (timm_history).
     "software_era": (),

@@ -484,7 +484,7 @@ def replayed(kernels: Kernels, rows: Ints) -> Floats:
 
     They are written as few kernels and replayed from a graph. They have a ``law_size`` above 1.
 
-    Evidence: LLaMA 7B on an A100, five rows of TensorRT-LLM's table: within 11 %.
+    Evidence: LLaMA 7B on an A100, five rows of TensorRT-LLM's table: within 15 %.
     """
     share = np.where(kernels.ops.op_class[rows] == OpClass.ATTENTION, _READ_SHARE, _REPLAYED_SHARE)
     longest_s = kernels.traffic_s[:, rows] / share + _REPLAYED_LATENCY_S
