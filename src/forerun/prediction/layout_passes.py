@@ -43,6 +43,7 @@ from forerun.prediction.post_training import (
     cache_shape,
     decode_ops,
     generating_setup,
+    generation_figures,
     leaves_experts_out,
     num_attentions,
     other_passes,
@@ -142,17 +143,8 @@ def _longer(
 
 def _figures(run: Run, writing: _Writing, step: DividedStep) -> Generation:
     tokens = _tokens(run, writing.batch_size)
-    relative = step.step_s.scaled(1 / step.step_s.value)
-    token_s = relative.scaled(writing.decode_s / tokens.steps) if tokens.steps else None
-    return Generation(
-        prompt_tokens=tokens.prompt,
-        new_tokens=tokens.new,
-        time_to_first_token_s=relative.scaled(writing.prefill_s),
-        time_per_token_s=token_s,
-        new_tokens_per_s=relative.scaled(writing.decode_s or writing.prefill_s).inverse(
-            (tokens.mean - 1 if tokens.steps else 1) * run.batch_size_global
-        ),
-        cache_bytes=writing.cache_bytes,
+    return generation_figures(
+        tokens, step.step_s, writing.prefill_s, writing.decode_s, run.batch_size_global, writing.cache_bytes
     )
 
 

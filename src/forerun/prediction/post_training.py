@@ -41,7 +41,7 @@ from forerun.graph.passes import (
     step_of_passes,
     with_samples,
 )
-from forerun.prediction.estimate import BreakdownPart, Generation
+from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.job import read_lengths
 from forerun.question.model import ModelRequest, find_architecture
@@ -266,17 +266,35 @@ def generation_of(
     if PREFILL not in times:
         return None
     tokens, batch = tokens_of(run.model, run.setup), run.setup.batch_size_per_device
-    share = {name: step.step_s.scaled(time_s / step.step_s.value) for name, time_s in times.items()}
     shape = cache_shape(run.model, model.graph.ops)
     layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[PREFILL]] == OpClass.ATTENTION).sum())
-    token_s = share[DECODE].scaled(1 / tokens.steps) if tokens.steps else None
+    cache_bytes = shape.bytes_per_token * layers * batch * (tokens.prompt + tokens.new)
+    return generation_figures(tokens, step.step_s, times[PREFILL], times.get(DECODE, 0.0), batch, cache_bytes)
+
+
+def generation_figures(
+    tokens: Tokens, step_s: Interval, prefill_s: float, decode_s: float, batch_size: float, cache_bytes: float
+) -> Generation:
+    """Figures of the writing of a batch of answers.
+
+    Args:
+        tokens: Tokens of an answer.
+        step_s: The step, whose relative error its parts have [s].
+        prefill_s: Passes over the prompts [s].
+        decode_s: Passes over single tokens [s].
+        batch_size: Answers.
+        cache_bytes: Their keys and values [bytes].
+    """
+    relative = step_s.scaled(1 / step_s.value)
+    first_s = relative.scaled(prefill_s)
+    token_s = relative.scaled(decode_s / tokens.steps) if tokens.steps else None
     return Generation(
         prompt_tokens=tokens.prompt,
         new_tokens=tokens.new,
-        time_to_first_token_s=share[PREFILL],
+        time_to_first_token_s=first_s,
         time_per_token_s=token_s,
-        new_tokens_per_s=(token_s or share[PREFILL]).inverse(batch * tokens.alive),
-        cache_bytes=shape.bytes_per_token * layers * batch * (tokens.prompt + tokens.new),
+        new_tokens_per_s=(token_s or first_s).inverse(batch_size * tokens.alive),
+        cache_bytes=cache_bytes,
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cost.memory.peak import MemoryConstants, _nearest_passing, estimate_memory, fits, max_batch_size
+from forerun.cost.memory.peak import MemoryConstants, estimate_memory, fits, max_batch_size, nearest_passing
 from forerun.question.setup import MAX_BATCH_SIZE, TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
 
@@ -55,7 +55,7 @@ def test_the_edge_is_found_from_anywhere_by_few_looks(edge, start, upper):
         looks.append(batch_size)
         return batch_size <= edge
 
-    assert _nearest_passing(passes, min(start, upper), upper) == min(edge, upper)
+    assert nearest_passing(passes, min(start, upper), upper) == min(edge, upper)
     assert len(looks) < 80
 
 

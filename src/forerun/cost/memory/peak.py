@@ -413,13 +413,18 @@ def _largest_batch(
     )
     # One replay at the limit and the search for the smallest limit can differ by the tolerance of the search;
     # the answer has to agree with ``fits``, which uses the smallest limit.
-    return _nearest_passing(lambda batch: need_bytes(batch) <= limit_bytes, found, by_live_bytes)
+    return nearest_passing(lambda batch: need_bytes(batch) <= limit_bytes, found, by_live_bytes)
 
 
-def _nearest_passing(passes: Callable[[int], bool], start: int, upper: int) -> int:
+def nearest_passing(passes: Callable[[int], bool], start: int, upper: int) -> int:
     """Batch at or near ``start`` that passes, 0 if none below does, whose successor fails or is above ``upper``.
 
     Steps of one, then doubling ones: of millions of samples, thousands lie within the tolerance of a search.
+
+    Args:
+        passes: Whether a batch does.
+        start: Batch to look from.
+        upper: Largest batch.
     """
     strides = chain(repeat(1, 16), (2**n for n in count(1)))
     passing, failing = start, upper + 1

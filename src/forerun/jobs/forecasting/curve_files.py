@@ -167,8 +167,8 @@ def _log_of(file: Path, run: str) -> LogColumns:
 
 
 def _read_json(file: Path) -> LogColumns:
-    is_history = file.name != TRAINER_STATE and file.is_file() and b"log_history" not in file.read_bytes()
-    return (read_history if is_history else read_trainer_state)(file)
+    is_state = file.name == TRAINER_STATE or not file.is_file()
+    return (read_trainer_state if is_state else read_history)(file)
 
 
 _READERS = {".json": _read_json, ".jsonl": read_history, ".wandb": read_wandb}

@@ -123,7 +123,7 @@ def of_tracker(columns: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def read_history(file: Path) -> LogColumns:
-    """Rows in JSON: one object a line, a list of them, or the columns that pandas writes.
+    """Rows in JSON: one object a line, a list of them, the columns that pandas writes, or the state of a trainer.
 
     Raises:
         RecordError: The file cannot be read, or holds no such rows.
@@ -135,6 +135,8 @@ def read_history(file: Path) -> LogColumns:
             document: Any = [json.loads(line) for line in complete.splitlines() if line.strip()]
         else:
             document = json.loads(text)
+        if isinstance(document, dict) and "log_history" in document:
+            return read_trainer_state(file)
         if isinstance(document, dict):
             first = next(iter(document.values()))
             document = [{name: column[row] for name, column in document.items()} for row in first]

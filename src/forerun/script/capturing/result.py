@@ -377,7 +377,8 @@ def _facts(
 
 def _averages_weights(thing: Any) -> bool:
     """True for an object that holds weights, and is called after moving averages, or its attribute in the script is."""
-    named = _names_averages(type(thing))  # type: ignore[arg-type]
+    kind: Any = type(thing)
+    named = _names_averages(kind)
     if named is None:
         return False
     held = [
