@@ -25,7 +25,6 @@ from studies.commands.public_tables import (
 )
 from studies.commands.scripts import scripts
 from studies.commands.shipped_graphs import shipped_graphs
-from studies.commands.suite import suite
 
 app = typer.Typer(
     name="studies",
@@ -39,7 +38,6 @@ app.command("accuracy", short_help="Make the page of accuracy.")(accuracy)
 app.command("board", short_help="Make the page of the steps that people have sent.")(board)
 app.command("parity", short_help="Compare networks in PyTorch with the same in Keras.")(parity)
 app.command("stack", short_help="Compare steps of Keras and TensorFlow with predictions.")(stack)
-app.command("suite", short_help="Predict, measure and compare on a device for some minutes.")(suite)
 app.command("scripts", short_help="Capture public training scripts and compare them.")(scripts)
 app.command("fit-weights", short_help="Fit the cost model that is shipped.")(fit_weights)
 app.command("fit-intervals", short_help="Fit the intervals that are shipped.")(fit_intervals)

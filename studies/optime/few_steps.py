@@ -61,25 +61,12 @@ def condition(rows: Floats, measured: Sequence[int], residuals: Floats, scales: 
     return Posterior(cross @ np.linalg.solve(gram, residuals), deviation)
 
 
-def choose_steps(rows: Floats, candidates: Sequence[int], num_steps: int, scales: PriorScales) -> list[int]:
-    """The steps to measure: greedily those that lower the summed posterior variance over all rows most."""
-    chosen: list[int] = []
-    for _ in range(min(num_steps, len(candidates))):
-        open_ones = [i for i in candidates if i not in chosen]
-        sums = [
-            float((condition(rows, [*chosen, i], np.zeros(len(chosen) + 1), scales).deviation ** 2).sum())
-            for i in open_ones
-        ]
-        chosen.append(open_ones[int(np.argmin(sums))])
-    return chosen
-
-
 def information_order(rows: Floats, cost_s: Floats, scales: PriorScales) -> list[int]:
     """All steps, ordered so that each next one is the most informative about all for its cost.
 
     The gain of a step is by how much it lowers the summed posterior variance: with C the posterior covariance so far,
-    sum_j C_ij^2 / (C_ii + n^2); after it, C loses C_i' C_i / (C_ii + n^2). With equal costs this is the order of
-    ``choose_steps``. What is cut short is the part that would have told least.
+    sum_j C_ij^2 / (C_ii + n^2); after it, C loses C_i' C_i / (C_ii + n^2). What is cut short is the part that
+    would have told least.
 
     Args:
         rows: ``sensitivities`` of all steps, (p, c).

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forerun.cost.time.correction import REPEAT_NOISE, PriorScales
 from forerun.graph.graph import OpClass
-from studies.optime.few_steps import choose_steps, condition, fit_scales, information_order
+from studies.optime.few_steps import condition, fit_scales, information_order
 
 NUM_COLUMNS = 5 + len(OpClass)
 
@@ -36,6 +36,17 @@ def draw(rows, scales, seed):
     random = np.random.default_rng(seed)
     corrections = random.normal(0, np.sqrt(scales.variances()[: rows.shape[1]]))
     return rows @ corrections + random.normal(0, scales.noise, len(rows))
+
+
+def choose_steps(rows, candidates, num_steps, scales):
+    """The greedy choice by its definition: each next step lowers the summed posterior variance over all rows most."""
+    chosen = []
+    for _ in range(min(num_steps, len(candidates))):
+        open_ones = [i for i in candidates if i not in chosen]
+        nothing = np.zeros(len(chosen) + 1)
+        sums = [(condition(rows, [*chosen, i], nothing, scales).deviation ** 2).sum() for i in open_ones]
+        chosen.append(open_ones[int(np.argmin(sums))])
+    return chosen
 
 
 def test_nothing_measured_leaves_the_prior():

@@ -1,1 +1,0 @@
-"""``python -m studies suite``: predicts, measures for some minutes, compares."""
