@@ -30,7 +30,7 @@ from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
 from forerun.evidence.fitting.evaluation import Floats
 from forerun.graph.graph import OpClass
-from forerun.prediction.step import device_offsets, points_of, prepare
+from forerun.prediction.step import points_of, prepare
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
@@ -143,9 +143,8 @@ def _times_s(
     device = find_device(_P100)
     prepared = prepare(trace(ModelRequest(model=model), setup))
     setups = [replace(setup, batch_size_per_device=batch) for batch in batches]
-    devices = [device] * len(setups)
-    offsets = device_offsets(devices, setups, weights)
-    points = points_of(prepared, devices, setups, None)
+    points = points_of(prepared, [device] * len(setups), setups, None)
+    offsets = np.stack([weights.offsets_of_point(point) for point in points], axis=1)
     times = step_times(prepared.ops, points, weights, offsets, with_kernels=True)
     assert times.kernel_s is not None
     is_other = ~np.isin(prepared.ops.op_class, _IN_LAYERS)
@@ -204,10 +203,9 @@ def _vendor_step_s(row: Mapping[Any, Any], weights: CostModel) -> float:
     )
     device = find_device(_VENDOR_DEVICES[str(row["gpu"])])
     prepared = prepare(trace(ModelRequest(model="torchvision:resnet50"), setup))
-    offsets = device_offsets([device], [setup], weights)
-    return float(
-        step_times(prepared.ops, points_of(prepared, [device], [setup], None), weights, offsets).step_s[0]
-    )
+    (point,) = points_of(prepared, [device], [setup], None)
+    offsets = weights.offsets_of_point(point)[:, None]
+    return float(step_times(prepared.ops, [point], weights, offsets).step_s[0])
 
 
 def stack_markdown(study: StackStudy) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from forerun.cost.time.evidence import operation_mix, step_kind
 from forerun.cost.time.features import NEWEST_ERA
 from forerun.prediction.division import compute_setup
-from forerun.prediction.step import computed_as
 from studies.layouts.rows import SOURCES, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 from studies.optime.evidence_study import KnownNetwork
@@ -30,7 +29,7 @@ def known_networks(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> l
                 continue
             setup, device = compute_setup(row.run), row.run.cluster.device
             mix = operation_mix(traced_model(row.sizes, setup).model.ops)
-            kind = step_kind(computed_as(setup))
+            kind = step_kind(setup)
             key = (device.name, kind, *np.round(mix, 2).tolist())
             found.setdefault(key, KnownNetwork(device=device, kind=kind, era=NEWEST_ERA, mix=mix))
     return list(found.values())

@@ -3,8 +3,9 @@
 import pytest
 
 from forerun.base.errors import UsageError
-from forerun.question.recipes import config_note, read_config
+from forerun.question.recipes import read_config, recipe_notes
 from forerun.question.run import Run
+from forerun.question.setup import Software
 
 AXOLOTL = """
 base_model: NousResearch/Meta-Llama-3-8B
@@ -125,7 +126,7 @@ def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):
 
 def test_keys_without_a_meaning_here_are_named(tmp_path):
     path = _written(tmp_path, AXOLOTL)
-    assert "neftune_noise_alpha: 5" in " ".join(config_note(path))
+    assert "neftune_noise_alpha: 5" in " ".join(recipe_notes(Software(config=path)))
     assert (
         Run.of(None, device="l40s", config=path, sequence_length=64, strategy=None).model.sequence_length
         == 64

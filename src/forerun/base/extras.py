@@ -158,8 +158,6 @@ class EntryPoint(NamedTuple):
 def plugin(group: str, name: str) -> Any:
     """The object that an entry point names; None if no installed package has it.
 
-    Forerun's own entry points are read first: a name that one of them has needs no look at every installed package.
-
     Args:
         group: Group of entry points, such as ``forerun.sources``.
         name: Name inside the group.
@@ -167,7 +165,7 @@ def plugin(group: str, name: str) -> Any:
     Raises:
         UsageError: The entry point cannot be loaded.
     """
-    found = _own(group).get(name) or _all(group).get(name)
+    found = _points(group).get(name)
     if found is None:
         return None
     try:
@@ -188,17 +186,17 @@ def plugin(group: str, name: str) -> Any:
 
 def plugin_names(group: str) -> list[str]:
     """Names of a group: forerun's own in their order, then those of other packages."""
-    return list({**_own(group), **_all(group)})
+    return list(_points(group))
 
 
 @cache
-def _own(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for owner, point in _kept() if point.group == group and owner == "forerun"}
-
-
-@cache
-def _all(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for _, point in _kept() if point.group == group}
+def _points(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name; a name that forerun has is its own."""
+    found: dict[str, EntryPoint] = {}
+    for _, point in sorted(_kept(), key=lambda kept: kept[0] != "forerun"):
+        if point.group == group:
+            found.setdefault(point.name, point)
+    return found
 
 
 @cache

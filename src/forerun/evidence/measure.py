@@ -42,7 +42,7 @@ from forerun.question.devices.catalogue import cpu_device, matching_devices
 from forerun.question.devices.device import Device
 from forerun.question.devices.here import describe_host, visible_gpus
 from forerun.question.devices.local import gpu_index
-from forerun.question.model import ModelRequest, is_keras, own_layout, own_stack
+from forerun.question.model import ModelRequest, is_keras, own_settings, own_stack
 from forerun.question.run import Run
 from forerun.question.settings import checked
 from forerun.question.setup import Phase, Precision, TrainingSetup, choice, parse_release
@@ -246,7 +246,7 @@ def measure_model(model: str, **options: Unpack[ModelOptions]) -> MeasurementRun
         )
     kind, shared = _shared_parameters(settings, session.get("device", "cpu"), other)
     axes = ("batch_size", "precision", "layout", "compile")
-    layouts = settings.layouts or (str(own_layout(model)),)
+    layouts = settings.layouts or (str(own_settings(model)["layout"]),)
     jobs = [
         MeasurementJob(
             kind=kind,

@@ -189,11 +189,30 @@ def ideal_times_s(model: PreparedModel, points: Sequence[Point]) -> tuple[Floats
     return compute_s @ model.ops.count, memory_s @ model.ops.count
 
 
-def computed_as(setup: TrainingSetup) -> TrainingSetup:
-    """The setup as the cost model knows it: the trace holds products in fp8 as smaller ones in bf16."""
-    if setup.precision is not Precision.FP8:
-        return setup
-    return replace(setup, precision=Precision.BF16, saving=replace(setup.saving, fp8_recipe=None))
+def computed_as(
+    model: PreparedModel, setups: Sequence[TrainingSetup]
+) -> tuple[list[TrainingSetup], list[TrainingSetup]]:
+    """Setups of a step as the cost model knows them, and those under which others measured such steps.
+
+    The trace holds products in fp8 as smaller ones in bf16. A model without convolutions has the usual memory order
+    alone. Others measured in one format: where products and convolutions have two, in that of the larger part of the
+    work.
+    """
+    has_order = bool(np.isin(model.ops.op_class, CONVOLUTIONS).any())
+    known, measured = [], []
+    for setup in setups:
+        if setup.precision is Precision.FP8:
+            setup = replace(setup, precision=Precision.BF16, saving=replace(setup.saving, fp8_recipe=None))
+        if setup.layout is not Layout.NCHW and not has_order:
+            setup = replace(setup, layout=Layout.NCHW)
+        known.append(setup)
+        own = setup.convolution_precision
+        if own is not None:
+            is_theirs = not setup.precision.is_half and run_kind(model.ops, setup).endswith("convolutions")
+            precision = own if is_theirs else setup.precision
+            setup = replace(setup, precision=precision, convolution_precision=None)
+        measured.append(setup)
+    return known, measured
 
 
 def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops: DistinctOps) -> Provenance:
@@ -207,18 +226,15 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
         formats = {kind.split()[0] for kind in measured.get(device.name, ())}
         if run_kind(ops, setup).split()[0] in formats:
             return Provenance.CALIBRATED
-    # Nothing was measured in fp8: its evidence is that of bf16, as which its products are traced.
-    is_near = shipped_evidence().is_near(device, computed_as(setup), operation_mix(ops))
+    is_near = shipped_evidence().is_near(device, setup, operation_mix(ops))
     return Provenance.INTERPOLATED if is_near else Provenance.DATASHEET_ONLY
 
 
 def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> Provenance:
     """Tier of a step of a traced model: as ``provenance_of``, or published where others measured this very network."""
     found = provenance_of(device, setup, weights, model.ops)
-    if found is Provenance.CALIBRATED or not _takes_published(model, weights):
-        return found
-    rows = _published_of(model, device, _measured_as(model, [setup])[0], weights).rows
-    return Provenance.PUBLISHED if rows else found
+    _, (measured,) = computed_as(model, [setup])
+    return Provenance.PUBLISHED if _published_of(model, device, measured, weights).rows else found
 
 
 def half_widths(
@@ -257,55 +273,30 @@ def points_of(
     torch_version: str | None,
 ) -> list[Point]:
     """One point per pair of device and setup."""
-    era = _era_of(torch_version)
+    era = NEWEST_ERA if torch_version is None else software_era(torch_version)
     return [
         Point(device=device, setup=setup, uses_layer_norm=model.graph.uses_layer_norm, era=era)
         for device, setup in zip(devices, setups, strict=True)
     ]
 
 
-def _era_of(torch_version: str | None) -> float:
-    return NEWEST_ERA if torch_version is None else software_era(torch_version)
+def _of_systems(
+    points: Sequence[Point], weights: CostModel, ops: DistinctOps
+) -> tuple[Floats, list[Provenance]]:
+    """Offsets of the measured system that speaks for each point, (members, p, 4), and the tiers of the points.
 
-
-def _in_own_layout(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
-    """The setups, with the usual memory order for a model without convolutions, which has no other."""
-    if np.isin(model.ops.op_class, CONVOLUTIONS).any():
-        return setups
-    return [setup if setup.layout is Layout.NCHW else replace(setup, layout=Layout.NCHW) for setup in setups]
-
-
-def _measured_as(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
-    """The setups under which others measured such steps."""
-    return [_led(model, each) for each in _in_own_layout(model, [computed_as(setup) for setup in setups])]
-
-
-def _led(model: PreparedModel, setup: TrainingSetup) -> TrainingSetup:
-    """The setup in one format: where products and convolutions have two, that of the larger part of the work."""
-    if setup.convolution_precision is None:
-        return setup
-    is_of_them = not setup.precision.is_half and run_kind(model.ops, setup).endswith("convolutions")
-    precision = setup.convolution_precision if is_of_them else setup.precision
-    return replace(setup, precision=precision, convolution_precision=None)
-
-
-def device_offsets(
-    devices: Sequence[Device],
-    setups: Sequence[TrainingSetup],
-    weights: CostModel,
-    torch_version: str | None = None,
-) -> Floats:
-    """Offsets of the measured system that speaks for each point, (members, p, 4); found once per configuration."""
-    era = _era_of(torch_version)
-    known: dict[tuple[object, ...], Floats] = {}
-    columns = []
-    for device, setup in zip(devices, setups, strict=True):
+    They are found once per configuration.
+    """
+    known: dict[tuple[object, ...], tuple[Floats, Provenance]] = {}
+    found = []
+    for point in points:
+        device, setup = point.device, point.setup
         # The batch is left out: no measuring system is told by it, and a sweep asks about many batches.
         key = (device.name, setup.precision, setup.layout, setup.compile, setup.phase)
         if key not in known:
-            known[key] = weights.offsets_of_point(Point(device=device, setup=setup, era=era))
-        columns.append(known[key])
-    return np.stack(columns, axis=1)
+            known[key] = weights.offsets_of_point(point), provenance_of(device, setup, weights, ops)
+        found.append(known[key])
+    return np.stack([offsets for offsets, _ in found], axis=1), [tier for _, tier in found]
 
 
 def timed_steps(
@@ -324,15 +315,8 @@ def timed_steps(
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
-    if not _takes_published(model, weights):
-        return found
-    own = _measured_as(model, setups)
-    return _with_published(found, model, devices, own, weights, with_steps=with_kernels)
-
-
-def _takes_published(model: PreparedModel, weights: CostModel) -> bool:
-    """True if published steps may be about a model's; a calibration outranks them."""
-    return model.is_whole and weights.calibrated_device is None
+    _, measured = computed_as(model, setups)
+    return _with_published(found, model, devices, measured, weights, with_steps=with_kernels)
 
 
 def _steps_of_model(
@@ -345,15 +329,14 @@ def _steps_of_model(
     with_kernels: bool = False,
 ) -> TimedSteps:
     """Steps by the cost model alone."""
-    setups = _in_own_layout(model, [computed_as(setup) for setup in setups])
-    known = [_led(model, setup) for setup in setups]
+    setups, measured = computed_as(model, setups)
+    known = points_of(model, devices, measured, torch_version)
     points = [
-        replace(point, known_as=same.precision)
-        for point, same in zip(points_of(model, devices, setups, torch_version), known, strict=True)
+        replace(same, setup=setup, known_as=same.setup.precision)
+        for same, setup in zip(known, setups, strict=True)
     ]
-    offsets = device_offsets(devices, known, weights, torch_version)
+    offsets, tiers = _of_systems(known, weights, model.ops)
     times = step_times(model.ops, points, weights, offsets, with_kernels=with_kernels)
-    tiers = _tiers(devices, known, weights, model.ops)
     width = half_widths(weights, model.ops, points, tiers, times)
     nearness, _ = weights.nearness_to_runs(model.ops, setups)
     # What is known of the run itself needs no law: only repeats of it differ.
@@ -431,12 +414,15 @@ def _log_steps(
 
 
 _PUBLISHED: Kept[_Published] = Kept(4_096)
+_NOTHING_PUBLISHED = _Published(rows=(), log_predicted=np.zeros(0))
 
 
 def _published_of(
     model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
 ) -> _Published:
-    """Published rows with their predictions, found once for all batch sizes."""
+    """Published rows with their predictions, found once for all batch sizes; none where a calibration outranks them."""
+    if not model.is_whole or weights.calibrated_device is not None:
+        return _NOTHING_PUBLISHED
 
     def make() -> _Published:
         rows = published_rows(model.graph, device, setup)
@@ -512,20 +498,6 @@ def _with_published(
         log_width=width,
         published=tuple(published),
     )
-
-
-def _tiers(
-    devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: CostModel, ops: DistinctOps
-) -> list[Provenance]:
-    """Tier of each pair of device and setup, found once per distinct configuration."""
-    known: dict[tuple[object, ...], Provenance] = {}
-    found = []
-    for device, setup in zip(devices, setups, strict=True):
-        key = (device.name, setup.precision, setup.phase, setup.compile)
-        if key not in known:
-            known[key] = provenance_of(device, setup, weights, ops)
-        found.append(known[key])
-    return found
 
 
 def predict_intervals(

@@ -146,18 +146,14 @@ def is_keras(model: Any) -> bool:
     return bool(_IMPORTS_KERAS.search(source)) and not _IMPORTS_TORCH.search(source)
 
 
-def own_layout(model: Any) -> Layout:
-    """Default layout of a model's framework: channels last in Keras."""
-    return Layout.NHWC if is_keras(model) else Layout.NCHW
-
-
 def own_settings(model: Any) -> dict[str, Any]:
-    """Settings of a model's own: bf16, AdamW and a sample a step for catalogued language models and for diffusers."""
+    """Settings of a model's own: channels last in Keras; bf16, AdamW, one sample for language models and diffusers."""
+    own = {"layout": Layout.NHWC if is_keras(model) else Layout.NCHW}
     known = find_architecture(model) if isinstance(model, str) else None
     is_denoiser = isinstance(model, str) and model.startswith("diffusers:")
     if not is_denoiser and (known is None or not known.is_language_model):
-        return {}
-    return {"precision": "bf16", "optimizer": "adamw", "batch_size": 1}
+        return own
+    return {**own, "precision": "bf16", "optimizer": "adamw", "batch_size": 1}
 
 
 def own_stack(model: Any) -> str:

@@ -81,8 +81,6 @@ def recipe_settings(
     path = given.get("config")
     of_file = {} if path is None else read_config(path).settings
     tool = given.get("recipe") or of_file.get("recipe")
-    if tool is None and not of_file:
-        return dict(given), {}
     _check_model(model)
     lines = [*(RecipeLine(name=name, value=value, file=str(path)) for name, value in of_file.items())]
     lines += [line for line in recipes().get(tool or "", ()) if line.name not in of_file]
@@ -126,16 +124,20 @@ def own_precision(given: Mapping[str, Any]) -> str | None:
 
 
 def recipe_notes(software: Software) -> tuple[str, ...]:
-    """The settings of a recipe and of a configuration file in words, for every answer about the run."""
-    of_file = config_note(software.config)
-    if software.recipe is None:
-        return of_file
-    names = ", ".join("--" + line.name.replace("_", "-") for line in recipes()[software.recipe])
-    return (
-        *of_file,
-        f"recipe {software.recipe}: settings that were not given have this tool's defaults ({names}); "
-        "forerun/question/recipes.toml names the source of each",
-    )
+    """A configuration file with its keys that were not understood, and the settings of a recipe, for every answer."""
+    notes = []
+    if software.config is not None:
+        found, ignored = read_config(software.config), ""
+        if found.not_understood:
+            ignored = f"; ignored, because not understood: {'; '.join(found.not_understood)}"
+        notes.append(f"{found.path}: read as a configuration of {found.tool}{ignored}")
+    if software.recipe is not None:
+        names = ", ".join("--" + line.name.replace("_", "-") for line in recipes()[software.recipe])
+        notes.append(
+            f"recipe {software.recipe}: settings that were not given have this tool's defaults ({names}); "
+            "forerun/question/recipes.toml names the source of each"
+        )
+    return tuple(notes)
 
 
 _JOINED = ("lora_targets", "fused_kernels")
@@ -300,19 +302,6 @@ def config_model(path: str | Path | None) -> str:
             "llama-3.1-8b, or with --from a configuration file that names one"
         )
     return found
-
-
-def config_note(path: str | Path | None) -> tuple[str, ...]:
-    """The keys of a configuration file that were not understood, in words; none without a file."""
-    if path is None:
-        return ()
-    found = read_config(path)
-    if not found.not_understood:
-        return (f"{found.path}: read as a configuration of {found.tool}",)
-    return (
-        f"{found.path}: read as a configuration of {found.tool}; ignored, because not understood: "
-        f"{'; '.join(found.not_understood)}",
-    )
 
 
 _FIXED = ("layout", "optimizer", "optimizer_implementation")

@@ -19,7 +19,7 @@ from forerun.question.devices.cluster import (
 )
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.job import InputPipeline, Job, Samples, job_from, loader_from, read_lengths
-from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
+from forerun.question.model import ModelRequest, capture_path, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.post_training import PostTraining
 from forerun.question.recipes import config_model, recipe_settings, with_captured_settings
@@ -41,6 +41,7 @@ HERE = "here"
 
 _GIVE_SEVERAL = "give several, such as --num-devices 8"
 _SEVERAL = ("several", "fsdp")
+_FILES = {"recipe", "config"}
 _OF_CLUSTER = ("num_devices", "num_nodes", "intra", "inter")
 _LENGTHS = {"dataset", "dataset_size", "tokens"}
 _OF_JOB = {"dataset", "validate", *declared(Job)}
@@ -116,15 +117,18 @@ class Run(Answer):
     @classmethod
     def _of_settings(cls, model: Any, device: str | Device | Cluster, given: Mapping[str, Any]) -> Run:
         model = config_model(given.get("config")) if model is None else model
-        named = cluster_from(device, given)
-        is_one = named.num_devices == 1 and given.get("num_devices") is None
-        # A script that ran on several devices says so itself, unless the user names a number.
-        given = with_captured_settings(model, given, one_device=is_one)
         cluster = cluster_from(device, given)
-        given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
+        waiting: dict[str, Any] = {}
+        if capture_path(model) is not None:
+            # A script that ran on several devices says so itself, unless the user names a number.
+            is_one = cluster.num_devices == 1 and given.get("num_devices") is None
+            given = with_captured_settings(model, given, one_device=is_one)
+            cluster = cluster_from(device, given)
+        if given.keys() & _FILES:
+            given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
         if given.get("lengths") is not None and _LENGTHS.isdisjoint(given):
             counted = read_lengths(given["lengths"]).num_samples
-            given |= {} if counted is None else {"dataset_size": counted}
+            given = given if counted is None else {**given, "dataset_size": counted}
         setup = _setup(model, given)
         if cluster.num_devices > 1 and setup.phase is not Phase.TRAIN:
             raise InvalidSetupError(
@@ -269,7 +273,7 @@ class Run(Answer):
         Raises:
             UsageError: A setting is not known, or is impossible for the run.
         """
-        if changes.keys() & {"recipe", "config"}:
+        if any(changes.get(name) is not None for name in _FILES):
             to = self.cluster if device is None else cluster_from(device, {})
             held, waiting = recipe_settings(
                 changes, model or self.model.model, to.device.architecture, to.num_devices
@@ -380,8 +384,7 @@ def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:
         refuse(given, useless, why, "ask for --phase train")
         if str(given.get("optimizer", "none")).lower() != "none":
             refuse(given, ("optimizer",), why, "ask for --phase train")
-    own = {"layout": own_layout(model), **own_settings(model)}
-    values = from_settings(TrainingSetup, {**own, **given})
+    values = from_settings(TrainingSetup, {**own_settings(model), **given})
     if phase is not Phase.TRAIN:
         values["optimizer"] = "none"
     return TrainingSetup(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.question.model import is_keras, own_layout, own_settings
+from forerun.question.model import is_keras, own_settings
 from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 from forerun.tracing.trace import full_name
@@ -245,7 +245,7 @@ def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tupl
 def own_order(spec: str) -> str:
     """The memory order of images that a model has by itself, or by its captured script."""
     facts = captured_facts(spec)
-    return own_layout(spec) if facts is None else facts.layout
+    return str(own_settings(spec)["layout"]) if facts is None else facts.layout
 
 
 def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -19,7 +19,7 @@ from forerun.base.errors import (
     UsageError,
 )
 from forerun.graph.graph import OpClass, StepPart
-from forerun.question.model import ModelRequest, is_keras, own_layout
+from forerun.question.model import ModelRequest, is_keras, own_settings
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
@@ -226,8 +226,8 @@ def test_what_is_keras_is_told_without_importing_it(tmp_path):
     assert not is_keras(f"{both}:make")
     assert not is_keras("missing.py:make")
     assert not is_keras("cnn:depth=2")
-    assert own_layout("keras:cnn") is Layout.NHWC
-    assert own_layout("cnn") is Layout.NCHW
+    assert own_settings("keras:cnn")["layout"] is Layout.NHWC
+    assert own_settings("cnn")["layout"] is Layout.NCHW
 
 
 def test_a_keras_model_is_no_module_to_measure():

@@ -32,7 +32,7 @@ class Cluster:
         device: Device that every node is filled with.
         num_nodes: Number of machines.
         num_devices_per_node: Number of devices in each machine.
-        intra_link: Link between devices of a node; None if a node has one device or the link is not known.
+        intra_link: Link between devices of a node; None for one device, or if the link is not known.
         inter_link: Link between nodes as one node sees it; None if there is one node or the link is not known.
         num_inter_links: Number of links between nodes that a node uses at the same time ("rails").
     """
@@ -83,7 +83,14 @@ class Cluster:
                 f"{num_devices} devices cannot be spread evenly over {nodes} nodes; "
                 f"give a multiple of {nodes}, or another number of nodes"
             )
-        return replace(self, num_nodes=nodes, num_devices_per_node=num_devices // nodes)
+        # A device alone has not been asked for the link of its board.
+        link = link_of_board(self.device) if self.num_devices == 1 < num_devices else None
+        return replace(
+            self,
+            num_nodes=nodes,
+            num_devices_per_node=num_devices // nodes,
+            intra_link=self.intra_link or link,
+        )
 
 
 def check_num_devices(num_devices: int) -> None:
@@ -180,11 +187,12 @@ def cluster_of(
 ) -> Cluster:
     """A cluster of one kind of device; a link without a name is the one the board's form fixes, or None."""
     rails, inter_link = parse_link(inter) if inter else (1, None)
+    of_board = link_of_board(device) if num_nodes * num_devices_per_node > 1 else None
     return Cluster(
         device=device,
         num_nodes=num_nodes,
         num_devices_per_node=num_devices_per_node,
-        intra_link=find_link(intra) if intra else link_of_board(device),
+        intra_link=find_link(intra) if intra else of_board,
         inter_link=inter_link,
         num_inter_links=rails,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ PAGE_WIDTH = 96
 WIDTH_WITH_BARS = 60
 """Narrowest page with bars; below it the figures need all the room."""
 
+_INDENT = (0, 0, 0, 2)
 _MEMORY_WORDS = {"context": "context of the driver"}
 
 
@@ -59,14 +60,25 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
         ]
     step = f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}"
     causes = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
-    parts += [Text.assemble(("Step  ", "bold"), step), _time_bars(causes, with_bars), Text("")]
+    times = [(Text.assemble(("Step  ", "bold"), step), causes)]
     if len(estimate.passes) > 1:
-        passes = [(part.name, part.time_s) for part in estimate.passes]
-        parts += [Text("Passes", style="bold"), _time_bars(passes, with_bars), Text("")]
+        times.append((Text("Passes", style="bold"), [(part.name, part.time_s) for part in estimate.passes]))
+    for heading, spans in times:
+        rows = _waterfall(spans, sum(time_s for _, time_s in spans), format_duration_s)
+        parts += [heading, _bars(rows, with_bars), Text("")]
     if estimate.top_layers:
-        parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
+        layers = [
+            (layer.module, format_duration_s(layer.time_s), format_percent(layer.share))
+            for layer in estimate.top_layers
+        ]
+        parts += [Text("Most expensive layers", style="bold"), _grid("lrr", layers), Text("")]
     parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate)))
-    parts += _remarks(estimate)
+    remarks = list(estimate.notes)
+    if estimate.unsupported_ops:
+        strange = ", ".join(estimate.unsupported_ops)
+        remarks.insert(0, f"without a rule of their own, charged by their traffic: {strange}")
+    if remarks:
+        parts += [Text("Notes", style="bold"), _grid("ll", [("-", remark) for remark in remarks])]
     return Group(*parts)
 
 
@@ -90,25 +102,23 @@ def _title(estimate: Estimate) -> Text:
     )
 
 
-def _indented(table: Table) -> Padding:
-    return Padding(table, (0, 0, 0, 2), expand=False)
-
-
-def _grid(*justify: str) -> Table:
+def _grid(sides: str, rows: Iterable[Sequence[str | Text]]) -> RenderableType:
+    """Rows of words below a heading; ``sides`` has l for a column to the left and r for one to the right."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
-    for side in justify:
-        table.add_column(justify="right" if side == "right" else "left", overflow="fold")
-    return table
+    for side in sides:
+        table.add_column(justify="right" if side == "r" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return Padding(table, _INDENT, expand=False)
 
 
 def _headline(estimate: Estimate) -> RenderableType:
-    table = _grid("left", "right", "left")
-    table.add_row(Text(""), Text(""), Text("90 % interval", style="dim"))
+    rows: list[Sequence[str | Text]] = [("", "", Text("90 % interval", style="dim"))]
     for name, interval, format_value in _quantities(estimate):
         if interval is not None:
-            words = Text(range_words(interval, format_value))
-            table.add_row(Text(name), Text(format_value(interval.value), style="bold"), words)
-    return _indented(table)
+            value = Text(format_value(interval.value), style="bold")
+            rows.append((name, value, range_words(interval, format_value)))
+    return _grid("lrl", rows)
 
 
 def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
@@ -154,72 +164,43 @@ def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     )
     used = sum(size for _, size in parts)
     card = estimate.device_memory_bytes
-    rows = [(name, size, format_bytes(size)) for name, size in parts]
-    table = _waterfall(rows, max(used, card), with_bars)
+    rows = _waterfall(parts, max(used, card), format_bytes)
     if card > used:
         free = Bar(used / card, 1.0, fill="·", ascii_fill=".", colour="dim")
-        _add_row(table, "free", free, format_bytes(card - used), format_percent(1 - used / card), with_bars)
+        rows.append(("free", free, format_bytes(card - used), format_percent(1 - used / card)))
     # What is too much is drawn to scale as well: it says how far away fitting is.
     elif 0 < card < used:
         beyond = Bar(card / used, 1.0, fill="!", ascii_fill="!", colour="red")
-        _add_row(
-            table,
-            "more than there is",
-            beyond,
-            format_bytes(used - card),
-            format_percent(1 - card / used),
-            with_bars,
-        )
-    return _indented(table)
+        share = format_percent(1 - card / used)
+        rows.append(("more than there is", beyond, format_bytes(used - card), share))
+    return _bars(rows, with_bars)
 
 
-def _time_bars(parts: list[tuple[str, float]], with_bars: bool) -> RenderableType:
-    rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
-    return _indented(_waterfall(rows, sum(time_s for _, time_s in parts), with_bars))
+_BarRow = tuple[str, "Bar", str, str]
 
 
-def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:
+def _waterfall(
+    parts: Sequence[tuple[str, float]], whole: float, format_value: Callable[[float], str]
+) -> list[_BarRow]:
     """A row per part; each bar begins where the one above ended, and the line stands for ``whole``."""
+    rows, start = [], 0.0
+    for name, size in parts:
+        end = start + size / whole
+        rows.append((name, Bar(start, end), format_value(size), format_percent(size / whole)))
+        start = end
+    return rows
+
+
+def _bars(rows: Iterable[_BarRow], with_bars: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=with_bars)
     table.add_column(overflow="fold")
     if with_bars:
         table.add_column(ratio=1)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    start = 0.0
-    for name, size, words in rows:
-        end = start + size / whole
-        _add_row(table, name, Bar(start, end), words, format_percent(size / whole), with_bars)
-        start = end
-    return table
-
-
-def _add_row(table: Table, name: str, bar: Bar, words: str, share: str, with_bars: bool) -> None:
-    cells: list[RenderableType] = [Text(name), bar, Text(words), Text(share)]
-    table.add_row(*(cell for cell in cells if with_bars or not isinstance(cell, Bar)))
-
-
-def _layers(estimate: Estimate) -> RenderableType:
-    table = _grid("left", "right", "right")
-    for layer in estimate.top_layers:
-        table.add_row(
-            Text(layer.module), Text(format_duration_s(layer.time_s)), Text(format_percent(layer.share))
-        )
-    return _indented(table)
-
-
-def _remarks(estimate: Estimate) -> list[RenderableType]:
-    remarks = list(estimate.notes)
-    if estimate.unsupported_ops:
-        remarks.insert(
-            0, f"without a rule of their own, charged by their traffic: {', '.join(estimate.unsupported_ops)}"
-        )
-    if not remarks:
-        return []
-    table = _grid("left", "left")
-    for remark in remarks:
-        table.add_row(Text("-"), Text(remark))
-    return [Text("Notes", style="bold"), _indented(table)]
+    for name, bar, words, share in rows:
+        table.add_row(Text(name), *([bar] if with_bars else []), Text(words), Text(share))
+    return Padding(table, _INDENT, expand=False)
 
 
 def bar_cells(start: float, end: float, width: int) -> tuple[int, int]:

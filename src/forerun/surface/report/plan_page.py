@@ -96,7 +96,9 @@ def _choice(plan: Plan) -> list[Text]:
 
 def point_words(point: CandidateAxes) -> str:
     """A candidate in words: 'cnn:depth=2 on t4 x4, batch 64, amp, nchw'."""
-    image = "" if own_settings(point.model) else f", {point.layout}"  # of a language model there is none
+    image = (
+        "" if "precision" in own_settings(point.model) else f", {point.layout}"
+    )  # of a language model there is none
     image += f", {point.image_size} pixels" if point.image_size else ""
     return (
         f"{point.model} on {point.device_words}, batch {format_whole(point.batch_size_per_device)}, "
