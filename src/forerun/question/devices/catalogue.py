@@ -203,7 +203,7 @@ def matching_devices(name: str) -> tuple[Device, ...]:
 
 
 def _has_memory(device: Device, sizes: frozenset[str]) -> bool:
-    """Whether each size, such as 24gb, is that of the device's memory."""
+    """True if each size, such as 24gb, is that of the device's memory."""
     return all(
         abs(int(size.removesuffix("gb")) * 2**30 / device.memory_bytes - 1) <= _MEMORY_TOLERANCE
         for size in sizes
