@@ -211,6 +211,16 @@ def test_a_whole_number_of_another_type_is_taken():
 
 
 @pytest.mark.parametrize(
+    ("device", "is_assumed"), [("16xa100-sxm4-40gb", False), ("32xh100-sxm", True), ("72xgb200", False)]
+)
+def test_more_devices_than_a_node_holds_are_said_to_be_assumed_in_one(device, is_assumed):
+    notes = " ".join(predict(device=device).notes)
+    assert ("assumed to be in one node" in notes) is is_assumed
+    assert "largest batch is for one device" in notes
+    assert "largest batch is for one device" not in " ".join(predict(device=device, strategy="fsdp").notes)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"precision": "fp4"}, r"unknown precision 'fp4'; expected one of fp32, tf32, amp.*fp8"),

@@ -199,6 +199,18 @@ def test_a_missing_format_is_told_with_what_happens_instead(device, precision, m
     assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup)
 
 
+def test_tf32_takes_as_long_as_fp32_where_there_is_none():
+    model = prepare(graph_named("resnet18"))
+    wanted = (
+        {"precision": Precision.TF32},
+        {"precision": Precision.FP32, "convolution_precision": Precision.TF32},
+    )
+    for device in map(find_device, ("t4", "v100-sxm2-16gb")):
+        asked = [TrainingSetup(batch_size_per_device=16, **words) for words in ({}, *wanted)]
+        full, *others = predict_steps(model, device, asked, WEIGHTS)
+        assert all(other.step_s == full.step_s for other in others)
+
+
 @pytest.mark.parametrize(
     ("device", "precision"),
     [("t4", "fp32"), ("t4", "amp"), ("a100-sxm4-40gb", "tf32"), ("a100-sxm4-40gb", "amp"), ("cpu", "bf16")],

@@ -39,6 +39,19 @@ def test_a_model_of_which_three_blocks_were_traced_is_divided_as_a_whole(space: 
     assert {"dp=8", "tp=4,dp=2", "tp=2,dp=2,pp=2", "pp=8"} <= parallel
 
 
+def test_all_samples_of_a_device_at_once_are_among_the_micro_batches(space: LayoutSpace) -> None:
+    run = run_of(strategy="zero1")
+    for batch, tokens in ((24, 4096), (96, 512), (256, None), (1000, None)):
+        own = replace(space, global_batch=batch * run.cluster.num_devices, num_tokens=tokens)
+        sizes = {
+            c["batch_size"]
+            for c in layout_changes(run, own)
+            if c["parallel"] == f"dp={run.cluster.num_devices}"
+        }
+        assert max(sizes) == batch
+        assert all(batch % size == 0 for size in sizes)
+
+
 def test_variants_keep_devices_and_batch(space: LayoutSpace) -> None:
     run = run_of(parallel="pp=2,dp=4", strategy="zero1", accumulation=4)
     changed = [run.with_(**change) for change in variants(run, space)]

@@ -73,16 +73,16 @@ def test_a_larger_image_needs_more_places_and_work(ask):
         ask(name, CONFIGS[name], image_size=100)
 
 
-def test_attention_with_sinks_is_one_kernel(ask):
-    config = {
-        "model_type": "gpt_oss",
-        **TEXT,
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    }
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("GptOssForCausalLM", {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("Gemma2ForCausalLM", {"model_type": "gemma2", "attn_logit_softcapping": 50.0}),
+    ],
+)
+def test_attention_with_sinks_or_capped_scores_is_one_kernel(ask, name, config):
     one, parts = (
-        ask("GptOssForCausalLM", config, sequence_length=512, fused_attention=fused)
+        ask(name, {**config, **TEXT, "head_dim": 16}, sequence_length=512, fused_attention=fused)
         for fused in (True, False)
     )
     assert "FlexAttention" in " ".join(one.notes)

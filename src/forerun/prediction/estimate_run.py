@@ -123,7 +123,7 @@ def estimate_run(
             *_notes(model, run, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
-            *_notes_of_several(run),
+            *_notes_of_several(run, memory),
             *_note_of_writers(step),
             *_note_of_loader(run, step),
         ),
@@ -355,7 +355,11 @@ def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> list[str]:
     return notes
 
 
-def _notes_of_several(run: Run) -> list[str]:
+# DGX-2 and HGX A100 join 16 boards, GB200 NVL72 the 72 of a rack.
+_MOST_IN_A_NODE, _MOST_IN_A_RACK = 16, 72
+
+
+def _notes_of_several(run: Run, memory: RunMemory) -> list[str]:
     cluster, accumulation = run.cluster, run.sharing.num_accumulation_steps
     notes = []
     if accumulation > 1:
@@ -365,11 +369,17 @@ def _notes_of_several(run: Run) -> list[str]:
     if cluster.num_devices > 1:
         links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
         where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
-        notes += [
+        notes.append(
             f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
-            "cost, energy and steps are for all devices",
-            "the largest batch is for one device alone",
-        ]
+            "cost, energy and steps are for all devices"
+        )
+        if memory.max_batch is not None:
+            notes.append("the largest batch is for one device alone")
+        most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
+        if cluster.num_nodes == 1 and cluster.num_devices > most:
+            notes.append(
+                "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
+            )
     return notes
 
 

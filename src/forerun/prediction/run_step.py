@@ -89,7 +89,7 @@ def _refuse_measured_layouts(calibration: str) -> None:
 
     if is_layouts_file(calibration):
         raise InvalidSetupError(
-            f"{calibration} holds measured steps of layouts, and this run has none; give --parallel or "
+            f"a file such as {calibration} holds measured steps of layouts, and this run has none; give --parallel or "
             "--strategy fsdp, or leave --calibration out"
         )
 

@@ -314,9 +314,18 @@ def timed_steps(
     the intervals of step and stack add in squares, in the logarithm. Published steps of the very network on the device
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
+    setups = [_in_known_formats(*each) for each in zip(devices, setups, strict=True)]
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
     return _with_published(found, model, devices, measured, weights, with_steps=with_kernels)
+
+
+def _in_known_formats(device: Device, setup: TrainingSetup) -> TrainingSetup:
+    """The setup as the device computes it: in fp32 where TF32 is asked for and the device has none."""
+    if NumberFormat.TF32 in device.peak_flops_per_s or setup.of_convolutions is not Precision.TF32:
+        return setup
+    precision = Precision.FP32 if setup.precision is Precision.TF32 else setup.precision
+    return replace(setup, precision=precision, convolution_precision=None)
 
 
 def _steps_of_model(

@@ -59,8 +59,9 @@ def check_format(
             f"{device.title} does not run FlashAttention-3, which is for Hopper; give --attention-kernel flash-2"
         )
     if precision is Precision.FP8 and NumberFormat.FP8 not in device.peak_flops_per_s:
+        known = "bf16" if NumberFormat.BF16 in device.peak_flops_per_s else "amp"
         raise InvalidSetupError(
-            f"{device.title} has no fp8; give --precision bf16, or a device with fp8 such as h100-sxm or rtx-4090"
+            f"{device.title} has no fp8; give --precision {known}, or a device with fp8 such as h100-sxm or rtx-4090"
         )
 
 

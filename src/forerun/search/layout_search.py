@@ -26,7 +26,7 @@ from forerun.question.sharing import DeviceLayout, Strategy
 from forerun.search.choice import pareto_front
 from forerun.search.search import SETTINGS, Search
 
-_MOST_MICRO_BATCH = 64
+_MOST_MICRO_BATCH, _MOST_TOKENS = 64, 2**16
 _LONG_TOKENS = 8192
 _VIRTUAL_STAGES = 2
 _WORTH_A_LOOK = 1.3
@@ -151,7 +151,9 @@ def _powers(most: int) -> list[int]:
 
 def _with_micro_batches(node: int, axes: DeviceLayout, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     own = space.global_batch // axes.data
-    for micro in (b for b in _powers(min(own, _MOST_MICRO_BATCH)) if own % b == 0):
+    # Images and short texts fill a device with hundreds of samples; all of a device's at once is what most runs do.
+    most = min(own, max(_MOST_MICRO_BATCH, _MOST_TOKENS // (space.num_tokens or 1)))
+    for micro in sorted({b for b in (*_powers(most), own) if b <= most and own % b == 0}):
         steps = own // micro
         for way in _ways(node, axes, steps, space.num_blocks):
             yield {"parallel": axes.text, "batch_size": micro, "accumulation": steps, **way}

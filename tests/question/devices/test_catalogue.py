@@ -317,6 +317,11 @@ SPELLINGS = {
     "Apple M3 Max": "apple-m3-max",
     "TPU 5p": "tpu-v5p",
     "CPU-i9-10940X": "i9-10940x",
+    # With a memory that the catalogue's own name lacks.
+    "NVIDIA A10G (24 GB)": "a10g",
+    "RTX 4090 24GB": "rtx-4090",
+    "A100-SXM 80G": "a100-sxm4-80gb",
+    "GeForce RTX\N{TRADE MARK SIGN} 4060 Ti 8 GB": "rtx-4060-ti-8gb",
 }
 # Left unresolved on purpose: several devices at once, a whole system, or hardware outside the catalogue.
 NOT_ONE_DEVICE = {
@@ -399,6 +404,12 @@ def test_the_names_that_are_looked_up_are_those_of_the_entries():
     for name, entry in _catalogue().entries.items():
         device = load_catalog()[name]
         assert entry.spellings == (device.name, device.title, *device.aliases)
+
+
+@pytest.mark.parametrize("name", ["\N{CYRILLIC SMALL LETTER TE}4", "4", "x", "RTX 4090 16GB", "A100 3g.20gb"])
+def test_a_letter_a_digit_or_a_foreign_memory_names_no_device(name):
+    with pytest.raises(UnknownDeviceError, match=r"expected a device of the catalogue|part of a GPU"):
+        find_device(name)
 
 
 @pytest.mark.parametrize("name", ["rtx-2080-max-q", "3080 Ti Super", "h100 foo"])

@@ -63,6 +63,7 @@ def test_the_form_of_a_board_says_its_link_and_nothing_says_that_between_nodes()
     assert parse_cluster("2x8xa100-sxm4-80gb").inter_link is None
     assert parse_cluster("2xt4").intra_link.kind is LinkKind.PCIE
     assert parse_cluster("64xgb200").intra_link.name == "nvlink-5"  # NVL72
+    assert parse_cluster("8xmi300x").intra_link.name == "infinity-fabric-4"
     assert link_of_board(load_catalog()["cpu"]) is None
     assert link_of_board(load_catalog()["gh200"]) is None
 

@@ -93,11 +93,12 @@ def test_an_error_in_a_model_file_is_one_line_with_its_reason(model_file):
     ("words", "expected"),
     [
         (["--precision", "fp4"], "amp-bf16"),
-        (["--precision", "fp8"], "has no fp8"),
+        (["--precision", "fp8"], "has no fp8; give --precision bf16,"),
         (["--layout", "chwn"], "nchw"),
         (["--phase", "backward"], "inference"),
         (["--optimizer", "sgdd"], "sgd"),
         (["--batch-size", "0"], "got 0"),
+        (["--batch-size", "1e3"], "it must be a valid integer, got '1e3'"),
         (["--dataset", "cifar"], "cifar10"),
         (["--epochs", "3"], "--dataset"),
         (["--dataset", "cifar10", "--epochs", "-1"], "got -1"),

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 # Words that drivers and people add or leave out at will; none of them tells two devices apart.
 _FILLER_WORDS = frozenset({"nvidia", "geforce", "tesla", "gpu", "amd", "instinct", "1x"})
 _WATTAGE = re.compile(r"\(\s*\d+\s*w\s*\)")
-_WORD = re.compile(r"[a-z0-9]+")
+_MEMORY = re.compile(r"(?<![a-z0-9])(\d+)\s*g(?:i?b)?(?![a-z0-9])")
+# Letters of any alphabet: a Cyrillic name is another name, not the digits that are left of it.
+_WORD = re.compile(r"[^\W_]+")
 
 
 def name_tokens(name: str) -> tuple[str, ...]:
     """The words of a name that matter, in lower case.
 
-    Vendor words and a power limit in parentheses are left out:
+    Vendor words and a power limit in parentheses are left out, and a size of memory is one word:
 
-    >>> name_tokens("NVIDIA A100-SXM4-40GB (400W)")
+    >>> name_tokens("NVIDIA A100-SXM4-40 GB (400W)")
     ('a100', 'sxm4', '40gb')
     """
-    words = _WORD.findall(_WATTAGE.sub(" ", name.lower()))
+    words = _WORD.findall(_MEMORY.sub(r"\1gb", _WATTAGE.sub(" ", name.lower())))
     return tuple(word for word in words if word not in _FILLER_WORDS)
 
 
@@ -170,7 +172,8 @@ def _names_by_key() -> dict[str, str]:
 def matching_devices(name: str) -> tuple[Device, ...]:
     """The device with this name; without one, every device with a name that contains all its words.
 
-    One device alone must have no further word that tells it apart: an RTX 2080 Max-Q is not the RTX 2080 Super Max-Q.
+    A size of memory need not be in the device's name, but must be the device's. One device alone must have no further
+    word that tells it apart: an RTX 2080 Max-Q is not the RTX 2080 Super Max-Q.
     """
     catalogue = _catalogue()
     exact = name if name in catalogue else _names_by_key().get(name_key(name))
@@ -179,15 +182,32 @@ def matching_devices(name: str) -> tuple[Device, ...]:
     # Every word of the name must occur, in any order; words that it lacks may be numbers of memory and forms,
     # not another model.
     words = frozenset(name_tokens(name))
+    if all(len(word) == 1 for word in words):
+        return ()  # the 4 of a TPU v4 names no device
+    sizes = frozenset(filter(_MEMORY.fullmatch, words))
     found = {
         known: lacking
         for known, spellings in _words_of_names().items()
-        if words and (lacking := [spelling - words for spelling in spellings if words <= spelling])
+        if (
+            lacking := [
+                spelling - words
+                for spelling in spellings
+                if words - sizes <= spelling and (sizes <= spelling or _has_memory(catalogue[known], sizes))
+            ]
+        )
     }
     lacked = [each for lacking in found.values() for each in lacking]
     if len(found) == 1 and not any(all(map(_MAY_LACK.fullmatch, each)) for each in lacked):
         return ()
     return tuple(catalogue[known] for known in found)
+
+
+def _has_memory(device: Device, sizes: frozenset[str]) -> bool:
+    """True if each size, such as 24gb, is that of the device's memory."""
+    return all(
+        abs(int(size.removesuffix("gb")) * 2**30 / device.memory_bytes - 1) <= _MEMORY_TOLERANCE
+        for size in sizes
+    )
 
 
 @cache

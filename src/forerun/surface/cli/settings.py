@@ -246,7 +246,16 @@ def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: An
         return list(value)
     if value is None and not parameter.required and not parameter.multiple:
         return parameter.callback(context, parameter, None) if parameter.callback else None
-    return convert(context, value)
+    try:
+        return convert(context, value)
+    except typer.BadParameter as error:
+        if found := _REFUSAL.match(error.message):
+            error.message = f"it must be {found[1]}, got {value!r}"
+        raise
+
+
+_REFUSAL = re.compile(r"Input should be (.*?)(?:, unable to parse .*)?$")
+"""Words in which the parser's library refuses a value."""
 
 
 _PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {

@@ -232,27 +232,31 @@ def _construct(
         )
         return module
 
-    wanted = options.attn_implementation
+    wanted, name = options.attn_implementation, model_class.__name__
+    taken = (
+        f"{name} has attention in one kernel by FlashAttention or FlexAttention, and not by PyTorch's own: it is taken "
+        "to last as long"
+    )
     try:
         try:
+            if wanted == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
+                config.attn_logit_softcapping = None  # a tanh of scores that stay inside the kernel
+                return construct(wanted), (taken,)
             return construct(wanted), ()
         except ValueError:
             if wanted == "eager":
                 raise
-            module, name = construct("eager"), model_class.__name__
+            module = construct("eager")
             if not _has_other_kernels(model_class):
                 return module, (f"{name} has no {wanted} attention: eager attention is used",)
             # Its own kernels cost what PyTorch's do, but for a column of scores.
             config._attn_implementation = wanted
-            return module, (
-                f"{name} has attention in one kernel by FlashAttention or FlexAttention, and not by PyTorch's own: it "
-                "is taken to last as long",
-            )
+            return module, (taken,)
     except ForerunError:
         raise
     except Exception as error:  # model code raises anything on a contradictory configuration
         raise ModelBuildError(
-            f"{model_class.__name__} could not be built from this configuration: {first_line(error)}"
+            f"{name} could not be built from this configuration: {first_line(error)}"
         ) from error
 
 
