@@ -2,8 +2,8 @@
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
 shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
-reached by the best single evaluation, so the path less the relative spread of single evaluations must cross it. Over
-all ranks this gives the probability of having reached it by each epoch.
+reached by the first single evaluation at or beyond it; a run wanders between ranks on its way, and evaluations spread
+around it (``target_times``). This gives the probability of having reached it by each epoch.
 """
 
 from __future__ import annotations
@@ -364,10 +364,9 @@ def _answer(
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
     times = reached_at(math.inf if reached is None else reached, len(to_come))
     if target is not None and reached is None:
-        now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
-        # A target is reached by the best single evaluation, which lies below the trend by about their spread.
-        lucky = futures * (1 - prefix.noise)
-        times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
+        times = target_times(
+            futures, to_come, float(scale.errors(target.value)), float(curve.epochs[-1]), prefix.noise
+        )
     return CurveForecast(
         curve=curve,
         epochs=to_come,
