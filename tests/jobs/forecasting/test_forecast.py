@@ -330,11 +330,9 @@ def test_the_length_that_a_log_names_is_taken():
     assert ask(replace(curve, planned_end=20.0)).end_epoch == 30
 
 
-def test_a_changing_rate_without_a_schedule_is_refused_or_accepted_by_name():
+def test_a_changing_rate_without_a_schedule_has_the_interval_of_unknown_ones():
     curve = accuracy_curve(rates=0.95 ** np.arange(30))
-    with pytest.raises(ForecastError, match="--schedule unknown"):
-        ask(curve, end_epoch=100)
-    assert ask(curve, end_epoch=100, is_schedule_unknown=True).tier is Tier.CURVE
+    assert ask(curve, end_epoch=100).tier is Tier.CURVE
     assert ask(curve, schedule=parse_schedule("exponential:0.95"), end_epoch=100).tier is Tier.SCHEDULE
 
 
