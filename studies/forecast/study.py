@@ -17,8 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from forerun.jobs.backtest import Backtest, HeldOutForecast, leave_origins_out, summary_of
-from forerun.jobs.forecasting.backtest import CutResult, StoredRun, cut_results, summarise, tier_results
-from forerun.jobs.forecasting.backtest_table import futures_of, save_table, target_times
+from forerun.jobs.forecasting.backtest import (
+    CutResult,
+    StoredRun,
+    cut_results,
+    mean_of_origins,
+    summarise,
+    tier_results,
+)
+from forerun.jobs.forecasting.backtest_table import TargetTimes, futures_of, save_table, target_times
 from forerun.jobs.forecasting.curve import Floats, final_error
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
@@ -51,6 +58,7 @@ class ForecastStudy:
         known: The same on the runs whose schedule is known.
         scheduled: The same on ``SCHEDULED_TABLE``, every run alike.
         epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
+        target_coverage: Share of the runs that reach the target from p10 to p90, by tier and cut, trials left out.
         num_runs: Runs of each table.
         sweeps: Simulated searches, by policy.
     """
@@ -59,6 +67,7 @@ class ForecastStudy:
     known: Backtest
     scheduled: Backtest
     epochs_to_target: Mapping[str, TargetErrors]
+    target_coverage: Mapping[str, Mapping[float, float]]
     num_runs: Mapping[str, int]
     sweeps: Mapping[str, SweepScore]
 
@@ -88,6 +97,7 @@ def forecast_study(
         known=summary_of(known, [h for h in held if h.result.run.rates is not None]),
         scheduled=summary_of(scheduled, of_scheduled, _mean_of_runs),
         epochs_to_target=_target_study(scheduled, of_scheduled),
+        target_coverage=target_coverage([h for h in held if h.result.run.table != TRIALS_TABLE]),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
         sweeps=sweep_scores([run for run in runs if run.table == TRIALS_TABLE]),
     )
@@ -105,7 +115,9 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     }
     for tier in (Tier.SCHEDULE, Tier.BOTH):
         of_tier = [h for h in held if h.tier is tier]
-        found[f"mixture, {tier}"] = _target_errors([(h.result, _likely_epoch(h)) for h in of_tier])
+        found[f"mixture, {tier}"] = _target_errors(
+            [(h.result, _target_times(h).likely_epoch) for h in of_tier]
+        )
     return found
 
 
@@ -113,14 +125,36 @@ def _target_errors(pairs: Sequence[tuple[CutResult, float]]) -> TargetErrors:
     """Errors |predicted / actual - 1| where the target lies ahead; one never reached counts as reached at the end."""
     misses: dict[float, list[float]] = {}
     for result, predicted in pairs:
-        actual = _first_at(result.run.errors, result.run.epochs, _wanted(result))
-        if actual is not None and actual > result.run.epochs[result.prefix.num_seen - 1]:
+        actual = _reached_later(result)
+        if actual is not None:
             end = float(result.run.epochs[-1])
             misses.setdefault(result.cut, []).append(abs(min(predicted, end) / actual - 1))
     return TargetErrors(
         median={cut: float(np.median(m)) for cut, m in misses.items()},
         mean={cut: float(np.mean(m)) for cut, m in misses.items()},
     )
+
+
+def _reached_later(result: CutResult) -> float | None:
+    """The epoch at which the target is reached; None if that is before the cut."""
+    actual = _first_at(result.run.errors, result.run.epochs, _wanted(result))
+    is_ahead = actual is not None and actual > result.run.epochs[result.prefix.num_seen - 1]
+    return actual if is_ahead else None
+
+
+def target_coverage(held: Sequence[HeldOutForecast]) -> dict[str, dict[float, float]]:
+    """Share of the runs that reach the target between p10 and p90, by tier and cut, a mean of origins."""
+    found: dict[tuple[str, float], list[tuple[StoredRun, float]]] = {}
+    for one in held:
+        actual = _reached_later(one.result)
+        if actual is not None:
+            low, _, high = _target_times(one).epochs_to_target
+            inside = float(low <= actual <= high)
+            found.setdefault((str(one.tier), one.result.cut), []).append((one.result.run, inside))
+    return {
+        tier: {cut: mean_of_origins(values) for (other, cut), values in found.items() if other == tier}
+        for tier in dict.fromkeys(tier for tier, _ in found)
+    }
 
 
 def _wanted(result: CutResult) -> float:
@@ -136,15 +170,15 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
     return float("inf") if found is None else found
 
 
-def _likely_epoch(held: HeldOutForecast) -> float:
+def _target_times(held: HeldOutForecast) -> TargetTimes:
     """As ``forecast_curve`` answers."""
     result, weighed = held.result, held.of_tier
     prefix = result.prefix
     mix = mixed_paths(prefix, result.paths, weighed.scale, weighed.weights)
     seen = prefix.num_seen
-    lucky = futures_of(mix, prefix, held.quantiles) * (1 - prefix.noise)
-    now = (float(prefix.epochs[seen - 1]), prefix.best)
-    return target_times(lucky, prefix.epochs[seen:], _wanted(result), now).likely_epoch
+    futures = futures_of(mix, prefix, held.quantiles)
+    last = float(prefix.epochs[seen - 1])
+    return target_times(futures, prefix.epochs[seen:], _wanted(result), last, prefix.noise)
 
 
 def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:

@@ -121,6 +121,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         known=summary,
         scheduled=summary,
         epochs_to_target={"optimus": TargetErrors(median=cuts, mean=cuts)},
+        target_coverage={"curve alone": cuts},
         num_runs={"made": len(made_runs)},
         sweeps=sweep_scores(made_trials(), num_searches=1),
     )

@@ -28,7 +28,13 @@ from forerun.jobs.forecasting.forecast_answer import (
     time_to_target,
 )
 from forerun.jobs.forecasting.forecaster import Tier
-from forerun.jobs.forecasting.schedule import LOGGED, LearningRateSchedule, logged_schedule, schedule_of
+from forerun.jobs.forecasting.schedule import (
+    LOGGED,
+    LearningRateSchedule,
+    followed_schedule,
+    logged_schedule,
+    schedule_of,
+)
 from forerun.prediction.estimate import Interval
 
 _UNKNOWN = "unknown"
@@ -56,7 +62,7 @@ def forecast(
         target: Such as ``accuracy>=0.92``.
         metric: Name of the metric; that of the target, or a guess from the file.
         schedule: Words, a PyTorch scheduler, a Keras schedule or a function; "logged" takes the rates in the file, and
-            "logged:COLUMN" those of that column; "unknown" accepts a wider interval where the rate is known to change.
+            "logged:COLUMN" those of that column; None those that follow a line or a cosine, "unknown" none.
         epochs: Length of the run; that of the schedule, or of its finished siblings, if None.
         history: Folder or files of finished runs of the same job.
         model: What is trained, as in ``predict``; with ``devices`` its epochs are timed by prediction.
@@ -69,7 +75,7 @@ def forecast(
     Raises:
         RecordError: A file cannot be read.
         InvalidSetupError: An unknown metric, schedule word or target.
-        ForecastError: The curve is too short, diverged, does not move, or has a changing rate that is not given.
+        ForecastError: The curve is too short, diverged, or does not move.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
     whole = _curve(run, wanted, metric, rate_column(schedule))
@@ -77,6 +83,8 @@ def forecast(
     # A finished run that is cut ends where it really ended.
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
     planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
+    if schedule is None and curve.learning_rates is not None:
+        planned = followed_schedule(curve.epochs, curve.learning_rates, epochs or curve.planned_end)
     table = shipped_table() if backtest_file is None else load_table(Path(backtest_file))
     siblings = _siblings(history, run, curve, wanted)
     found = forecast_curve(
@@ -85,7 +93,6 @@ def forecast(
         target=wanted,
         end_epoch=epochs,
         schedule=planned,
-        is_schedule_unknown=schedule == _UNKNOWN,
         siblings=siblings,
     )
     clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))

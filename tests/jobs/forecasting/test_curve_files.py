@@ -295,6 +295,92 @@ def test_logs_of_llm_c_and_build_nanogpt(tmp_path):
     np.testing.assert_allclose(curve.values, [5.965, 5.2])
 
 
+def loss_at(place):
+    return 3 + 10 / (place + 1)
+
+
+PRINTED = {
+    "nanogpt": (
+        lambda e: (
+            f"step {e}: train loss 9.9, val loss {loss_at(e):.4f}\niter {e}: loss 9.8, time 251.02ms, mfu 51.2%"
+        ),
+        ("val_loss", "step", None),
+    ),
+    "megatron": (
+        lambda e: (
+            f" [2024-05-01 10:00:10] iteration {e:8d}/    5000 | consumed samples: 2560 | elapsed time per iteration "
+            f"(ms): 2412.5 | learning rate: 1.5E-05 | lm loss: {loss_at(e):.6E} | loss scale: 1.0 | grad norm: 1.2 |"
+        ),
+        ("lm_loss", "step", 5000),
+    ),
+    "torchtitan": (
+        lambda e: (
+            f"[rank0]:\x1b[31mstep: {e:2d}  \x1b[32mloss: {loss_at(e):7.4f}  \x1b[33mmemory: 47.65GiB(50.16%)  "
+            "tps: 5,512\n - INFO - Training starts at step 1, total steps 1000 (warmup 200)"
+        ),
+        ("loss", "step", 1000),
+    ),
+    "fairseq": (
+        lambda e: (
+            f'2023-01-01 10:00:00 | INFO | valid | {{"epoch": {e}, "valid_loss": "{loss_at(e):.4f}", '
+            f'"valid_num_updates": "{100 * e}", "valid_best_loss": "1"}}'
+        ),
+        ("valid_loss", "epoch", None),
+    ),
+    "trainer": (
+        lambda e: (
+            f"{{'loss': 9.0, 'learning_rate': 2e-05, 'epoch': {e}}}\n{{'eval_loss': {loss_at(e):.4f}, 'epoch': {e}}}"
+        ),
+        ("eval_loss", "epoch", None),
+    ),
+    "keras": (
+        lambda e: f"Epoch {e}/50\n100/100 - 5s - loss: 9.0 - acc: 0.5 - val_loss: {loss_at(e):.4f}",
+        ("val_loss", "epoch", 50),
+    ),
+    "examples": (
+        lambda e: (
+            f"Epoch: [{e}][ 100/5005]\tTime  0.310 ( 0.350)\tLoss 1.2e+00 (1.3e+00)\tAcc@1  65.23 ( 64.10)\n"
+            f" * Acc@1 {loss_at(e):.4f} Acc@5 90.000"
+        ),
+        ("val_acc@1", "epoch", None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_what_scripts_print_is_read(tmp_path, name):
+    line, (metric, unit, planned) = PRINTED[name]
+    places = np.arange(1, 7)
+    path = write(tmp_path, "\n".join(["using world size: 8", *map(line, places.tolist())]), f"{name}.log")
+    curve = read_curve(path, None if name == "examples" else "val_loss" if name == "keras" else None)
+    assert (curve.metric, curve.unit, curve.planned_end) == (metric, unit, planned)
+    np.testing.assert_array_equal(curve.epochs, places)
+    np.testing.assert_allclose(curve.values, loss_at(places), atol=1e-4)
+
+
+def test_rows_of_json_are_read_whatever_the_file_is_called(tmp_path):
+    rows = [{"env_info": "linux", "seed": 0}]
+    for epoch in range(1, 6):
+        rows += [{"epoch": epoch, "iter": i, "data_time": 0.1, "acc": 92.0, "loss": 1.0} for i in (50, 100)]
+        rows.append({"epoch": epoch, "iter": 20, "bbox_mAP": 0.1 * epoch})
+    curve = read_curve(write(tmp_path, "".join(f"{json.dumps(row)}\n" for row in rows), "run.log.json"))
+    assert curve.metric == "bbox_mAP"
+    np.testing.assert_allclose(curve.values, 0.1 * np.arange(1, 6))
+
+
+def test_a_folder_of_checkpoints_is_its_last_state(tmp_path):
+    for step in (500, 1000):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = {"log_history": [{"step": s, "loss": 1.0} for s in range(100, step + 1, 100)]}
+        write(tmp_path / f"checkpoint-{step}", json.dumps(state), "trainer_state.json")
+    assert len(read_curve(tmp_path)) == 10
+
+
+def test_a_metric_of_three_values_is_not_taken_by_itself(tmp_path):
+    rows = [f"{s},{10 / s},{9 / s if s % 4 == 0 else ''}" for s in range(1, 13)]
+    assert read_curve(write(tmp_path, "\n".join(["step,loss,val_loss", *rows]))).metric == "loss"
+
+
 def test_a_text_without_such_lines_is_refused_and_no_curve_of_a_folder(tmp_path):
     path = write(tmp_path, "hello\nworld\n", "notes.txt")
     with pytest.raises(RecordError, match="expected lines such as"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
-from forerun.jobs.forecasting.backtest_table import shipped_table
+from forerun.jobs.forecasting.backtest_table import RANKS, shipped_table, target_times
 from forerun.jobs.forecasting.curve import (
     Curve,
     MetricKind,
@@ -97,6 +97,27 @@ def test_the_likely_epoch_lies_in_the_range_and_not_behind_its_middle():
     p10, p50, p90 = found.epochs_to_target
     assert p10 <= found.likely_epoch <= p50 <= p90
     assert ask(end_epoch=40, target=parse_target("accuracy>=0.9999")).likely_epoch == float("inf")
+
+
+def test_a_level_run_reaches_a_target_as_independent_draws_do():
+    # One spread above the target, an evaluation is lucky with the probability Phi(-1).
+    found = target_times(np.ones((len(RANKS), 20)), np.arange(11.0, 31), 0.9, 10.0, 0.1)
+    reached = 1 - (1 - 0.158655) ** np.arange(1, 21)
+    assert found.probability == pytest.approx(0.025 + 0.95 * reached, abs=1e-5)
+    assert found.epochs_to_target == (11, 15, 24)
+
+
+def test_a_sure_run_reaches_a_target_at_the_first_evaluation_beyond_it():
+    falling = np.tile(np.linspace(1.0, 0.05, 20), (len(RANKS), 1))
+    found = target_times(falling, np.arange(1.0, 21), 0.52, 0.0, 0.0)
+    assert (*found.epochs_to_target, found.likely_epoch) == (11,) * 4
+
+
+def test_a_run_wanders_between_ranks():
+    # Every rank stays where it is: one below the target would be there at once, one above it never.
+    futures = np.tile(np.linspace(1.4, 0.6, len(RANKS))[:, None], (1, 100))
+    found = target_times(futures, np.arange(1.0, 101), 0.7, 0.0, 0.0)
+    assert found.probability[0] < 0.2 < 0.3 < found.probability[-1]
 
 
 def test_a_target_reached_already_is_said_to_be():
@@ -309,11 +330,9 @@ def test_the_length_that_a_log_names_is_taken():
     assert ask(replace(curve, planned_end=20.0)).end_epoch == 30
 
 
-def test_a_changing_rate_without_a_schedule_is_refused_or_accepted_by_name():
+def test_a_changing_rate_without_a_schedule_has_the_interval_of_unknown_ones():
     curve = accuracy_curve(rates=0.95 ** np.arange(30))
-    with pytest.raises(ForecastError, match="--schedule unknown"):
-        ask(curve, end_epoch=100)
-    assert ask(curve, end_epoch=100, is_schedule_unknown=True).tier is Tier.CURVE
+    assert ask(curve, end_epoch=100).tier is Tier.CURVE
     assert ask(curve, schedule=parse_schedule("exponential:0.95"), end_epoch=100).tier is Tier.SCHEDULE
 
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.forecasting.schedule import SCHEDULE_WORDS, logged_schedule, parse_schedule, schedule_of
+from forerun.jobs.forecasting.schedule import (
+    SCHEDULE_WORDS,
+    followed_schedule,
+    logged_schedule,
+    parse_schedule,
+    schedule_of,
+)
 
 
 def rates(text, num=90):
@@ -186,3 +192,43 @@ def test_logged_rates_of_no_known_shape_stay_where_they_are():
 def test_logged_rates_must_be_numbers_above_zero(rates):
     with pytest.raises(InvalidSetupError, match="needs numbers above zero"):
         logged_schedule(np.asarray([1.0, 2.0]), np.asarray(rates), 10.0)
+
+
+STEPS = np.arange(10.0, 1001, 10)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "linear:epochs=1000",
+        "cosine:epochs=1000",
+        "cosine:epochs=1000,min=0.1",
+        "linear:epochs=1000,warmup=50",
+    ],
+)
+def test_rates_that_fall_tell_where_the_run_ends(words):
+    rates = 3e-4 * parse_schedule(words).rate(STEPS)
+    found = followed_schedule(STEPS[:30], rates[:30], None)
+    assert found.num_epochs == pytest.approx(1000, rel=0.01)
+    np.testing.assert_allclose(found.rate(STEPS), rates / rates.max(), atol=0.02)
+
+
+def test_rates_set_once_an_epoch_end_with_the_last_epoch():
+    epochs = np.arange(1.0, 101)
+    rates = 0.05 * (1 + np.cos(np.pi * (epochs - 1) / 100))
+    assert followed_schedule(epochs[:30], rates[:30], None).num_epochs == 100
+
+
+@pytest.mark.parametrize(
+    ("rates", "end"),
+    [
+        (np.full(30, 0.1), None),
+        (np.where(np.arange(30) < 20, 0.1, 0.01), None),
+        (np.where(np.arange(30) < 20, 0.1, 0.01), 100.0),
+        (np.arange(1.0, 31), 100.0),
+        (0.1 * np.exp(-np.arange(30) / 20), None),
+        (np.full(30, np.nan), None),
+    ],
+)
+def test_rates_that_follow_no_shape_tell_nothing(rates, end):
+    assert followed_schedule(np.arange(1.0, 31), rates, end) is None

@@ -1,8 +1,10 @@
 """Finish-time fairness, its bound, and the price of preemption."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from scheduler_cases import job, view
+from scheduler_cases import job, speed, view
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.jobs.schedule import schedule
@@ -39,6 +41,18 @@ def test_a_bound_keeps_a_long_job_from_starving():
     assert bounded.worst_fairness <= 10.0 < free.worst_fairness
     with pytest.raises(InvalidSetupError, match=r"must be above 1, got 0\.5"):
         foresight_within(0.5)
+
+
+def test_a_bound_moves_a_job_off_devices_that_are_far_too_slow():
+    long = job("long", work=3e6, kinds=("v100",), restart_s=10.0, weight=100.0)
+    short = job("short", work=1e4, arrival_s=7.0, restart_s=10.0)
+    speeds = {"t4": speed(0.5), "v100": speed()}
+    short = replace(short, training=replace(short.training, speeds=speeds))
+    cluster = parse_cluster("1x1xt4+1x1xv100")
+    free, bounded = (simulate([long, short], cluster, foresight_within(f)).outcomes for f in (np.inf, 10.0))
+    # It starts at once on the kind that is free, and gets the other when decisions are made.
+    assert bounded[1].start_s == 7.0
+    assert bounded[1].end_s - 7.0 <= 10.0 * bounded[1].fair_share_s < free[1].end_s - 7.0
 
 
 SHORT_BESIDE_LONG = (

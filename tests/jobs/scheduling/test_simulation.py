@@ -10,7 +10,7 @@ from scheduler_cases import job, server_job, speed
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.outcome import EventKind
-from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.policy import find_policy, policy_names
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, _Simulation, simulate
 from forerun.jobs.scheduling.speed import BatchEfficiency
@@ -28,15 +28,25 @@ def test_one_job_takes_its_work_over_its_speed_and_one_restart():
     assert run([of]).outcomes[0].end_s == pytest.approx(40.0 + 64_000 / rate)
 
 
-def test_a_job_starts_at_the_round_after_its_arrival():
-    outcome = run([job(arrival_s=61.0)]).outcomes[0]
-    assert outcome.start_s == 120.0
+@pytest.mark.parametrize("policy", [*policy_names(), "pollux:raw", "gavel:raw"])
+def test_a_job_starts_when_it_comes_or_devices_come_free(policy):
+    fixed = {"is_elastic": False, "restart_s": 10.0}
+    jobs = [
+        job("first", work=1e4, num_workers=2, **fixed),
+        job("comes", work=1e5, num_workers=2, arrival_s=7.0, **fixed),
+        job("waits", work=1e4, num_workers=2, arrival_s=11.0, **fixed),
+    ]
+    first, comes, waits = run(jobs, policy, round_s=300.0).outcomes
+    assert comes.start_s == 7.0
+    assert waits.start_s == pytest.approx(first.end_s)
+    assert first.end_s < 300  # until the round, nobody who runs is moved
+    assert first.num_restarts == 0
 
 
 @pytest.mark.parametrize("arrival_s", [1e-300, 1e-8, 300 + 1e-7, 3e5 + 2e-7])
 def test_a_job_a_moment_after_a_round_is_let_in(arrival_s):
     outcome = run([job(arrival_s=arrival_s)], round_s=300.0).outcomes[0]
-    assert outcome.start_s == pytest.approx(300 * round(arrival_s / 300))
+    assert outcome.start_s == pytest.approx(arrival_s, abs=1e-6)
 
 
 def test_events_tell_the_story_in_order():

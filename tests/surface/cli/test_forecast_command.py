@@ -1,6 +1,7 @@
 """``forerun forecast`` and ``forerun measure curve``: what is printed where, and what is refused."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -211,12 +212,17 @@ def test_questions_that_must_be_changed(run_file, tmp_path):
     assert "cannot be read" in refused(tmp_path / "none.csv", status=1)
 
 
-def test_a_changing_rate_wants_its_schedule(tmp_path):
-    path = tmp_path / "rates.csv"
-    rows = [f"{e},{1 - 0.5 * e**-0.7:.4f},{0.1 * 0.95**e:.5f}" for e in range(1, 20)]
-    path.write_text("\n".join(["epoch,accuracy,lr", *rows]), encoding="utf-8")
-    assert "give --schedule" in refused(path, status=1)
-    assert asked(path, "--schedule", "unknown")["tier"] == "curve alone"
+def test_a_changing_rate_is_continued_where_it_follows_a_shape(tmp_path):
+    def run_of(name, rates):
+        rows = [f"{e},{1 - 0.5 * e**-0.7:.4f},{rate:.8f}" for e, rate in enumerate(rates, start=1)]
+        (tmp_path / name).write_text("\n".join(["epoch,accuracy,lr", *rows]), encoding="utf-8")
+        return tmp_path / name
+
+    falling = run_of("falling.csv", [0.05 * (1 + math.cos(math.pi * e / 60)) for e in range(20)])
+    told = asked(falling)
+    assert (told["tier"], told["end_epoch"]) == ("schedule", 60)
+    assert asked(falling, "--schedule", "unknown")["tier"] == "curve alone"
+    assert asked(run_of("odd.csv", [0.1 * 0.95**e for e in range(20)]))["tier"] == "curve alone"
 
 
 def test_watching_ends_with_the_target_and_with_silence(tmp_path, run_file):

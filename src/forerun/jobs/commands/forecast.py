@@ -66,7 +66,12 @@ class ForecastOptions(DeviceOptions, total=False):
     ]
     schedule: Annotated[
         str | None,
-        Setting(help=f"Learning rate from first to last epoch: {_SCHEDULES}.", group="job", metavar="WORDS"),
+        Setting(
+            help=f"Learning rate from first to last epoch: {_SCHEDULES}.",
+            group="job",
+            metavar="WORDS",
+            default="the line or cosine that logged rates follow, else unknown",
+        ),
     ]
     epochs: Annotated[
         float | None,
@@ -150,7 +155,7 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="Curve so far: a CSV, trainer_state.json, a nanoGPT log, or a run of TensorBoard, W&B or MLflow.",
+        help="Curve so far: a CSV, JSON rows, a printed log, trainer_state.json, or a run of TensorBoard, W&B, MLflow.",
     ),
 ]
 OnDevices = Annotated[

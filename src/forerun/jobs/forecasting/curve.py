@@ -44,6 +44,7 @@ _RISING_WORDS: tuple[str, ...] = (
 _UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu")
 _FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")
 _RATE_OF_ERRORS = re.compile(r"(^|[^a-z])(wer|cer|error_?rate)([^a-z]|$)")
+_AVERAGE_PRECISION = re.compile(r"(^|[^a-z])ap(\d*|[sml])$")
 _OVERLAP_WORDS: tuple[str, ...] = ("map", "iou", "dice", "bleu")
 
 
@@ -170,7 +171,7 @@ def metric_kind(name: str, is_rising: bool) -> MetricKind:
     """
     lowered = name.lower()
     if is_rising:
-        is_overlap = any(word in lowered for word in _OVERLAP_WORDS)
+        is_overlap = any(word in lowered for word in _OVERLAP_WORDS) or _AVERAGE_PRECISION.search(lowered)
         return MetricKind.OVERLAP if is_overlap else MetricKind.ACCURACY
     return MetricKind.ERROR_RATE if _RATE_OF_ERRORS.search(lowered) else MetricKind.LOSS
 
@@ -203,7 +204,8 @@ def error_scale(values: npt.ArrayLike, is_rising: bool, kind: MetricKind = Metri
 def is_rising_metric(name: str) -> bool:
     """True if a metric of this name is better when larger; losses, errors and unknown words are not."""
     lowered = name.lower()
-    return not is_falling_metric(name) and any(word in lowered for word in _RISING_WORDS)
+    is_named = any(word in lowered for word in _RISING_WORDS) or _AVERAGE_PRECISION.search(lowered)
+    return not is_falling_metric(name) and bool(is_named)
 
 
 def is_falling_metric(name: str) -> bool:

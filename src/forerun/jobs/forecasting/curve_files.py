@@ -20,6 +20,7 @@ point, which are left out. A run of a file that holds several is named behind it
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,17 +35,16 @@ from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
     is_mlflow_run,
-    is_text_log,
     of_tracker,
     read_events,
     read_history,
     read_mlflow_run,
     read_stored_run,
-    read_text_log,
     read_trainer_state,
     read_wandb,
     runs_of_store,
 )
+from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
 
 _STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg0")
@@ -52,11 +52,22 @@ _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
-_HISTORIES = ("wandb-history.jsonl", "history.jsonl", "metrics.jsonl", "history.json")
+_HISTORIES = (
+    "wandb-history.jsonl",
+    "history.jsonl",
+    "metrics.jsonl",
+    "results.jsonl",
+    "history.json",
+    "metrics.json",
+)
 _STORE = "mlflow.db"
 _FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "*.wandb")
 _OF_RUN, _LEFT_OUT = " - ", ("__MIN", "__MAX")
 _METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
+_WHOLE_LOSS = re.compile(r"(^|/|(val|valid|eval|train|total|lm)_)loss$")
+_NO_METRIC = re.compile(
+    r"time|memory|seed|eta_|norm|per_second|scale|speed|num_|samples|throughput|^tps|^mfu"
+)
 _OF_VALIDATION = ("val", "eval", "metrics/")
 
 
@@ -128,8 +139,12 @@ def _is_events(file: Path) -> bool:
 def _file_and_run(place: Path) -> tuple[Path, str]:
     """The file or folder of a run, and its name there if a file holds several."""
     if place.is_dir():
-        found = (file for pattern in _FILES_OF_FOLDERS for file in sorted(place.glob(pattern)))
-        return next(found, place), ""
+        named = (file for pattern in _FILES_OF_FOLDERS for file in sorted(place.glob(pattern)))
+        # The last state has the history of those before it; otherwise a single log somewhere below is meant.
+        states = sorted(place.glob(f"*/{TRAINER_STATE}"), key=lambda file: (len(file.parent.name), file))
+        is_own = is_mlflow_run(place) or any(place.glob(f"{_EVENTS}*"))
+        below = states[-1:] or ([] if is_own else [file for file in place.rglob("*") if _is_curve_file(file)])
+        return next(named, below[0] if len(below) == 1 else place), ""
     file = next((parent for parent in place.parents if parent.is_file()), place)
     return file, "" if file == place else place.relative_to(file).as_posix()
 
@@ -172,7 +187,7 @@ def _read_json(file: Path) -> LogColumns:
 
 
 _READERS = {".json": _read_json, ".jsonl": read_history, ".wandb": read_wandb}
-_READERS |= {".log": read_text_log, ".txt": read_text_log}
+_READERS |= dict.fromkeys(TEXT_SUFFIXES, read_text_log)
 
 
 def _of_run(columns: Mapping[str, Floats], run: str) -> dict[str, Floats]:
@@ -267,7 +282,7 @@ def curve_of_columns(
         )
     cut = {c: columns[c][keep] for c in (*places, chosen)}
     rows = _Rows(
-        epochs=cut[epoch] if epoch else None,
+        epochs=_filled(columns[epoch])[keep] if epoch else None,
         steps=cut[step] if step else None,
         learning_rates=_filled(columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
@@ -299,7 +314,7 @@ def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None,
     if not others:
         raise RecordError(f"{name}: expected a metric beside {', '.join(places)}, got none")
     if metric is None:
-        return _default_metric(others)
+        return _default_metric(columns, others)
     lowered = {c.lower(): c for c in others}
     wanted = metric.lower()
     tried = [wanted, _ALIASES.get(wanted, wanted)]
@@ -312,12 +327,20 @@ def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None,
     return found
 
 
-def _default_metric(names: list[str]) -> str:
-    """A validation metric before others, one that rises before losses; of YOLO's the mean over overlaps."""
+def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
+    """A metric with enough values and of validation before others, one that rises before losses, whole losses first."""
 
-    def rank(name: str) -> tuple[bool, bool, bool]:
+    def rank(name: str) -> tuple[bool, ...]:
         lowered = name.lower()
-        return (not lowered.startswith(_OF_VALIDATION), not is_rising_metric(name), "map50-95" not in lowered)
+        return (
+            bool(_NO_METRIC.search(lowered)),
+            int(np.isfinite(columns[name]).sum()) < _FEWEST_EPOCHS,
+            not lowered.startswith(_OF_VALIDATION),
+            not is_rising_metric(name),
+            "map" not in lowered,
+            "map50-95" not in lowered,  # of YOLO's the mean over overlaps
+            not _WHOLE_LOSS.search(lowered),
+        )
 
     return min(names, key=rank)
 

@@ -2,8 +2,8 @@
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
 shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
-reached by the best single evaluation, so the path less the relative spread of single evaluations must cross it. Over
-all ranks this gives the probability of having reached it by each epoch.
+reached by the first single evaluation at or beyond it; a run wanders between ranks on its way, and evaluations spread
+around it (``target_times``). This gives the probability of having reached it by each epoch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
 FEWEST_POINTS = 4
 _MOST_POINTS = 4000
-_RATE_CHANGE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,6 @@ def forecast_curve(
     target: Target | None = None,
     end_epoch: float | None = None,
     schedule: LearningRateSchedule | None = None,
-    is_schedule_unknown: bool = False,
     siblings: Sequence[Curve] = (),
 ) -> CurveForecast:
     """Forecasts the rest of a curve.
@@ -147,12 +145,10 @@ def forecast_curve(
         end_epoch: Length of the run; that of the schedule, else that the log names, else of the longest sibling, else
             twice what was seen.
         schedule: The learning rate from first to last epoch; one that follows the metric is not known.
-        is_schedule_unknown: Whether the reader knows that the rate will change and accepts the wider interval.
         siblings: Finished runs of the same job.
 
     Raises:
-        ForecastError: Fewer than four points, a run that diverged or does not move, or a changing rate whose
-            schedule is not given.
+        ForecastError: Fewer than four points, or a run that diverged or does not move.
         InvalidSetupError: The end lies behind the curve.
     """
     cleaned = _usable(curve)
@@ -163,7 +159,7 @@ def forecast_curve(
     end, end_note = _end(seen, end_epoch, schedule, finished)
     follows_metric = schedule is not None and schedule.follows_metric
     if reached is None:
-        _refuse(seen, scale, schedule, is_schedule_unknown or follows_metric or bool(finished))
+        _refuse(seen, scale)
     # A rate that waits for the metric to stall is not known beforehand: the schedule says only that it may fall.
     planned = None if follows_metric else schedule
     epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
@@ -234,9 +230,7 @@ def _reached(curve: Curve, target: Target | None) -> float | None:
     return curve.reached(target)
 
 
-def _refuse(
-    curve: Curve, scale: ErrorScale, schedule: LearningRateSchedule | None, accepts_unknown: bool
-) -> None:
+def _refuse(curve: Curve, scale: ErrorScale) -> None:
     errors = scale.errors(curve.values)
     if does_not_move(errors):
         raise ForecastError(
@@ -247,14 +241,6 @@ def _refuse(
         raise ForecastError(
             f"{curve.name}: {curve.metric} has not improved since its first point ({curve.values[0]:g} at first, "
             f"{curve.values[-1]:g} now); there is no trend to forecast"
-        )
-    rates = curve.learning_rates
-    moves = rates is not None and float(np.ptp(rates)) > _RATE_CHANGE * float(np.max(rates))
-    if moves and schedule is None and not accepts_unknown:
-        raise ForecastError(
-            f"{curve.name}: the learning rate changes in the course of the run and what it will do is not known; "
-            "give --schedule, such as cosine:epochs=90 or step:30,60,80x0.1, or --schedule unknown to accept an "
-            f"interval without it (best so far: {_best(curve):g})"
         )
 
 
@@ -364,10 +350,9 @@ def _answer(
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
     times = reached_at(math.inf if reached is None else reached, len(to_come))
     if target is not None and reached is None:
-        now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
-        # A target is reached by the best single evaluation, which lies below the trend by about their spread.
-        lucky = futures * (1 - prefix.noise)
-        times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
+        times = target_times(
+            futures, to_come, float(scale.errors(target.value)), float(curve.epochs[-1]), prefix.noise
+        )
     return CurveForecast(
         curve=curve,
         epochs=to_come,

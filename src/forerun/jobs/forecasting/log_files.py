@@ -1,14 +1,6 @@
 """Logs that trainers write by themselves, and scalars of TensorBoard, as columns of numbers.
 
     trainer_state.json      Trainer of Hugging Face: its log history, one row an entry
-    *.log, *.txt            training scripts of the nanoGPT family:
-
-        step:125/1390 val_loss:5.9012 train_time:22981ms step_avg:183.85ms      modded-nanogpt
-        s:250 tel:6.1557                                                        llm.c (tel and trl: test and train loss)
-        250 val 5.9650                                                          build-nanogpt
-
-Rows at step 0 of the latter say what an untrained model does, and are left out.
-
     *.jsonl, *.json         rows of Weights & Biases (``wandb-history.jsonl``, ``run.history().to_json()``), or of any
                             script that writes an object a row with its step
     *.wandb                 what a run of W&B has written, synchronised or not
@@ -50,14 +42,6 @@ from forerun.jobs.forecasting.curve import Floats
 TRAINER_STATE = "trainer_state.json"
 
 _NOT_METRICS = re.compile(r"runtime|per_second|flos|tokens_seen|grad_norm|memory")
-_STEP = r"(?:step|s):(?P<step>\d+)(?:/(?P<last>\d+))?\s"
-_NAMED_VALUE = re.compile(
-    r"(?P<name>[a-z_]+)\s*:\s*(?P<value>[-+.\deE]+|nan|inf)(?P<unit>ms)?", re.IGNORECASE
-)
-_PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE]+|nan)\s*")
-_NAMES = {"tel": "val_loss", "trl": "train_loss", "val": "val_loss", "train": "train_loss", "eval": "hella"}
-_HEAD_BYTES = 1_000_000
-_FEWEST_LINES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +79,9 @@ def read_trainer_state(file: Path) -> LogColumns:
         raise RecordError(
             f"{file}: the log history is empty; set logging_steps or evaluate in the course of the run"
         )
-    columns = _as_columns([{k: v for k, v in row.items() if not _NOT_METRICS.search(k)} for row in history])
+    columns = columns_of_rows(
+        [{k: v for k, v in row.items() if not _NOT_METRICS.search(k)} for row in history]
+    )
     last = history[-1]
     steps, end = document.get("max_steps"), None
     has_epochs = "epoch" in columns and bool(np.all(np.isfinite(columns["epoch"])))
@@ -130,7 +116,7 @@ def read_history(file: Path) -> LogColumns:
     """
     try:
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".jsonl":
+        if file.suffix == ".jsonl" or _begins_with_rows(text):
             complete = text if text.endswith("\n") else text[: text.rfind("\n") + 1] or text
             document: Any = [json.loads(line) for line in complete.splitlines() if line.strip()]
         else:
@@ -140,13 +126,19 @@ def read_history(file: Path) -> LogColumns:
         if isinstance(document, dict):
             first = next(iter(document.values()))
             document = [{name: column[row] for name, column in document.items()} for row in first]
-        columns = _as_columns([dict(row) for row in document])
+        columns = columns_of_rows([dict(row) for row in document])
     except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
         raise RecordError(
             f'{file}: expected rows such as {{"_step": 1, "loss": 2.5}}, as W&B writes its history, got '
             f"{type(error).__name__}: {error}"
         ) from error
     return LogColumns(columns=of_tracker(columns))
+
+
+def _begins_with_rows(text: str) -> bool:
+    """True if the first two lines are an object each, whatever the file is called."""
+    lines = [line.strip() for line in text.splitlines()[:2]]
+    return len(lines) == 2 and all(line.startswith("{") and line.endswith("}") for line in lines)
 
 
 def read_wandb(file: Path) -> LogColumns:
@@ -168,7 +160,7 @@ def read_wandb(file: Path) -> LogColumns:
                 raise RecordError(f"{file}: expected JSON in its history, got {error}") from error
     if not rows:
         raise RecordError(f"{file}: the run has no history; log the metric with run.log")
-    return LogColumns(columns=of_tracker(_as_columns(rows)))
+    return LogColumns(columns=of_tracker(columns_of_rows(rows)))
 
 
 def _key(item: _Message) -> str:
@@ -290,68 +282,8 @@ def _is_length(value: str) -> bool:
     return value.replace(".", "", 1).isdecimal() and float(value) > 0  # -1 is a trainer's word for none
 
 
-def is_text_log(file: Path) -> bool:
-    """True if a text file has lines of one of the known forms."""
-    if file.suffix not in (".log", ".txt"):
-        return False
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(_HEAD_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return False
-    return len(_rows(head)[0]) >= _FEWEST_LINES
-
-
-def read_text_log(file: Path) -> LogColumns:
-    """The losses in a log of a script of the nanoGPT family.
-
-    Raises:
-        RecordError: The file cannot be read, or has no such line.
-    """
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
-    rows, last = _rows(text)
-    if not rows:
-        raise RecordError(
-            f"{file}: expected lines such as 'step:125/1390 val_loss:5.9', 's:250 tel:6.1' or '250 val 5.9', got none; "
-            "write the curve as a CSV with the columns step and val_loss"
-        )
-    return LogColumns(columns=_as_columns(rows), planned_end=last, planned_unit="step")
-
-
-def _rows(text: str) -> tuple[list[dict[str, Any]], float | None]:
-    """Rows of the lines that hold a loss, and the last step that they name."""
-    rows, last = [], None
-    for line in text.splitlines():
-        plain = _PLAIN.fullmatch(line)
-        named = None if plain else re.match(_STEP, line)
-        if plain:
-            found: dict[str, Any] = {_NAMES.get(plain["name"], plain["name"]): float(plain["value"])}
-        elif named:
-            found = _named_values(line[named.end() :])
-            last = float(named["last"]) if named["last"] else last
-        else:
-            continue
-        step = int((plain or named)["step"])  # type: ignore[index]  # one of them matched
-        if step > 0 and found:
-            rows.append({"step": step, **found})
-    return rows, last
-
-
-def _named_values(text: str) -> dict[str, float]:
-    found = {}
-    for match in _NAMED_VALUE.finditer(text):
-        name = _NAMES.get(match["name"].lower(), match["name"].lower())
-        if name == "train_time" and match["unit"]:
-            found["elapsed_s"] = float(match["value"]) / 1000
-        elif name in ("val_loss", "train_loss", "lr", "hella"):
-            found[name] = float(match["value"])
-    return found if any(name not in ("lr", "elapsed_s") for name in found) else {}
-
-
-def _as_columns(rows: list[dict[str, Any]]) -> dict[str, Floats]:
+def columns_of_rows(rows: list[dict[str, Any]]) -> dict[str, Floats]:
+    """Columns of the names of rows, NaN where a row has none, without those that are empty."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.asarray([_number(row.get(name)) for row in rows], dtype=float) for name in names}
     return {name: column for name, column in columns.items() if not np.isnan(column).all()}

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ _OTHER_WORDS = {
 }
 _LIKE = 0.02  # of the peak: logged rates that far from a shape are of that shape
 _LOWEST = (0.0, 0.01, 0.1)
+_FEWEST_RATES, _ON_SHAPE = 4, 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +226,7 @@ def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSc
         raise InvalidSetupError("a logged learning rate needs numbers above zero; give the schedule in words")
     relative = np.maximum(rates / peak, 0.0)
     begin = int(np.flatnonzero(relative >= 1 - 1e-9)[0])
-    shape, words = _shape_of(epochs[begin:], relative[begin:], end)
+    shape, words, _ = _shape_of(epochs[begin:], relative[begin:], end)
     last = float(epochs[-1])
 
     def rate(t: Floats) -> Floats:
@@ -234,8 +235,63 @@ def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSc
     return LearningRateSchedule(text=LOGGED, rate=rate, num_epochs=end, notes=(f"logged rates: {words}",))
 
 
-def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str]:
-    """The shape that the rates behind their peak follow best, and its name."""
+def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> LearningRateSchedule | None:
+    """The schedule that rates which fall already follow, and its end where that is not known; None if they follow none.
+
+    A straight line or a cosine is drawn from the peak through the last rate; the others must lie on it within 0.1 % of
+    the peak, and no shape with another end may fit nearly as well.
+
+    Args:
+        epochs: Points of the log, (n,).
+        rates: Learning rate at each, (n,).
+        end: Epoch at which the run ends; None if not known.
+    """
+    peak = float(np.max(rates)) if len(rates) and np.all(np.isfinite(rates)) else 0.0
+    begin = int(np.argmax(rates))
+    behind, relative = epochs[begin:], rates[begin:] / (peak or 1.0)
+    if peak <= 0 or len(behind) < _FEWEST_RATES or relative[-1] > 1 - _LIKE:
+        return None
+    if end is not None:
+        end = max(end, float(epochs[-1]))
+        _, words, miss = _shape_of(behind, relative, end)
+        return logged_schedule(epochs, rates, end) if miss <= _LIKE and "constant" not in words else None
+    # The rate of an epoch may be that of its beginning, and the peak one point before the first of a log.
+    starts = [float(behind[0]), 2 * float(behind[0]) - float(behind[1])][: 1 + (begin == 0)]
+    # Any end would do for a line to an unknown height: 10 % is left to cosines, which bend.
+    shapes = [(low, bends) for low in _LOWEST for bends in (False, True) if bends or low <= _LOWEST[1]]
+    fits = [_end_of(behind, relative, start, *shape) for start in starts for shape in shapes]
+    best = min(miss for miss, _ in fits)
+    near = [end for miss, end in fits if miss <= max(3 * best, 1e-5)]
+    if best > _ON_SHAPE or max(near) > 1.03 * min(near):
+        return None
+    found_end = near[0]
+    whole = round(found_end)
+    found_end = float(whole) if abs(found_end - whole) < 0.002 * found_end else found_end
+    found = logged_schedule(epochs, rates, max(found_end, float(epochs[-1])))
+    note = f"the length of the run was not given: taken as {found_end:.4g}, where its learning rate ends"
+    return replace(found, notes=(*found.notes, note))
+
+
+def _end_of(epochs: Floats, relative: Floats, start: float, low: float, bends: bool) -> tuple[float, float]:
+    """Largest distance of rates from a shape through the last of them, and the last epoch of the run by it."""
+    first, last, scale = float(epochs[0]), float(epochs[-1]), 1.0
+    for _ in range(5):
+        share = (float(relative[-1]) * scale - low) / (1 - low)
+        if not 0 < share < 1:
+            return math.inf, last
+        left = math.acos(1 - 2 * share) / math.pi if bends else share
+        zero = start + (last - start) / (1 - left)
+        line = _share_left(zero, start)
+        shape = _between(low, _cosine(line) if bends else line)
+        scale = float(shape(epochs[:1])[0])
+    miss = float(np.max(np.abs(shape(epochs) / scale - relative)))
+    is_by_epoch = start == first == 1 and bool(np.all(epochs == np.round(epochs)))
+    # Rates of the beginning of each epoch: the last epoch is the one before the rate is at its end.
+    return miss, zero - is_by_epoch
+
+
+def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str, float]:
+    """The shape that the rates behind their peak follow best, its name, and the largest distance from it."""
     begin = float(epochs[0])
     left = _share_left(end, begin)
     shapes: dict[str, Callable[[Floats], Floats]] = {"constant so far, and taken as such": np.ones_like}
@@ -250,8 +306,12 @@ def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[F
     # A wrong shape is worse than none: what the rate does next is then not known.
     if misses[best] > _LIKE:
         held = float(relative[-1])
-        return lambda t: np.full(np.shape(t), held), "they follow no known shape; the last one is kept"
-    return shapes[best], best
+        return (
+            lambda t: np.full(np.shape(t), held),
+            "they follow no known shape; the last one is kept",
+            misses[best],
+        )
+    return shapes[best], best, misses[best]
 
 
 def _cosine(left: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:

@@ -78,9 +78,9 @@ def finish_time_fairness(view: JobView, cluster: SharedCluster, num_jobs: int, n
 def serve_urgent(
     jobs: Sequence[JobView], cluster: SharedCluster, now_s: float, bound: float, free: FreeResources
 ) -> dict[str, Allocation]:
-    """Shares of waiting jobs that are about to exceed a bound, the worst first, taken out of what is free.
+    """Shares of jobs that are about to exceed a bound, the worst first, taken out of what is free.
 
-    They are marked as urgent, and so are running jobs that are no better off, which keep what they have.
+    They are marked as urgent. Running ones keep what they have, also those that are no better off than one that waits.
     """
     given: dict[str, Allocation] = {}
     if bound == inf:
@@ -90,31 +90,45 @@ def serve_urgent(
     rated = [
         (finish_time_fairness(view, cluster, len(jobs), now_s), view) for view in jobs if not view.is_held
     ]
-    late = [(found, view) for found, view in rated if view.current is None and found.is_late(bound)]
-    if not late:
-        return given
-    worst, waiting = max(late, key=lambda item: item[0].rho)
-    # A running job that would be later than the worst that waits, were it stopped for it, goes on, and so does one that
-    # would lose more than the other by waiting for its end: to take turns makes all of them later.
-    held_s = waiting.least_remaining_s
-    served = []
+    # A job that waited too long wants its share, and so does one that runs so slowly that it would end past the bound.
+    wanting = {
+        view.job.name: (found, view)
+        for found, view in rated
+        if (
+            found.is_late(bound)
+            if view.current is None
+            else now_s - view.job.arrival_s + view.remaining_s(view.current) > bound * found.whole_s
+        )
+    }
+    worst, first = max(wanting.values(), key=lambda item: item[0].rho, default=(None, None))
+    shortest_s = min((view.least_remaining_s for view in jobs if view.current is None), default=0.0)
+    served = list(wanting.values())
     for found, view in rated:
-        if view.current is None:
-            is_served = found.is_late(bound)
+        if view.current is None or view.job.name in wanting:
+            continue
+        held_s = shortest_s if first is None else first.least_remaining_s
+        lost = (held_s + view.job.restart_s) / found.whole_s
+        if worst is None:
+            # Stopped for the shortest that waits, it would be past the bound by the time that one is done.
+            goes_on = found.is_late(bound) and found.rho + lost >= bound
         else:
-            lost = (held_s + view.job.restart_s) / found.whole_s
-            is_served = (
-                found.rho + lost >= worst.rho or lost >= view.remaining_s(view.current) / worst.whole_s
-            )
-        if is_served:
-            served.append((view.current is None, -found.rho, view.order, view))
+            # A running job that would be later than the worst that waits, were it stopped for it, goes on, and so does
+            # one that would lose more than the other by waiting for its end: to take turns makes all of them later.
+            left = view.remaining_s(view.current) / worst.whole_s
+            goes_on = found.rho + lost >= worst.rho or lost >= left
+        if goes_on:
+            served.append((found, view))
+    if not served:
+        return given
     held = [view for view in jobs if view.is_held and view.current is not None]
     for view in held:
         assert view.current is not None
         free.take(view.job, view.current)
-    for _, _, _, view in sorted(served, key=lambda item: item[:3]):
-        share = fair_share(view, cluster, len(jobs))
-        wanted = view.current or (None if share is None else _served_with(view, share))
+    for _, view in sorted(served, key=lambda item: (item[1].current is None, -item[0].rho, item[1].order)):
+        wanted = view.current
+        if view.job.name in wanting:
+            share = fair_share(view, cluster, len(jobs))
+            wanted = None if share is None else _served_with(view, share)
         if wanted is not None and free.fits(view.job, wanted):
             view.is_urgent = True
             free.take(view.job, wanted)

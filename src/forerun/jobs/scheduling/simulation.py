@@ -27,7 +27,7 @@ from forerun.jobs.scheduling.outcome import (
     schedule_metrics,
 )
 from forerun.jobs.scheduling.placement import Placement, Placer, consolidate, pack
-from forerun.jobs.scheduling.policy import JobView, Policy
+from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
 
@@ -99,8 +99,8 @@ def simulate(
     """Simulated schedule of jobs on a cluster under a policy.
 
     At the start of each round the policy says who gets what; a job whose allocation or nodes change pays its restart
-    time before its next step. Jobs end within a round; their devices are given away at the next. Rounds in which
-    nothing can change are passed over.
+    time before its next step. Inside a round, when a job comes or ends, the policy shares out what is free among those
+    that wait, and all that run keep what they have. Rounds in which nothing can change are passed over.
 
     Args:
         jobs: The jobs as the scheduler knows them.
@@ -167,7 +167,7 @@ class _Simulation:
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
-        now_s, is_changed = 0.0, True
+        now_s, round_s, is_changed = 0.0, 0.0, True
         for number in range(_MOST_ROUNDS):
             if say is not None and number % _ROUNDS_BETWEEN_WORDS == 0:
                 say(len(self.all) - len(self.coming) - len(self.active), len(self.all))
@@ -175,14 +175,19 @@ class _Simulation:
             if not self.active:
                 if not self.coming:
                     return self._result()
-                now_s = self._round_from(self.coming[-1].job.arrival_s)
+                now_s = self.coming[-1].job.arrival_s
+                round_s = self._round_from(now_s)
                 continue
-            # A stable policy would answer the same until something changes, so that most rounds are passed over.
-            if is_changed or not self.policy.is_stable or now_s >= self._urgent_s:
-                self._decide(now_s)
-            end_s = self._next_round_s(now_s)
+            if now_s >= round_s:
+                # A stable policy would answer the same until something changes, so that most rounds are passed over.
+                if is_changed or not self.policy.is_stable or now_s >= self._urgent_s:
+                    self._decide(now_s)
+                round_s, is_changed = self._next_round_s(now_s), False
+            elif is_changed and self._can_start():
+                self._decide(now_s, is_round=False)
+            end_s = min(round_s, self._next_event_s(now_s))
             self._fail_nodes(now_s, end_s)
-            is_changed = self._advance(now_s, end_s)
+            is_changed |= self._advance(now_s, end_s)
             # A job that is held no longer may be moved at the next decision.
             is_changed |= any(now_s < state.held_until_s <= end_s for state in self.active)
             now_s = end_s
@@ -223,10 +228,32 @@ class _Simulation:
                 times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
         return max(next_s, self._round_from(min(times))) if times else next_s
 
-    def _decide(self, now_s: float) -> None:
+    def _next_event_s(self, now_s: float) -> float:
+        """Next moment at which a job may start inside a round: one comes, or one ends while others wait."""
+        times = [self.coming[-1].job.arrival_s] if self.coming else []
+        if any(state.current is None for state in self.active):
+            for state in self.active:
+                if state.rate > 0 and state.next_phase_samples() >= state.left_samples:
+                    rate = state.rate * self._useful_share
+                    times.append(now_s + state.pause_s + state.left_samples / rate)
+        # An end that rounding puts at this very moment would never come.
+        return max(min(times, default=inf), now_s + 1e-9 * self.options.round_s)
+
+    def _can_start(self) -> bool:
+        """True if there may be room for a job that waits."""
+        free = FreeResources(self.cluster)
+        for state in self.active:
+            if state.current is not None:
+                free.take(state.job, state.current)
+        return any(state.current is None and free.has_room(state.job) for state in self.active)
+
+    def _decide(self, now_s: float, *, is_round: bool = True) -> None:
+        """Carries out what the policy wants; inside a round all jobs that run are held."""
         begin = time.perf_counter()
         adapts = self.policy.adapts_batch
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
+        for view in () if is_round else views:
+            view.is_held |= view.current is not None
         given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {

@@ -227,7 +227,7 @@ class _Gavel:
         is_leased = now_s < self.lease_end_s and now_s > self.lease_end_s - LEASE_S
         # Inside a lease nothing is taken away from a job that runs.
         given = hold(jobs, free, all_that_run=is_leased)
-        self.lease_end_s = self.lease_end_s if is_leased else now_s + LEASE_S
+        self.lease_end_s = (now_s // LEASE_S + 1) * LEASE_S
         wanted = [
             (-self._priority(view, kind, share, now_s), view.order, kind, view)
             for view in able
@@ -306,7 +306,7 @@ class _Themis:
         worst = sorted(jobs, key=lambda v: (-rho[v.job.name], v.order))
         offered = ceil(_OFFERED_SHARE * len(jobs))
         is_leased = self.lease_end_s - LEASE_S < now_s < self.lease_end_s
-        self.lease_end_s = self.lease_end_s if is_leased else now_s + LEASE_S
+        self.lease_end_s = (now_s // LEASE_S + 1) * LEASE_S
 
         def place(item: tuple[int, JobView]) -> tuple[bool, bool, float, int]:
             rank, view = item

@@ -109,7 +109,6 @@ class CurveCallback:
                 target=target,
                 end_epoch=self._num_epochs,
                 schedule=self._schedule,
-                is_schedule_unknown=self._schedule is None,
                 siblings=self._history,
             )
         except ForecastError:

@@ -76,7 +76,6 @@ class _Judge:
                 self._table,
                 end_epoch=max(self._num_steps, float(curve.epochs[-1])),
                 schedule=self._schedule,
-                is_schedule_unknown=True,
             )
         except ForecastError:
             return False  # too short, or diverged: the trial's own code handles both

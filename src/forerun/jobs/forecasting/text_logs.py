@@ -1,0 +1,172 @@
+"""Losses and metrics in the text that training scripts print.
+
+A line is read as pairs of a name and a number, or as one object of JSON or Python:
+
+    step:125/1390 val_loss:5.9012 train_time:22981ms                    modded-nanogpt
+    step 1000: train loss 4.1, val loss 4.2                             nanoGPT
+    s:250 tel:6.1557                                                    llm.c (tel and trl: test and train loss)
+    250 val 5.9650                                                      build-nanogpt
+    iteration  100/ 5000 | lm loss: 2.3E+00 | learning rate: 1.5E-04    Megatron-LM
+    step: 10  loss:  7.8  memory: 47.65GiB                              torchtitan
+    Epoch: [3][100/5005]  Loss 1.2e+00 (1.3e+00)                        PyTorch's examples, then  * Acc@1 58.1
+    {'loss': 2.5, 'learning_rate': 2e-05, 'epoch': 0.1}                 Trainer; fairseq behind 'date | train |'
+
+One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
+("train_iters ... 5000"). A line without a place belongs to the last one. Rows at step 0 say what an untrained model
+does, and are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import RecordError
+from forerun.jobs.forecasting.log_files import LogColumns, columns_of_rows
+
+TEXT_SUFFIXES = (".log", ".txt", ".out")
+
+_NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?![\d,])|\d+)?\.?\d*(?:[eE][-+]?\d+)?"
+_PAIR = re.compile(
+    rf"(?P<name>[A-Za-z@][\w@/.+-]*(?: [A-Za-z(][\w@/.+()-]*){{0,5}})(?:\s*[:=][\s\[]*|\s[\s\[]*)"
+    rf"(?P<value>(?=[-+]?\.?\d){_NUMBER}|nan\b|inf\b)(?:\s*/\s*(?P<total>\d+))?(?P<unit>ms\b)?"
+)
+_PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE]+|nan)\s*")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_OBJECT = re.compile(r"\{.*\}")
+_STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "num_updates"), ("epoch", "ep")
+_METRIC = re.compile(
+    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^(val|train|t[er]l)$"
+)
+_NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
+_RATES = ("lr", "learning_rate", "train_lr")
+_NAMES = {"tel": "val_loss", "trl": "train_loss", "val": "val_loss", "train": "train_loss", "eval": "hella"}
+_VALIDATION = re.compile(
+    r"^(val|eval|test)|[^a-z](val|valid|validation|eval|test)([^a-z]|$)|^\W*\*", re.IGNORECASE
+)
+_LENGTHS = {
+    "step": re.compile(
+        r"\b(?:max_steps|max_iters|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)\W+(\d+)\b"
+    ),
+    "epoch": re.compile(
+        r"\b(?:num_train_epochs|(?:max_|num_|total_)?epochs|max_epoch)['\"]?\s*[=:]\s*(\d+)\b"
+    ),
+}
+_HEAD_BYTES = 1_000_000
+_FEWEST_LINES = 2
+
+
+def is_text_log(file: Path) -> bool:
+    """True if a text file has lines with a place and a metric."""
+    if file.suffix not in TEXT_SUFFIXES:
+        return False
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return False
+    return len(_Reading(head).rows) >= _FEWEST_LINES
+
+
+def read_text_log(file: Path) -> LogColumns:
+    """The metrics in the printed log of a script.
+
+    Raises:
+        RecordError: The file cannot be read, or has no such line.
+    """
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
+    found = _Reading(text)
+    if not found.rows:
+        raise RecordError(
+            f"{file}: expected lines such as 'step 100/5000: val loss 4.2' or 'epoch 3 | val_acc: 0.9', "
+            "got none; write the curve as a CSV with the columns step and val_loss"
+        )
+    columns = columns_of_rows(found.rows)
+    unit = "epoch" if "epoch" in columns else "step"
+    return LogColumns(columns=columns, planned_end=found.lengths.get(unit), planned_unit=unit)
+
+
+class _Reading:
+    """Rows of a text, and the lengths of the run that it names by their unit."""
+
+    def __init__(self, text: str) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.lengths: dict[str, float] = {}
+        self._place: dict[str, float] = {}
+        for line in _COLOURS.sub("", text).splitlines():
+            self._read(line)
+
+    def _read(self, line: str) -> None:
+        for unit, pattern in _LENGTHS.items():
+            if match := pattern.search(line):
+                self.lengths.setdefault(unit, float(match[1]))
+        if plain := _PLAIN.fullmatch(line):
+            pairs: Iterable[tuple[str, float]] = [
+                ("step", float(plain["step"])),
+                (plain["name"], float(plain["value"])),
+            ]
+        else:
+            pairs = _object_of(line) if "{" in line else self._pairs(line)
+        place: dict[str, float] = {}
+        found: dict[str, float] = {}
+        of_validation = bool(_VALIDATION.search(line))
+        for words, value in pairs:
+            name = words.strip().lower().removesuffix(" value").replace(" ", "_")
+            if unit := _unit(name):
+                place[unit] = value
+            elif name in _RATES:
+                found["lr"] = value
+            elif name == "train_time_ms":
+                found["elapsed_s"] = value / 1000
+            elif _METRIC.search(name) and not _NO_METRIC.search(name):
+                name = re.sub("^test", "val", _NAMES.get(name, name))
+                is_named = name.startswith(("val", "eval", "train", "hella"))
+                found[name if is_named or not of_validation else f"val_{name}"] = value
+        self._place = place or self._place
+        has_metric = any(name not in ("lr", "elapsed_s") for name in found)
+        if has_metric and self._place and self._place.get("step") != 0:
+            self.rows.append({**self._place, **found})
+
+    def _pairs(self, line: str) -> list[tuple[str, float]]:
+        found = []
+        for match in _PAIR.finditer(line):
+            name = f"{match['name']}_ms" if match["unit"] else match["name"]
+            found.append((name, float(match["value"].replace(",", ""))))
+            if match["total"] and (unit := _unit(name.lower())):
+                self.lengths[unit] = float(match["total"])
+        return found
+
+
+def _unit(name: str) -> str:
+    """Unit of a name that is a place; "" for others, as "total_steps"."""
+    words = re.split(r"[ _/]", name)
+    if name.endswith("num_updates") or (words[-1] in _STEPS and not {"total", "warmup", "per"} & set(words)):
+        return "step"
+    return "epoch" if words[-1] in _EPOCHS and words[0] not in ("max", "total", "num") else ""
+
+
+def _object_of(line: str) -> list[tuple[str, float]]:
+    """Numbers of the object in a line, also those that are written as text."""
+    match = _OBJECT.search(line)
+    try:
+        try:
+            found = json.loads(match[0] if match else "")
+        except ValueError:
+            found = ast.literal_eval(match[0] if match else "")
+        items = list(found.items())
+    except (ValueError, SyntaxError, AttributeError, MemoryError, RecursionError):
+        return []
+    pairs = []
+    for name, value in items:
+        try:
+            pairs.append((str(name), float(value)))
+        except (TypeError, ValueError):
+            continue
+    return pairs
