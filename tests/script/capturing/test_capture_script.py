@@ -16,6 +16,7 @@ from scripts_captured import (
     HANDED_OVER,
     KERAS_STEP,
     MANY_HABITS,
+    MOMENTUM,
     PAUSING,
     SHARDED,
     SHARPNESS,
@@ -219,6 +220,12 @@ def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
     assert facts.validation == CapturedPause(unit="steps", every=200)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
     assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
+
+
+def test_a_momentum_encoder_is_an_average_and_nested_conditions_hold_together(captured):
+    facts = captured(MOMENTUM).facts
+    assert (facts.way, facts.averages, facts.max_steps) == ("pretended", True, 1000)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=200)
 
 
 def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):

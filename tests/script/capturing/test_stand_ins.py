@@ -87,6 +87,9 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
         for _ in data:
             job = job_of(here(), Progress(num_steps=2))
             assert (job.epochs, job.steps_per_epoch, job.max_steps) == (3, 2, None)
+        for _phase in ["train", "val"]:  # one of them trains
+            for _ in data:
+                assert job_of(here(), Progress(num_steps=2)).epochs == 3
 
 
 def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_its_samples():
