@@ -119,12 +119,16 @@ def pass_rows(ops: OpTable) -> dict[str, Ints]:
 
 
 def taken_rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:
-    """Some rows of a table, by number or flag, with other columns in place of theirs."""
+    """A copy of some rows of a table, by number or flag, with other columns in place of theirs.
+
+    Joined kernels are numbered anew: a table has no more of them than rows.
+    """
     taken = {
         column.name: getattr(ops, column.name)[rows]
         for column in fields(OpTable)
         if not column.name.endswith("_names")
     }
+    taken["joined"] = np.unique(taken["joined"], return_inverse=True)[1].reshape(-1)
     return replace(ops, **{**taken, **columns})
 
 
@@ -134,8 +138,7 @@ def forward_pass(graph: Graph) -> Graph:
     is_forward = (
         (ops.step_part == StepPart.FORWARD) & (ops.recomputed == 0) & (ops.op_class != OpClass.DROPOUT)
     )
-    joined = np.unique(ops.joined[is_forward], return_inverse=True)[1]
-    taken = taken_rows(ops, is_forward, joined=joined.reshape(-1))
+    taken = taken_rows(ops, is_forward)
     constant, slope = product_flops(taken)
     memory = replace(graph.memory, row=graph.memory.row[:0])
     return replace(

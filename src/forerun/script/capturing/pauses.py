@@ -303,7 +303,7 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
     for frame in frames:
         path, own = path_to(frame), enclosing_loops(frame)
         for loop in reversed(own):
-            around = [node for node in path if isinstance(node, (ast.For, ast.While)) and node is not loop]
+            around = [node for node in own if node is not loop]
             yield from _read_calls(loop.body, around, frame, _unit(depth))
             depth += 1
         function = next((node for node in reversed(path) if hasattr(node, "body") and isinstance(

@@ -71,7 +71,7 @@ class ScriptRecorder(StepRecorder):
     def averages(self) -> bool:
         """True if the script changes about as many tensors as it has weights, or gives new data to other parameters.
 
-        Changes count outside networks and optimizers.
+        Changes count outside networks and optimizers; new data do in parameters of the shapes of weights.
         """
         renewed = (p for p in _parameters() if self._others.get(id(p), self.block_of(p)) != self.block_of(p))
         return len(self._averaged) + sum(1 for _ in renewed) >= max(1, self._num_trained / 2)
@@ -170,7 +170,9 @@ class ScriptRecorder(StepRecorder):
         self._num_trained, self._trained = len(changed), {id(tensor) for tensor in trained}
         self._kept.update(alive - {self.block_of(tensor) for tensor in trained})
         self._kept -= {block for block, kind in kinds.items() if kind in changes}
-        self._others = {id(p): self.block_of(p) for p in _parameters() if id(p) not in changed}
+        shapes = {tensor.shape for tensor in trained}
+        others = (p for p in _parameters() if id(p) not in changed and p.shape in shapes)
+        self._others = {id(p): b for p in others if kinds.get(b := self.block_of(p)) not in changes}
         self.rows = []
         self.records_ops = True
         self.default_kind = AllocationKind.ACTIVATION
