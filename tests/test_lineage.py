@@ -11,9 +11,10 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from forerun.adapters.classics.csv_formats import write_cnn_csv
 from forerun.evidence.measurement.layer_design import layer_job
-from forerun.evidence.records.measurement import Outcome
-from forerun.evidence.records.reading import export_measurements
+from forerun.evidence.records.measurement import JobKind, Outcome
+from forerun.evidence.records.reading import export_measurements, import_measurements
 from forerun.evidence.records.record_store import RecordStore
 from forerun.surface.cli.main import app
 from made_measurements import measurement
@@ -30,6 +31,8 @@ LONGER = [
     for text in re.findall(r"^Longer: (.*?)(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     for command in re.findall(r"`(forerun [^`]*)`", text)
 ]
+
+GRID = Path(__file__).parents[1] / "studies/own/data/cpu-epyc-2-cores/grid.parquet"
 
 LENET = {
     "input": {"dimension": 1, "size": 28},
@@ -60,15 +63,10 @@ def make_files(folder: Path) -> None:
     (folder / "plots").mkdir()
     (folder / "lenet.json").write_text(json.dumps(LENET))
     (folder / "train.py").write_text(TRAIN)
-    grid = [
-        "depth,base_filters,batch_size,num_params,dataset_size,epochs,time_per_epoch,images_per_second,max_gpu_mem_mb"
-    ]
-    for depth in (2, 3, 4):
-        for filters in (32, 64):
-            for batch in (32, 64, 128):
-                epoch_s = depth * filters / 100 * (1 + 30 / batch)
-                grid.append(f"{depth},{filters},{batch},1,50000,3,{epoch_s},{50000 / epoch_s},900")
-    (folder / "grid.csv").write_text("\n".join(grid))
+    # The eighteen jobs of system A as measured for docs/lineage.md; of two measurements the second.
+    trained = [m for m in import_measurements(GRID) if m.kind is JobKind.TRAINING]
+    rows = {(m.subject, m.parameters["batch_size"]): m for m in trained}
+    assert write_cnn_csv(rows.values(), folder / "grid.csv") == 18
     rng, steps = np.random.default_rng(0), np.arange(200)
     losses = 1 / (0.02 * (steps + 1) + 0.6) + 0.5 + 0.01 * rng.normal(size=200)
     rows = [f"{k // 50},{k % 50},{loss},{1 - loss / 3}" for k, loss in zip(steps, losses, strict=True)]

@@ -73,7 +73,13 @@ def study_case(case: Case, timeout_s: float = 600.0) -> CapturedCase:
         )
     spec = None
     if case.model:
-        spec = forerun.predict(case.model, device=case.device, batch_size=case.batch_size, **case.settings)
+        spec = forerun.predict(
+            case.model,
+            device=case.device,
+            batch_size=case.batch_size,
+            convolution_precision=case.truth.convolutions or None,
+            **case.settings,
+        )
     return CapturedCase(
         name=case.name,
         outcome=facts.way,

@@ -217,6 +217,7 @@ def test_a_fused_optimizer_is_one_kernel_that_moves_each_tensor_once():
     assert len(updates["fused"]) == 1
     assert 1 < len(updates["foreach"]) < len(updates["for-loop"])
     row, ops = updates["fused"][0], graphs["fused"].ops
+    assert ops.joined.max() < len(ops)  # kernels keep numbers below that of rows, as files ask
     weights = 4 * 5050
     assert ops.read_bytes[row] @ (1, 0) == weights * (1 + 1 + 2)
     assert ops.write_bytes[row] @ (1, 0) == weights * (1 + 2)

@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream, OpTable, Within, within_of
+from forerun.graph.graph import (
+    AllocationKind,
+    Graph,
+    MemoryEvent,
+    MemoryStream,
+    OpClass,
+    OpTable,
+    StepPart,
+    Within,
+    within_of,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -106,6 +116,38 @@ def pass_rows(ops: OpTable) -> dict[str, Ints]:
     owner = [name.partition(_MARK)[0] if _MARK in name else "" for name in ops.module_names]
     of_row = np.asarray(owner, dtype=object)[ops.module]
     return {name: np.flatnonzero(of_row == name) for name in dict.fromkeys(of_row.tolist())}
+
+
+def taken_rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:
+    """A copy of some rows of a table, by number or flag, with other columns in place of theirs.
+
+    Joined kernels are numbered anew: a table has no more of them than rows.
+    """
+    taken = {
+        column.name: getattr(ops, column.name)[rows]
+        for column in fields(OpTable)
+        if not column.name.endswith("_names")
+    }
+    taken["joined"] = np.unique(taken["joined"], return_inverse=True)[1].reshape(-1)
+    return replace(ops, **{**taken, **columns})
+
+
+def forward_pass(graph: Graph) -> Graph:
+    """The forward pass of a training step without dropout, as a validation runs it; its memory stays the step's."""
+    ops = graph.ops
+    is_forward = (
+        (ops.step_part == StepPart.FORWARD) & (ops.recomputed == 0) & (ops.op_class != OpClass.DROPOUT)
+    )
+    taken = taken_rows(ops, is_forward)
+    constant, slope = product_flops(taken)
+    memory = replace(graph.memory, row=graph.memory.row[:0])
+    return replace(
+        graph,
+        ops=taken,
+        memory=memory,
+        model_flops=(float(constant), float(slope)),
+        recomputed_flops=(0.0, 0.0),
+    )
 
 
 def _named(ops: OpTable, name: str) -> OpTable:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -39,6 +39,7 @@ from forerun.graph.passes import (
     of_samples,
     pass_rows,
     step_of_passes,
+    taken_rows,
     with_samples,
 )
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
@@ -457,7 +458,7 @@ class _Parts:
         """A batch of answers of a model alone."""
         one, passes = self.one_token(), self.writing()
         assert self.tokens is not None
-        nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
+        nothing = replace(one, ops=taken_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
         tokens = self.tokens
         found = step_of_passes(nothing, passes)
         note = (
@@ -631,7 +632,7 @@ def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTa
     for first, last in zip(scores, values, strict=True):
         inside[first + 1 : last + 1] = True
     kept = np.arange(len(ops)) if keeps_launches else np.flatnonzero(~inside)
-    return _rows(replace(ops, **columns), kept)
+    return taken_rows(replace(ops, **columns), kept)
 
 
 def _copied_bytes(ops: OpTable, num_shared: int) -> float:
@@ -653,15 +654,6 @@ def _copied_bytes(ops: OpTable, num_shared: int) -> float:
     return float(copies + (8.0 * heads * size if ops.element_bytes[scores[0]] > 2 else 0.0))
 
 
-def _rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:
-    taken = {
-        column.name: getattr(ops, column.name)[rows]
-        for column in fields(OpTable)
-        if not column.name.endswith("_names")
-    }
-    return replace(ops, **{**taken, **columns})
-
-
 def _end_of_blocks(ops: OpTable) -> int:
     """Row behind the last one of a numbered module, where the head begins."""
     numbered = [any(part.isdigit() for part in name.split(".")[1:]) for name in ops.module_names]
@@ -676,8 +668,8 @@ def num_attentions(ops: OpTable) -> float:
 
 def prefill_ops(ops: OpTable, of_token: OpTable, engine: Engine) -> OpTable:
     """Operations of the pass over a prompt, ``ops``: the head is that of one token, the last place alone."""
-    blocks = _rows(ops, np.arange(_end_of_blocks(ops)))
-    head = _rows(of_token, np.arange(_end_of_blocks(of_token), len(of_token)))
+    blocks = taken_rows(ops, np.arange(_end_of_blocks(ops)))
+    head = taken_rows(of_token, np.arange(_end_of_blocks(of_token), len(of_token)))
     found = joined_tables([blocks, head])
     return _fused(_with_fused_attention(found)) if engine is Engine.VLLM else found
 
@@ -766,7 +758,7 @@ def _fused(ops: OpTable) -> OpTable:
     count, flops, moved = joined_kernels(ops)
     rows = np.flatnonzero(count > 0)
     is_stream = ~np.isin(ops.op_class[rows], MATRIX_CLASSES)
-    return _rows(
+    return taken_rows(
         ops,
         rows,
         flops=flops[rows],

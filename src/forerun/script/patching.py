@@ -181,7 +181,8 @@ def trainer_patches(
     """Patch by name of the module that it is for.
 
     Args:
-        tell: Called with ``num_steps``, ``num_epochs`` and ``steps_per_epoch``, each None if it is not known.
+        tell: Called with ``num_steps``, ``num_epochs`` and ``steps_per_epoch``, each None if it is not known, and with
+            ``num_micro_steps`` where a trainer makes more of them than its first steps show.
         tell_pauses: Called with ``validation`` and ``checkpoints``: unit, number of units between two, and samples;
             None for never.
     """
@@ -189,6 +190,7 @@ def trainer_patches(
         "transformers.trainer_callback": functools.partial(_transformers, tell, tell_pauses),
         "lightning.pytorch.loops.fit_loop": functools.partial(_lightning, tell, tell_pauses),
         "pytorch_lightning.loops.fit_loop": functools.partial(_lightning, tell, tell_pauses),
+        "ultralytics.engine.trainer": functools.partial(_ultralytics, tell, tell_pauses),
     }
 
 
@@ -267,6 +269,30 @@ def _lightning_saves(trainer: Any) -> tuple[str, int, int | None] | None:
         if epochs := getattr(callback, "_every_n_epochs", 0):
             return "epochs", epochs, None
     return None
+
+
+def _ultralytics(tell: Callable[..., None], tell_pauses: Callable[..., None], module: Any) -> None:
+    is_told: list[bool] = []
+
+    @surround(module.BaseTrainer, "optimizer_step")
+    def told(update: Any, trainer: Any) -> None:
+        if not is_told:
+            is_told.append(True)
+            batches = len(trainer.train_loader)
+            # Its warm-up begins with single batches and ends with as many as make up the nominal batch size.
+            accumulated = min(max(round(trainer.args.nbs / trainer.batch_size), 1), batches * trainer.epochs)
+            tell(
+                num_steps=None,
+                num_epochs=_positive(trainer.epochs),
+                steps_per_epoch=max(1, batches // accumulated),
+                num_micro_steps=accumulated,
+            )
+            samples = _num_samples(getattr(trainer.test_loader, "dataset", None))
+            tell_pauses(
+                validation=("epochs", 1, samples) if trainer.args.val else None,
+                checkpoints=("epochs", 1, None) if trainer.args.save else None,
+            )
+        update(trainer)
 
 
 def _positive(value: Any) -> Any:

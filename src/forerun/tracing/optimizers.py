@@ -7,7 +7,7 @@ cannot be traced, is made from the multi-tensor update.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable, StepPart
+from forerun.graph.graph import AllocationKind, Graph, OpClass, StepPart
+from forerun.graph.passes import taken_rows
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup
 from forerun.tracing.saving.device_ops import adamw_8bit
@@ -252,23 +253,17 @@ def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:
         return graph
     weight_bytes = float(ops.element_bytes[chosen].max()) * graph.num_trainable_parameters
     state_bytes = _optimizer_state_bytes(graph)
-    first = chosen[0]
-    columns: dict[str, Any] = {}
-    keep = np.append(np.flatnonzero(ops.step_part != StepPart.OPTIMIZER), first)
-    for field in fields(OpTable):
-        value = getattr(ops, field.name)
-        if isinstance(value, np.ndarray):
-            columns[field.name] = value[keep].copy()
-    columns["count"][-1] = num_kernels or max(
+    taken = taken_rows(ops, np.append(np.flatnonzero(ops.step_part != StepPart.OPTIMIZER), chosen[0]))
+    taken.count[-1] = num_kernels or max(
         1.0, np.ceil(graph.num_trainable_parameters / _PARAMETERS_PER_LAUNCH)
     )
     # With master weights the first row is a conversion of gradients.
-    columns["op_class"][-1] = OpClass.OPTIMIZER
-    share = 1.0 / columns["count"][-1]
-    columns["read_bytes"][-1] = ((2 * weight_bytes + state_bytes) * share, 0.0)
-    columns["write_bytes"][-1] = ((weight_bytes + state_bytes) * share, 0.0)
-    columns["elements"][-1] = (graph.num_trainable_parameters * share, 0.0)
-    return replace(graph, ops=replace(ops, **columns))
+    taken.op_class[-1] = OpClass.OPTIMIZER
+    share = 1.0 / taken.count[-1]
+    taken.read_bytes[-1] = ((2 * weight_bytes + state_bytes) * share, 0.0)
+    taken.write_bytes[-1] = ((weight_bytes + state_bytes) * share, 0.0)
+    taken.elements[-1] = (graph.num_trainable_parameters * share, 0.0)
+    return replace(graph, ops=taken)
 
 
 def _optimizer_state_bytes(graph: Graph) -> float:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import ForerunError, MissingExtraError, TraceError, UsageError, near_matches
+from forerun.base.errors import ForerunError, MissingExtraError, UsageError, near_matches
 from forerun.base.extras import installed_version, needing
 from forerun.base.kept import cache_folder
 from forerun.base.received import LARGEST_FILE_BYTES
@@ -307,16 +307,13 @@ def _made(
 
 
 def _captured(path: Path, setup: TrainingSetup) -> Graph:
-    """The graph of a captured script, with what is known of the script as notes."""
-    if setup.phase is not Phase.TRAIN:
-        raise TraceError(
-            f"'{path}' holds the training step of a script, and no {setup.phase} pass; leave the validation out, or "
-            "name the model"
-        )
+    """The graph of a captured script, or of its validation, with what is known of the script as notes."""
     from forerun.graph.captured import read_capture
+    from forerun.graph.passes import forward_pass
 
     found = read_capture(path)
-    return replace(found.graph, notes=(*found.graph.notes, *found.facts.notes()))
+    graph = found.graph if setup.phase is Phase.TRAIN else forward_pass(found.graph)
+    return replace(graph, notes=(*found.graph.notes, *found.facts.notes()))
 
 
 def is_traced(request: ModelRequest, setup: TrainingSetup, few_blocks: bool = False) -> bool:

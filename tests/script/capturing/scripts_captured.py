@@ -319,3 +319,33 @@ network = Network(inputs, keras.layers.Dense(2)(inputs))
 network.compile(optimizer="adam", loss="mse")
 network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0)
 """
+
+MOMENTUM = """
+import torch
+from torch import nn
+
+class Contrast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 8), nn.Linear(16, 8)
+        for parameter in self.key.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, x):
+        with torch.no_grad():
+            for a, b in zip(self.query.parameters(), self.key.parameters()):
+                b.data = b.data * 0.99 + a.data * 0.01
+            k = self.key(x)
+        return self.query(x) - k
+
+network, head = Contrast().cuda(), nn.utils.weight_norm(nn.Linear(8, 4, bias=False)).cuda()
+optimizer = torch.optim.SGD([*network.parameters(), *head.parameters()], lr=0.1)
+for step in range(1000):
+    if step % 50 == 0:
+        print("step", step)
+        if step > 0 and step % 200 == 0:
+            torch.save(network.state_dict(), "last.pt")
+    optimizer.zero_grad()
+    head(network(torch.randn(4, 16).cuda())).square().mean().backward()
+    optimizer.step()
+"""

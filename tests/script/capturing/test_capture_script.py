@@ -16,6 +16,7 @@ from scripts_captured import (
     HANDED_OVER,
     KERAS_STEP,
     MANY_HABITS,
+    MOMENTUM,
     PAUSING,
     SHARDED,
     SHARPNESS,
@@ -163,6 +164,14 @@ def test_a_plan_of_a_script_has_the_epochs_of_the_script(tied, tmp_path):
     assert own.job_time_s.value == pytest.approx(3 * own.epoch_time_s.value)
     (point,) = forerun.plan(model, devices="t4", batch_sizes=[8], epochs=1).points
     assert point.job_time_s.value == pytest.approx(own.epoch_time_s.value)
+    # A validation of as many samples takes their forward passes.
+    pause = CapturedPause(unit="epochs", num_samples=64)
+    validated = replace(of_epochs, facts=replace(of_epochs.facts, validation=pause))
+    model = f"capture:{validated.save(tmp_path / 'validated.forerun')}"
+    longer = forerun.predict(model, device="t4", use_cache=False)
+    assert own.epoch_time_s.value < longer.epoch_time_s.value < 2 * own.epoch_time_s.value
+    (point,) = forerun.plan(model, devices="t4", batch_sizes=[8]).points
+    assert point.job_time_s.value == pytest.approx(longer.job_time_s.value, rel=1e-3)
 
 
 def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured, tmp_path):
@@ -211,6 +220,12 @@ def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
     assert facts.validation == CapturedPause(unit="steps", every=200)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
     assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
+
+
+def test_a_momentum_encoder_is_an_average_and_nested_conditions_hold_together(captured):
+    facts = captured(MOMENTUM).facts
+    assert (facts.way, facts.averages, facts.max_steps) == ("pretended", True, 1000)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=200)
 
 
 def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):

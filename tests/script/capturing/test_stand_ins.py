@@ -50,6 +50,25 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
     )  # values are computed
 
 
+@pytest.mark.parametrize(
+    ("lengths", "runs"),
+    [([3, 4, 5, 6, 7, 7, 7], 3), ([3, 4, 6, 9, 13], 5), ([5, 9, 5, 9], 3)],
+)
+def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, runs):
+    seen = []
+
+    def run(module, x):
+        seen.append(x)
+        return x.new_zeros(1, x.shape[1], 8), x[:, -1:]
+
+    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=False)))
+    module = torch.nn.Identity()
+    for length in lengths:
+        logits, last = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"),), {})
+        assert (logits.shape, logits.stride(), last.shape) == ((1, length, 8), (8 * length, 8, 1), (1, 1))
+    assert len(seen) == runs
+
+
 def test_loops_of_all_functions_around_a_step_are_counted():
     settings = SimpleNamespace(epochs=4)
 
@@ -68,6 +87,9 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
         for _ in data:
             job = job_of(here(), Progress(num_steps=2))
             assert (job.epochs, job.steps_per_epoch, job.max_steps) == (3, 2, None)
+        for _phase in ["train", "val"]:  # one of them trains
+            for _ in data:
+                assert job_of(here(), Progress(num_steps=2)).epochs == 3
 
 
 def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_its_samples():

@@ -73,7 +73,7 @@ def trace_built_keras(found: KerasModel, setup: TrainingSetup) -> Graph:
         graph = fuse_optimizer(graph)
     elif setup.optimizer_implementation is OptimizerImplementation.FUSED:
         graph = fuse_optimizer(graph, len(found.model.trainable_variables))
-    return replace(graph, notes=(*graph.notes, *_notes(graph, setup, num_norms)))
+    return replace(graph, notes=(*graph.notes, *_notes(graph, setup, num_norms, found.model)))
 
 
 class _Network(torch.nn.Module):
@@ -250,7 +250,14 @@ def _fused_batch_norm(norm: Any, inputs: torch.Tensor, training: bool | None = N
     return result.movedim(1, norm.axis)
 
 
-def _notes(graph: Graph, setup: TrainingSetup, num_norms: int) -> Iterator[str]:
+def _notes(graph: Graph, setup: TrainingSetup, num_norms: int, model: Any) -> Iterator[str]:
+    if setup.phase is Phase.TRAIN and not getattr(
+        type(model), "train_step", keras.Model
+    ).__module__.startswith("keras."):
+        yield (
+            f"the train_step of {type(model).__name__} is not followed: the step is a forward pass, a loss and the "
+            "optimizer asked for; for its own, name a script that calls fit: forerun predict --on DEVICE -- python FILE"
+        )
     if num_norms:
         how = (
             "one kernel each, as XLA fuses them"

@@ -12,6 +12,7 @@ import torch
 from torch import _C
 
 from forerun.script.capturing.pretend import is_pretended, shows_cuda, shows_meta
+from forerun.script.patching import surround
 
 GPU_MEMORY_BYTES = 80 * 1024**3
 _CAPABILITY = (8, 0)
@@ -275,6 +276,15 @@ def cover_attributes() -> None:
     tensor.is_pinned = lambda self, *args, **kwargs: False
     # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.
     torch.__future__.set_swap_module_params_on_conversion(True)
+
+    @surround(torch.nn.Module, "_apply")
+    def moved(move: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # What ``weight_norm`` computes of parameters, again before each pass, holds them: those could not be swapped.
+        held = vars(module).items()
+        vars(module).update(
+            {k: v.detach() for k, v in held if isinstance(v, torch.Tensor) and v.grad_fn is not None}
+        )
+        return move(module, *args, **kwargs)
 
 
 def _is_cuda(value: Any) -> bool:

@@ -275,13 +275,13 @@ def frames_around(frame: FrameType | None) -> list[FrameType]:
 
 
 def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
-    """The loops of the frame's own function around its line, without those that go through optimizers."""
+    """The loops of the frame's own function around its line, without those through optimizers or names of phases."""
     loops: list[ast.For | ast.While] = []
     for node in path_to(frame):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             loops = []
         elif isinstance(node, ast.While) or (
-            isinstance(node, ast.For) and not _is_of_optimizers(node, frame)
+            isinstance(node, ast.For) and not (_is_of_optimizers(node, frame) or _is_of_phases(node, frame))
         ):
             loops.append(node)
     return loops
@@ -291,6 +291,19 @@ def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:
     """True if a loop's variable is an optimizer now: all its rounds are part of one step."""
     names = (node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
     return any(hasattr(frame.f_locals.get(name), "param_groups") for name in names)
+
+
+def _is_of_phases(loop: ast.For, frame: FrameType) -> bool:
+    """True for a loop through two or three words, such as ``["train", "val"]``: one of its rounds trains."""
+    if isinstance(loop.iter, (ast.List, ast.Tuple)):
+        found: Any = [getattr(word, "value", None) for word in loop.iter.elts]
+    else:
+        found = value_in(loop.iter, frame)
+    return (
+        isinstance(found, (list, tuple, dict))
+        and 2 <= len(found) <= 3
+        and all(isinstance(w, str) for w in found)
+    )
 
 
 def path_to(frame: FrameType) -> list[ast.AST]:

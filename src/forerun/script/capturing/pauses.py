@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import sys
 import threading
@@ -237,13 +238,13 @@ def _pause_of(
                 unit = _unit(len(loops) - 1 - loops.index(one))
                 if unit == "steps" and not intervals:
                     return None  # part of each step, as a teacher's forward pass is
-                return CapturedPause(
-                    unit=unit, every=intervals[0] if intervals else 1, num_samples=num_samples
-                )
+                return CapturedPause(unit=unit, every=math.lcm(*intervals), num_samples=num_samples)
     if is_after:  # without a loop of the script it is a library that goes through the epochs
         return CapturedPause(unit="job" if loops else "epochs", num_samples=num_samples)
     # Called by a library's loop, or before the first step: a condition says how often it comes back.
-    return CapturedPause(unit="steps", every=intervals[0], num_samples=num_samples) if intervals else None
+    if not intervals:
+        return None
+    return CapturedPause(unit="steps", every=math.lcm(*intervals), num_samples=num_samples)
 
 
 def _interval(test: ast.expr, frame: FrameType) -> int | None:
@@ -302,7 +303,7 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
     for frame in frames:
         path, own = path_to(frame), enclosing_loops(frame)
         for loop in reversed(own):
-            around = [node for node in path if isinstance(node, (ast.For, ast.While)) and node is not loop]
+            around = [node for node in own if node is not loop]
             yield from _read_calls(loop.body, around, frame, _unit(depth))
             depth += 1
         function = next((node for node in reversed(path) if hasattr(node, "body") and isinstance(
@@ -323,7 +324,8 @@ def _read_calls(
             continue  # it draws samples there
         if not kind or any(_is_false(test, frame) for test in tests):
             continue
-        every = next((n for test in tests if (n := _interval(test, frame)) is not None), None)
+        intervals = [n for test in tests if (n := _interval(test, frame)) is not None]
+        every = math.lcm(*intervals) if intervals else None  # all conditions around it hold
         if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
             unit = "job"  # in the last step alone
         elif every == 0 or (unit == "steps" and every is None):

@@ -88,6 +88,8 @@ def write_result(
     )
     write_graph(graph, folder / GRAPH_FILE)
     loader = loaders.facts()
+    # A trainer that begins with single micro-steps says how many follow; the graph has one of them in either case.
+    num_micro_steps = max(num_micro_steps, flags.get("job", {}).get("num_micro_steps", 1))
     job = job_of(frame, _progress(steps, loader, flags, num_micro_steps))
     facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps)
     notes = _notes(steps, chosen, guesses, flags)

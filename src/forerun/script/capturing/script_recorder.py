@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,11 +65,16 @@ class ScriptRecorder(StepRecorder):
         self._trained: set[int] = set()
         self.weight_writes: list[int] = []
         self._averaged: set[int | None] = set()
+        self._others: dict[int, int | None] = {}
 
     @property
     def averages(self) -> bool:
-        """True if the script changes about as many tensors, outside networks and optimizers, as it has weights."""
-        return len(self._averaged) >= max(1, self._num_trained / 2)
+        """True if the script changes about as many tensors as it has weights, or gives new data to other parameters.
+
+        Changes count outside networks and optimizers; new data do in parameters of the shapes of weights.
+        """
+        renewed = (p for p in _parameters() if self._others.get(id(p), self.block_of(p)) != self.block_of(p))
+        return len(self._averaged) + sum(1 for _ in renewed) >= max(1, self._num_trained / 2)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operation; records it unless it belongs to the loader."""
@@ -158,10 +165,14 @@ class ScriptRecorder(StepRecorder):
             for block, event in sizes.items()
         ]
         changes = (AllocationKind.GRADIENT, AllocationKind.OPTIMIZER_STATE)
-        self._num_trained = len(trained)
-        self._trained = {id(tensor) for tensor in trained}
+        # An optimizer may be given frozen weights too, such as those of a momentum encoder.
+        changed = {id(tensor) for tensor in trained if tensor.requires_grad}
+        self._num_trained, self._trained = len(changed), {id(tensor) for tensor in trained}
         self._kept.update(alive - {self.block_of(tensor) for tensor in trained})
         self._kept -= {block for block, kind in kinds.items() if kind in changes}
+        shapes = {tensor.shape for tensor in trained}
+        others = (p for p in _parameters() if id(p) not in changed and p.shape in shapes)
+        self._others = {id(p): b for p in others if kinds.get(b := self.block_of(p)) not in changes}
         self.rows = []
         self.records_ops = True
         self.default_kind = AllocationKind.ACTIVATION
@@ -172,6 +183,11 @@ class ScriptRecorder(StepRecorder):
         for event in self.events:
             if event.event is MemoryEvent.ALLOCATE and event.block in blocks:
                 event.kind = kind
+
+
+def _parameters() -> Iterator[torch.Tensor]:
+    """All parameters of networks that are alive."""
+    return (thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter)
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,15 +48,46 @@ class _Done:
 
 
 _MOST_RECORDED = 16
+_Sizes = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Passes:
+    """Passes of one module whose inputs have one structure.
+
+    Attributes:
+        known: Sizes of the inputs and of the results of the last two, the newest last.
+        result: Structure of the results, None if they hold more than tensors of the device and plain values.
+        is_sure: Whether the sizes of the last result were foreseen.
+        num_recorded: Passes in recorded steps.
+    """
+
+    known: list[tuple[_Sizes, _Sizes]] = field(default_factory=list)
+    result: tuple[Any, ...] | None = None
+    is_sure: bool = False
+    num_recorded: int = 0
+
+    def foreseen(self, asked: _Sizes) -> _Sizes | None:
+        """Sizes of the results: those of equal inputs, or as they changed with inputs that change as they did last."""
+        for given, found in reversed(self.known):
+            if given == asked:
+                return found
+        if len(self.known) < 2:
+            return None
+        (first, early), (last, late) = self.known
+        changes = [new - old for old, new in zip(first, last, strict=True)]
+        if [new - old for old, new in zip(last, asked, strict=True)] != changes:
+            return None
+        return tuple(2 * new - old for old, new in zip(early, late, strict=True))
 
 
 class Repeats:
     """Stands in for forward passes without gradients that repeat earlier ones, as those of a validation do.
 
-    Once two passes of an outermost module in evaluation mode had inputs of the same shapes, and results of the same
-    shapes, a third gets empty results of those shapes. In recorded steps, of which a few may be part, it is the one
-    after sixteen. Passes run whole whose inputs or results hold more than tensors of the device and plain values, such
-    as caches of keys.
+    A pass of an outermost module in evaluation mode gives empty results where their sizes are foreseen, once those of
+    the pass before were as foreseen: of equal inputs, or of inputs that grow as before, such as a text that is written
+    token by token. In recorded steps, of which a few may be part, sixteen run whole. So do those whose inputs or
+    results hold more than tensors of the device and plain values, such as caches of keys.
 
     Args:
         steps: Tells which passes are outermost, and whether a step is recorded.
@@ -64,8 +95,7 @@ class Repeats:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._seen: dict[Any, list[Any]] = {}
-        self._num_recorded: Counter[Any] = Counter()
+        self._passes: dict[Any, _Passes] = {}
 
     def cover(self) -> None:
         """Surrounds the calls of modules."""
@@ -78,47 +108,56 @@ class Repeats:
             return self._repeated(run, module, args, kwargs)
 
     def _repeated(self, run: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        asked = _shape_of((args, kwargs))
-        if asked is None:
+        form, asked = _shape_of((args, kwargs))
+        if form is None:
             return run(module, *args, **kwargs)
-        key = (id(module), *asked)
-        seen = self._seen.setdefault(key, [])
+        passes = self._passes.setdefault((id(module), *form), _Passes())
         is_recorded = self._steps.recorder.records_ops
-        self._num_recorded[key] += is_recorded
-        is_few = is_recorded and self._num_recorded[key] <= _MOST_RECORDED
-        beside = first_tensor((args, kwargs))
-        is_known = len(seen) == 2 and seen[0] == seen[1]
-        if is_known and seen[0] is not None and beside is not None and not is_few:
-            return _empty(seen[0], beside)
+        passes.num_recorded += is_recorded
+        is_few = is_recorded and passes.num_recorded <= _MOST_RECORDED
+        beside, sizes = first_tensor((args, kwargs)), passes.foreseen(asked)
+        if passes.is_sure and passes.result and sizes is not None and beside is not None and not is_few:
+            passes.known = [*passes.known[-1:], (asked, sizes)]
+            return _empty(passes.result, sizes, beside)
         result = run(module, *args, **kwargs)
-        seen[:] = [*seen[-1:], _shape_of(result)]
+        form, found = _shape_of(result)
+        passes.is_sure = form is not None and form == passes.result and found == sizes
+        passes.known = [*passes.known[-1:], (asked, found)] if form == passes.result else [(asked, found)]
+        passes.result = form
         return result
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
-def _shape_of(value: Any) -> tuple[Any, ...] | None:
-    """Structure and shapes of what a module gets or gives, hashable; None if it holds anything else."""
+def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
+    """Structure of what a module gets or gives, hashable, None if it holds anything else; sizes and strides in it."""
     leaves, structure = pytree.tree_flatten(value)
     found: list[Any] = []
+    sizes: list[int] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             if not is_pretended(leaf):
-                return None
-            found.append((tuple(leaf.shape), leaf.stride(), leaf.dtype))
+                return None, ()
+            found.append((leaf.dim(), leaf.dtype))
+            sizes += [*leaf.shape, *leaf.stride()]
         elif isinstance(leaf, _PLAIN):
             found.append(leaf)
         else:
-            return None
-    return structure, tuple(found)
+            return None, ()
+    return (structure, tuple(found)), tuple(sizes)
 
 
-def _empty(shape: tuple[Any, ...], beside: torch.Tensor) -> Any:
+def _empty(form: tuple[Any, ...], sizes: _Sizes, beside: torch.Tensor) -> Any:
     """Empty tensors of the device and plain values in a structure; ``beside`` is a tensor of the device."""
-    structure, leaves = shape
+    structure, leaves = form
+    left = iter(sizes)
     made = [
-        beside.new_empty_strided(leaf[0], leaf[1], dtype=leaf[2]) if isinstance(leaf, tuple) else leaf
+        beside.new_empty_strided(
+            tuple(itertools.islice(left, leaf[0])), tuple(itertools.islice(left, leaf[0])), dtype=leaf[1]
+        )
+        if isinstance(leaf, tuple)
+        else leaf
         for leaf in leaves
     ]
     return pytree.tree_unflatten(made, structure)
