@@ -37,7 +37,8 @@ def _asked(settings: tuple[tuple[str, object], ...]) -> Estimate:
 def _ask_mean(row: MeasuredTuning, tokens: int) -> Estimate:
     if row.lengths is None:
         return _ask(row, tokens)
-    return _asked(tuple(sorted({**row.question, "lengths": row.lengths}.items())))
+    samples = {"lengths": row.lengths, "batching": row.batching}
+    return _asked(tuple(sorted({**row.question, **samples}.items())))
 
 
 def _ask(row: MeasuredTuning, tokens: int) -> Estimate:

@@ -347,6 +347,45 @@ def test_weights_that_are_loaded_whole_need_room_beside_their_shards() -> None:
     assert found(256, load_whole=True).peak_memory_bytes == found(256).peak_memory_bytes
 
 
+def test_gradients_that_are_reduced_once_stay_whole_until_then() -> None:
+    def found(number: int, **options: Any) -> Any:
+        asked = {**SETTINGS, "batch_size": 1, "strategy": "fsdp", "master_weights": "bf16", **options}
+        return forerun.predict(MODEL, device=f"{number}xh100-sxm", **asked)
+
+    parts = [
+        {part.name: part.size_bytes for part in found(number, accumulation=4, reduce_once=True).memory_parts}
+        for number in (2, 8)
+    ]
+    # Weights and states are divided, gradients of the last micro-step are not yet.
+    assert parts[0]["optimizer state"] == pytest.approx(4 * parts[1]["optimizer state"])
+    assert parts[1]["gradients"] > 0.9 * 8 * parts[1]["weights"]
+    each = found(8, accumulation=4)
+    assert each.peak_memory_bytes.value < found(8, accumulation=4, reduce_once=True).peak_memory_bytes.value
+    once = found(8, reduce_once=True)
+    assert (once.peak_memory_bytes, once.step_time_s) == (found(8).peak_memory_bytes, found(8).step_time_s)
+
+
+def test_the_host_bounds_small_units_of_fsdp_and_the_more_the_more_units_there_are() -> None:
+    def found(batch_size: int = 1, **options: Any) -> float:
+        asked = {
+            **SETTINGS,
+            "sequence_length": 64,
+            "strategy": "fsdp",
+            "lora": 4,
+            "batch_size": batch_size,
+            **options,
+        }
+        return float(forerun.predict(MODEL, device="8xh100-sxm", **asked).step_time_s.value)
+
+    plain = found()
+    # Four blocks and two ends, and two matrices of each of four blocks' products, at least.
+    assert plain > 6 * 1.7e-3
+    assert found(wrap_adapters=True) > plain + 16 * 0.7e-3
+    # Under a slow host a step takes as many times longer where launching bounds it, and as long where it does not.
+    assert found(host_slowdown=3.0) == pytest.approx(3 * plain, rel=0.15)
+    assert found(2048, host_slowdown=1.5) == pytest.approx(found(2048), rel=0.02)
+
+
 def test_temporaries_of_the_update_are_divided_once_among_the_devices_that_share_it() -> None:
     def temporaries_bytes(strategy: str) -> float:
         run = run_of("2xh100-sxm", parallel="dp=2", strategy=strategy, sequence_length=16, batch_size=1)

@@ -46,6 +46,29 @@ def test_rows_are_questions_of_a_user(folder):
         assert run.cluster.num_devices == (2 if row is two else 1)
 
 
+def test_rows_of_unequal_samples_have_two_micro_steps(tmp_path):
+    orca = {
+        **USUAL,
+        "source_path": "refs_orca/a100_80gb_pf.csv",
+        "derived_tokens_per_sample": 890.0,
+        "num_gpus": 2.0,
+    }
+    rows = [
+        orca,
+        {**orca, "framework": "aadp-padding-free", "model": None},
+        {**orca, "framework": "padding-free-multipack"},
+    ]
+    (tmp_path / "llm").mkdir()
+    pd.DataFrame(rows).to_parquet(tmp_path / "llm" / "llm_training.parquet")
+    read = read_rows(tmp_path, "fms").rows
+    assert [row.source for row in read] == ["fms, padded", "fms, padding-free", "fms, multipack"]
+    assert [row.batching for row in read] == ["padded", "padding-free", "padded"]
+    assert [row.lengths is None for row in read] == [False, False, True]
+    assert {(row.question["accumulation"], row.question["reduce_once"], row.tokens) for row in read} == {
+        (2, True, 445)
+    }
+
+
 def test_a_row_is_answered_and_compared(tmp_path):
     config = tmp_path / "small.json"
     config.write_text(

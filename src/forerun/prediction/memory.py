@@ -301,7 +301,10 @@ def _passes(
         if is_sharded
         else memory.largest_gradient[own] * (wide > 1)
     )
-    total = float(whole.sum())
+    # Kept whole (no_sync), gradients become a part of themselves block by block.
+    keeps_whole = is_sharded and sharing.reduce_once and sharing.num_accumulation_steps > 1
+    left = memory.gradients[own] if keeps_whole else whole
+    total = float(left.sum())
     best = (0.0, 0.0, 0.0 if grows else total)
     kept, gradients = kept_before, 0.0 if grows else total
     for place, unit in enumerate(own):
@@ -322,7 +325,7 @@ def _passes(
         candidate = (kept, float(memory.backward_peak[unit]) + open_bytes + float(made[place]), gradients)
         best = max(best, candidate, key=sum)
         kept += float(memory.backward_net[unit])
-        gradients += float(whole[place]) if grows else 0.0
+        gradients += float(whole[place]) if grows else float(whole[place] - left[place])
     return best
 
 

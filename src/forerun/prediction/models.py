@@ -112,7 +112,7 @@ def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
 def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> PreparedModel:
     """The step of a model, with the load of its experts: traced, or composed of several traced passes."""
     load, most = setup.expert_load, setup.expert_capacity
-    setup = replace(setup, expert_load=_EVEN, expert_capacity=None)
+    setup = replace(setup, expert_load=_EVEN, expert_capacity=None, host_slowdown=1.0)
 
     def traced(request: ModelRequest, setup: TrainingSetup) -> Graph:
         return trace(request, setup, module, **ways)

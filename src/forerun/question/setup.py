@@ -218,6 +218,16 @@ class TrainingSetup:
         above=0,
         high=1e6,
     )
+    host_slowdown: float = setting(
+        1.0,
+        help="Times that launching takes longer than usual, as beside a busy Python thread: about 3.7 with the memory "
+        "metrics of Transformers' Trainer (skip_memory_metrics=False).",
+        group="run",
+        words="slowdown of the host",
+        only_changed=True,
+        low=0.1,
+        high=100,
+    )
     zero_grad_to_none: bool = True
     autocast_backward: bool = False
     keeps_gradients: bool = False
@@ -420,6 +430,7 @@ class SetupOptions(PostTrainingOptions, total=False):
     attention_kernel: str | None
     expert_load: str | None
     expert_capacity: float | None
+    host_slowdown: float | None
 
 
 class SoftwareOptions(TypedDict, total=False):

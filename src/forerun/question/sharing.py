@@ -178,6 +178,21 @@ class Sharing:
         needs="fsdp",
         only_changed=True,
     )
+    reduce_once: bool = _sharing(
+        False,
+        help="With fsdp and --accumulation: keep whole gradients until the last micro-step reduces them (no_sync, as "
+        "accelerate does).",
+        default="no",
+        needs="fsdp",
+        only_changed=True,
+    )
+    wrap_adapters: bool = _sharing(
+        False,
+        help="With fsdp and --lora: every matrix of the adapters is a unit of its own (fsdp_auto_wrap_policy of peft).",
+        default="no",
+        needs="fsdp",
+        only_changed=True,
+    )
     overlap_tensor: bool = _sharing(
         False,
         help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
@@ -237,6 +252,8 @@ class SharingOptions(TypedDict, total=False):
     reduce_precision: str | None
     fsdp_version: str | None
     load_whole: bool | None
+    reduce_once: bool | None
+    wrap_adapters: bool | None
     overlap_tensor: bool | None
     overlap_update: bool | None
 

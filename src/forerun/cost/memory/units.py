@@ -36,6 +36,7 @@ class UnitMemory:
         buffers: Tensors beside the weights that no update changes, such as the scales of quantized weights, (units,),
             in proportion to the weights [bytes].
         gradients: Gradients of the weights, (units,) [bytes].
+        num_gradients: Their number, (units,).
         largest_gradient: Largest gradient of a single weight, (units,) [bytes].
         tied: The embedding that the head holds as well if it is on another device [bytes].
         state_ratio: State of the optimizer over gradients.
@@ -50,6 +51,7 @@ class UnitMemory:
     weights: Floats
     buffers: Floats
     gradients: Floats
+    num_gradients: Floats
     largest_gradient: Floats
     tied: float
     state_ratio: float
@@ -122,6 +124,7 @@ def _found(graph: Graph, blocks: Blocks, shards: Shards, batch_size: int) -> Uni
         weights=weights.astype(float),
         buffers=weights.astype(float) * (buffers / max(float(blocks.weight_bytes.sum()), 1.0)),
         gradients=gradients.astype(float),
+        num_gradients=np.bincount(owner, minlength=blocks.num_units).astype(float),
         largest_gradient=largest,
         tied=blocks.tied_bytes / shards.tensor,
         state_ratio=state / whole,

@@ -191,6 +191,7 @@ def _in_single_precision(point: Point) -> Point:
         phase=own.phase,
         layout=own.layout,
         compile=own.compile,
+        host_slowdown=own.host_slowdown,
     )
     return replace(point, setup=setup)
 
@@ -246,6 +247,7 @@ def _chunk_times(
         pair=ops.op_class * len(StepPart) + ops.step_part,
         format_class=format_classes(ops, arrays),
         is_compiled=arrays.is_compiled[:, 0],
+        slowdown=np.asarray([point.setup.host_slowdown for point in points]),
         # A network refined on its device has measured what the datasheet only promises.
         is_bounded=not weights.is_refined,
     )
@@ -333,6 +335,7 @@ class _Kernels:
         pair: Class and part of the step, (n,).
         format_class: Place in the tables of offsets, (p, n).
         is_compiled: Whether a compiler joined operations, (p,).
+        slowdown: Times that the host is slower than usual, (p,).
         is_bounded: Whether no kernel beats the datasheet.
     """
 
@@ -348,6 +351,7 @@ class _Kernels:
     pair: npt.NDArray[np.int64]
     format_class: npt.NDArray[np.int64]
     is_compiled: Floats
+    slowdown: Floats
     is_bounded: bool
 
 
@@ -418,7 +422,7 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
     part = busy / kernel / (total_power + 1e-30)
     kernel_s = kernel * kernels.counts
     launches = kernels.launches * np.exp(network.host[kernels.pair].astype(np.float64))
-    slowness = np.exp(kernels.is_compiled * network.host_compiled + offset[:, 2])
+    slowness = kernels.slowdown * np.exp(kernels.is_compiled * network.host_compiled + offset[:, 2])
     launch_s = launches * slowness[:, None]
     host_s = np.exp(network.host_constant) + launch_s.sum(axis=1)
     return _Member(
