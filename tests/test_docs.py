@@ -99,6 +99,11 @@ def folder(tmp_path_factory):
     """One folder for all pages, so that a model is traced once, with a training script of the reader's."""
     place = tmp_path_factory.mktemp("docs")
     (place / "train.py").write_text(SCRIPT, encoding="utf-8")
+    # Calibrations are the pages' own, graphs those of all tests.
+    traces = Path(os.environ["FORERUN_CACHE"], "traces")
+    traces.mkdir(parents=True, exist_ok=True)
+    (place / "cache").mkdir()
+    (place / "cache" / "traces").symlink_to(traces)
     return place
 
 

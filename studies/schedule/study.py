@@ -81,21 +81,18 @@ class ScheduleResults:
     scale: tuple[ScaleRow, ...]
 
 
-def schedule_study(
-    folder: Path, say: Progress, quick: bool = False, kept: Path | None = None
-) -> ScheduleResults:
+def schedule_study(folder: Path, say: Progress, quick: bool = False) -> ScheduleResults:
     """Runs all studies; the comparison of policies takes hours on one core, and goes on where it stopped.
 
     Args:
         folder: Folder of the public tables.
         say: Told what is being done.
         quick: One draw of each workload instead of eight, and of the errors instead of four; two policies.
-        kept: File of the compared schedules; None for one in the cache.
 
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    kept = kept or cache_folder() / f"compared-schedules{'-quick' if quick else ''}.jsonl"
+    kept = cache_folder() / f"compared-schedules{'-quick' if quick else ''}.jsonl"
     seeds, policies = (SCORED_SEEDS[:1], (OURS, "fifo")) if quick else (SCORED_SEEDS, ())
     compared = compare(folder, kept, say, seeds=seeds, policies=policies)
     say("schedule: forecast errors")
@@ -188,10 +185,11 @@ def _server_views(num_jobs: int, best: int) -> list[JobView]:
     return views
 
 
-def trace_time(folder: Path, num_jobs: int = 100_000, num_devices: int = 2048) -> list[ScaleRow]:
+def trace_time(folder: Path) -> list[ScaleRow]:
     """A hundred thousand jobs of the Philly trace, drawn with replacement, under FIFO, SRTF and LAS."""
     philly = read_philly(folder)
     chance = np.random.default_rng(0)
+    num_jobs, num_devices = 100_000, 2048
     rows = chance.integers(len(philly), size=num_jobs)
     columns = (
         philly.time_s.to_numpy()[rows],

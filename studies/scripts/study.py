@@ -51,13 +51,13 @@ class CapturedCase:
         return asdict(self)
 
 
-def study_case(case: Case, timeout_s: float = 600.0) -> CapturedCase:
+def study_case(case: Case) -> CapturedCase:
     """Captures one script and compares it."""
     begin_s = time.monotonic()
     case.folder.mkdir(parents=True, exist_ok=True)
     try:
         with _working_in(case.folder):
-            found = forerun.capture(case.command, timeout_s=timeout_s)
+            found = forerun.capture(case.command, timeout_s=600.0)
     except ForerunError as error:
         reason = str(error).partition(" cannot be captured: ")[2] or str(error)
         return CapturedCase(

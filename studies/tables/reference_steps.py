@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -62,7 +63,7 @@ def read_reference_steps(
         (request, replace(record.training_setup(), batch_size_per_device=1))
         for record, request in [*jobs, *questions]
     ]
-    trace_all(distinct, report=report)
+    trace_all(distinct, report)
     steps, skipped = measured_steps([record for record, _ in jobs], [request for _, request in jobs])
     asked, _ = measured_steps([record for record, _ in questions], [request for _, request in questions])
     answered = {(step.record.source, step.record.row_id): step for step in asked}
@@ -99,40 +100,28 @@ def _jobs(folder: Path, quick: bool) -> list[Job]:
 
 
 def trace_all(
-    jobs: Iterable[tuple[ModelRequest, TrainingSetup]],
-    num_processes: int = 2,
-    report: Callable[[int, int], None] | None = None,
-) -> dict[tuple[ModelRequest, TrainingSetup], str]:
-    """Traces everything that is not in the cache yet, in worker processes.
+    jobs: Iterable[tuple[ModelRequest, TrainingSetup]], report: Callable[[int, int], None] | None
+) -> None:
+    """Traces everything that is not in the cache yet, in worker processes; what fails is left to its reader.
 
     Args:
         jobs: Models with setups; the batch size of a setup does not matter.
-        num_processes: Workers.
         report: Called with (done, all) as work proceeds.
-
-    Returns:
-        The reason for each job that failed, empty for the others.
     """
     distinct = list(dict.fromkeys(jobs))
-    reasons: dict[tuple[ModelRequest, TrainingSetup], str] = {}
     context = get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_use_one_thread) as pool:
-        for done, (job, reason) in enumerate(
-            zip(distinct, pool.map(_trace_one, distinct, chunksize=4), strict=True), start=1
-        ):
-            reasons[job] = reason
+    with ProcessPoolExecutor(_NUM_PROCESSES, mp_context=context, initializer=_use_one_thread) as pool:
+        for done, _ in enumerate(pool.map(_trace_one, distinct, chunksize=4), start=1):
             if report is not None:
                 report(done, len(distinct))
-    return reasons
 
 
-def _trace_one(job: tuple[ModelRequest, TrainingSetup]) -> str:
-    """Traces into the cache; the reason if that failed."""
-    try:
+_NUM_PROCESSES = 2
+
+
+def _trace_one(job: tuple[ModelRequest, TrainingSetup]) -> None:
+    with contextlib.suppress(ForerunError):
         trace(*job)
-    except ForerunError as error:
-        return str(error)
-    return ""
 
 
 def _use_one_thread() -> None:

@@ -202,7 +202,8 @@ def _of_fields(holder: type) -> Iterator[Declared]:
 def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
     kind = _plain(hint)
     holds = kind if issubclass(kind, StrEnum) else None
-    is_names = kind is tuple and int not in get_args(_without_none(hint))
+    elements = {inner for part in (hint, *get_args(hint)) for inner in get_args(part)}
+    is_names = kind is tuple and int not in elements
     if holds is not None and not own.choices:
         own = replace(own, choices=tuple(holds), metavar=own.metavar or "NAME")
     value = field.default
@@ -222,11 +223,6 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
         default=field.default,
         holds=holds,
     )
-
-
-def _without_none(hint: Any) -> Any:
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    return parts[0] if get_origin(hint) in (Union, UnionType) else hint
 
 
 def from_settings(part: type, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,6 @@ QUESTION = ("plan", "cnn:depth=2,base_filters=32", "--on", "t4,l4", "--batch-siz
 JOB = ("--dataset", "cifar10", "--epochs", "3")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORERUN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def answer():
     result = invoke(*QUESTION, *JOB, "--json")

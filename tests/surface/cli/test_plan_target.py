@@ -13,13 +13,6 @@ TARGET = ("--target", "accuracy=0.9")
 LAST = 60
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORERUN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def write_run(path, num_epochs=20, rate=0.7, unit="epoch"):
     """accuracy = 1 - 0.6 k^-rate, which is 0.9 after 6^(1 / rate) epochs."""
     rows = [f"{k},{1 - 0.6 * k**-rate:.6f}" for k in range(1, num_epochs + 1)]

@@ -19,13 +19,6 @@ INTERVALS = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORERUN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def answer():
     result = invoke("predict", *QUESTION, *JOB, "--json")

@@ -307,13 +307,12 @@ def is_public_layer_table(path: Path) -> bool:
         return False
 
 
-def public_layer_table(path: Path, most_rows: int | None = None, seed: int = 0) -> LayerTable:
+def public_layer_table(path: Path, most_rows: int) -> LayerTable:
     """Layers of a public table (TensorFlow, fp32); sources in the notes beside those tables.
 
     Args:
         path: ``justus_layers`` or ``iit_layers``, Parquet.
-        most_rows: A random sample of this many rows; all if None.
-        seed: Seed of the sample.
+        most_rows: Of more rows, a random sample of so many.
 
     Raises:
         RecordError: A device is not known, or no usable row is left.
@@ -326,8 +325,8 @@ def public_layer_table(path: Path, most_rows: int | None = None, seed: int = 0) 
     chosen = frame[usable]
     if chosen.empty:
         raise RecordError(f"{path.name}: expected rows with a time of one layer on one GPU, got none")
-    if most_rows is not None and len(chosen) > most_rows:
-        chosen = chosen.sample(most_rows, random_state=seed)
+    if len(chosen) > most_rows:
+        chosen = chosen.sample(most_rows, random_state=0)
     unknown = sorted(set(chosen["gpu"]) - set(_DEVICES))
     if unknown:
         raise RecordError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -140,12 +140,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 """Settings that are parsed from text on every command line."""
 
 
-def settings_of(options: type, without: Iterable[str] = ()) -> dict[str, Declared]:
-    """The settings of a declaration that a command has, by name."""
-    left_out = set(without)
-    return {name: item for name, item in declared(options).items() if name not in left_out}
-
-
 def read_settings(
     known: Mapping[str, Declared], readers: Mapping[str, Callable[[str], Any]], arguments: dict[str, Any]
 ) -> dict[str, Any]:
@@ -166,37 +160,26 @@ def setting_parameters(
     known: Mapping[str, Declared], aliases: Mapping[str, str], readers: Mapping[str, Callable[[str], Any]]
 ) -> list[inspect.Parameter]:
     """The options of settings, as parameters of a command."""
-    texts = {**_READERS, **readers}
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=_annotation(item, aliases.get(name), is_text=name in texts),
-        )
-        for name, item in known.items()
-    ]
-
-
-def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
-    setting = item.setting
-    words = setting.help + (f" [default: {setting.default}]" if setting.default else "")
-    names = [item.flag, *([f"--{alias}"] if alias else [])]
-    # What is on by default needs a word that turns it off.
-    if item.kind is bool and setting.default == "yes":
-        names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
-    kind: Any = item.kind if item.kind in (int, float, bool, Path) and not is_text else str
-    return Annotated[
-        Optional[kind],  # noqa: UP045 - made at run time
-        typer.Option(
+    texts, found = {**_READERS, **readers}, []
+    for name, item in known.items():
+        setting = item.setting
+        words = setting.help + (f" [default: {setting.default}]" if setting.default else "")
+        names = [item.flag, *([f"--{aliases[name]}"] if name in aliases else [])]
+        # What is on by default needs a word that turns it off.
+        if item.kind is bool and setting.default == "yes":
+            names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
+        kind: Any = item.kind if item.kind in (int, float, bool, Path) and name not in texts else str
+        option = typer.Option(
             *names,
             help=words,
             metavar=setting.metavar or None,
             autocompletion=_completed(setting.choices) if setting.choices else None,
             rich_help_panel=setting.group,
             show_default=False,
-        ),
-    ]
+        )
+        hint: Any = Annotated[Optional[kind], option]  # noqa: UP045 - made at run time
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+    return found
 
 
 _ALL = "--help-all"

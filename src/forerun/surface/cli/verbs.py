@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
 from forerun.base.extras import plugin, plugin_names
+from forerun.question.settings import declared
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -46,7 +47,6 @@ from forerun.surface.cli.settings import (
     parse_time_s,
     read_settings,
     setting_parameters,
-    settings_of,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def verb(
         after: Called with the answer once it is printed, to fail.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
     """
-    known = {} if options is None else settings_of(options, without)
+    known = {} if options is None else dict(declared(options))
+    for name in without:
+        known.pop(name, None)
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
         told = {"rows": None, "money": False, **vars(ask)}  # see ``told_in``
