@@ -192,7 +192,7 @@ def _in_single_precision(point: Point) -> Point:
         layout=own.layout,
         compile=own.compile,
     )
-    return replace(point, setup=setup)
+    return replace(point, setup=setup, known_as=None)
 
 
 def _times_at(
