@@ -199,6 +199,19 @@ def test_a_missing_format_is_told_with_what_happens_instead(device, precision, m
     assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup)
 
 
+@pytest.mark.parametrize("device", ["a40", "h200-sxm", "rtx-5090"])
+def test_fewer_bits_never_take_longer_where_launches_are_short(device):
+    model = prepare(graph_named("resnet18"))
+    for batch in (1, 16):
+        asked = [
+            TrainingSetup(batch_size_per_device=batch, precision=p) for p in ("fp32", "tf32", "bf16", "fp16")
+        ]
+        full, *others = (
+            step.step_s.value for step in predict_steps(model, find_device(device), asked, WEIGHTS)
+        )
+        assert max(others) <= full * (1 + 1e-9)
+
+
 def test_tf32_takes_as_long_as_fp32_where_there_is_none():
     model = prepare(graph_named("resnet18"))
     wanted = (

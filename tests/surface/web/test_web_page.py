@@ -104,6 +104,17 @@ def screenshot(page, name):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
+def test_a_question_that_takes_long_is_said_to_be_asked(browser, address):
+    page = browser.new_page()
+    page.route("**/plan", lambda route: None)  # never answered
+    page.goto(f"{address}/{SMALL}")
+    page.wait_for_selector("body.busy")
+    assert "Predicting" in page.evaluate(
+        "getComputedStyle(document.querySelector('#cards'), '::after').content"
+    )
+    page.close()
+
+
 def test_sliders_change_the_numbers_and_nothing_complains(opened, complaints):
     page = opened()
     before = cards(page)

@@ -193,7 +193,7 @@ def _in_single_precision(point: Point) -> Point:
         compile=own.compile,
         host_slowdown=own.host_slowdown,
     )
-    return replace(point, setup=setup)
+    return replace(point, setup=setup, known_as=None)
 
 
 def _times_at(

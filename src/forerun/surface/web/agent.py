@@ -62,6 +62,8 @@ class Prediction(BaseModel):
     fits: str | None
     step_time_s: Quantity
     throughput_samples_per_s: Quantity
+    tokens_per_s: Quantity | None
+    mfu: Quantity | None
     epoch_time_s: Quantity | None
     job_time_s: Quantity | None
     peak_memory_bytes: Quantity | None

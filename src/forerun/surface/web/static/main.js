@@ -128,6 +128,7 @@ async function planned() {
 }
 
 async function renewExact(mine, plan) {
+  document.body.classList.add("asking");
   try {
     const estimate = await ask("/predict", predictBody(state, usdPerHour(plan)));
     if (mine !== turn) return;
@@ -139,6 +140,8 @@ async function renewExact(mine, plan) {
     aheadTimer = setTimeout(() => lookAhead(mine), 400);
   } catch (error) {
     if (mine === turn) showError(error.message);
+  } finally {
+    if (mine === turn) document.body.classList.remove("asking");
   }
 }
 
