@@ -358,6 +358,19 @@ def test_what_scripts_print_is_read(tmp_path, name):
     np.testing.assert_allclose(curve.values, loss_at(places), atol=1e-4)
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_columns_of_words_are_left_out_and_other_separators_read(tmp_path, mark):
+    rows = [mark.join(["2024-05-01 10:00:00", str(e), str(1 / e), "fit"]) for e in range(1, 6)]
+    path = write(tmp_path, "\n".join([mark.join(["timestamp", "epoch", "val_loss", "phase"]), *rows]))
+    np.testing.assert_allclose(read_curve(path).values, 1 / np.arange(1, 6))
+
+
+def test_a_split_behind_a_metric_is_that_of_the_metric(tmp_path):
+    lines = [f"Step {s} | Loss/train: {9 / s} | Loss/val: {10 / s} | LR 3.0e-4" for s in range(1, 6)]
+    curve = read_curve(write(tmp_path, "\n".join(lines), "run.log"))
+    assert (curve.metric, curve.values[1]) == ("val_loss", 5.0)
+
+
 def test_rows_of_json_are_read_whatever_the_file_is_called(tmp_path):
     rows = [{"env_info": "linux", "seed": 0}]
     for epoch in range(1, 6):

@@ -128,7 +128,7 @@ def find_curve_files(folder: str | Path) -> list[Path]:
 def _is_curve_file(file: Path) -> bool:
     if file.is_dir():
         return is_mlflow_run(file)
-    is_named = file.suffix in (".csv", ".wandb") or file.name in (TRAINER_STATE, _STORE, *_HISTORIES)
+    is_named = file.suffix in (".csv", ".tsv", ".wandb") or file.name in (TRAINER_STATE, _STORE, *_HISTORIES)
     return is_named or _is_events(file) or is_text_log(file)
 
 
@@ -209,7 +209,10 @@ def read_columns(file: Path) -> dict[str, Floats]:
     """
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            rows = [row for row in csv.reader(opened) if any(cell.strip() for cell in row)]
+            text = opened.read()
+        first = text.partition("\n")[0]
+        rows = list(csv.reader(text.splitlines(), delimiter=max(",;\t", key=first.count)))
+        rows = [row for row in rows if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(f"{file}: expected a CSV of a run, and it cannot be read: {error}") from error
     if len(rows) < 2:
@@ -230,8 +233,17 @@ def read_columns(file: Path) -> dict[str, Floats]:
     return {
         name: np.asarray([_cell(row[i], name, number, file) for number, row in enumerate(cells, start=2)])
         for i, name in enumerate(names)
-        if name
+        if name and not all(_is_words(row[i]) for row in cells)
     }
+
+
+def _is_words(text: str) -> bool:
+    """True for a cell that is no number: a column of them holds dates or names of phases."""
+    try:
+        float(text or "nan")
+    except ValueError:
+        return True
+    return False
 
 
 def _cell(text: str, name: str, row: int, file: Path) -> float:

@@ -48,6 +48,7 @@ _NAMES = {"tel": "val_loss", "trl": "train_loss", "val": "val_loss", "train": "t
 _VALIDATION = re.compile(
     r"^(val|eval|test)|[^a-z](val|valid|validation|eval|test)([^a-z]|$)|^\W*\*", re.IGNORECASE
 )
+_SPLIT_BEHIND = re.compile(r"^(\w+)/(train|val|valid|validation|eval|test)$")
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)\W+(\d+)\b"
@@ -126,7 +127,8 @@ class _Reading:
             elif name == "train_time_ms":
                 found["elapsed_s"] = value / 1000
             elif _METRIC.search(name) and not _NO_METRIC.search(name):
-                name = re.sub("^test", "val", _NAMES.get(name, name))
+                name = _SPLIT_BEHIND.sub(r"\2_\1", _NAMES.get(name, name))  # loss/val is val_loss
+                name = re.sub("^test", "val", name)
                 is_named = name.startswith(("val", "eval", "train", "hella"))
                 found[name if is_named or not of_validation else f"val_{name}"] = value
         self._place = place or self._place
