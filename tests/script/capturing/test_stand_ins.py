@@ -38,7 +38,7 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
         seen.append(x)
         return {"loss": x.sum(), "more": (x.expand(sizes[len(seen) - 1], 2).to(torch.bfloat16), is_long)}
 
-    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=is_recorded)))
+    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=is_recorded)), lambda tensor: None)
     module, x = torch.nn.Identity(), torch.zeros(1, 2, device="meta")
     for size in sizes:
         found = repeats._repeated(run, module, (x,), {"is_long": True})
@@ -61,12 +61,14 @@ def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, r
         seen.append(x)
         return x.new_zeros(1, x.shape[1], 8), x[:, -1:]
 
-    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=False)))
+    forgotten = []
+    repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=False)), forgotten.append)
     module = torch.nn.Identity()
     for length in lengths:
         logits, last = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"),), {})
         assert (logits.shape, logits.stride(), last.shape) == ((1, length, 8), (8 * length, 8, 1), (1, 1))
     assert len(seen) == runs
+    assert len(forgotten) == 2 * (len(lengths) - runs)
 
 
 def test_loops_of_all_functions_around_a_step_are_counted():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,10 +91,11 @@ class Repeats:
 
     Args:
         steps: Tells which passes are outermost, and whether a step is recorded.
+        forget: Called with each tensor that is made, whose values are not known.
     """
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, forget: Callable[[torch.Tensor], None]) -> None:
+        self._steps, self._forget = steps, forget
         self._passes: dict[Any, _Passes] = {}
 
     def cover(self) -> None:
@@ -118,7 +119,11 @@ class Repeats:
         beside, sizes = first_tensor((args, kwargs)), passes.foreseen(asked)
         if passes.is_sure and passes.result and sizes is not None and beside is not None and not is_few:
             passes.known = [*passes.known[-1:], (asked, sizes)]
-            return _empty(passes.result, sizes, beside)
+            made = _empty(passes.result, sizes, beside)
+            for leaf in pytree.tree_leaves(made):
+                if isinstance(leaf, torch.Tensor):
+                    self._forget(leaf)
+            return made
         result = run(module, *args, **kwargs)
         form, found = _shape_of(result)
         passes.is_sure = form is not None and form == passes.result and found == sizes

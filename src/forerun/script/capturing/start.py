@@ -249,10 +249,10 @@ class _Session:
         steps.goes_on = self.pauses.stepped
         steps.evaluates = lambda: self.pauses.saw("validation", self.loaders.evaluated_samples())
         self.parallel = Parallelism(settings, steps)
-        if settings.pretends:
-            Repeats(steps).cover()
-        cover_torch(steps, self.flags, pretends=settings.pretends)
         known = self.pretence.known if self.pretence is not None else None
+        if known is not None:
+            Repeats(steps, known.forget).cover()
+        cover_torch(steps, self.flags, pretends=settings.pretends)
         flexible = FlexibleAttention(recorder, known, self.flags["notes"])
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
