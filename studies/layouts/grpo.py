@@ -54,6 +54,8 @@ def _step(row: Any) -> tuple[float, str]:
     engine = int(row.generation_tp_pp.strip("[]").split(",")[0])
     total = int(row.gpus)
     number = 0 if row.policy == "On policy" else total // 2
+    if 0 < number < engine:
+        return np.nan, "no devices are left to write"
     try:
         estimate = _estimate(row, axes, engine, total - number, number)
     except UsageError as error:
