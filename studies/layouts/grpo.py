@@ -1,9 +1,10 @@
 """Published steps of reinforcement learning (GRPO) asked plainly: nothing is fitted to them.
 
 A row gives the whole step alone: writing, refit, log-probabilities, training. What it leaves open is taken as follows:
-prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. Rows that train one step behind have devices
-of their own for writing, and do not say how many: those that are fastest. Experts are divided among all devices that
-have tokens of their own where a row names more.
+prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. The recipes of the rows (NVIDIA-NeMo/RL:
+``examples/configs/recipes/llm/performance``) say the rest: where rows train one step behind, half of the devices write;
+the two large models repeat their forward passes. Every device of a DGX has a link of its own to other nodes. Experts
+are divided among all devices that have tokens of their own where a row names more.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
     table: Any = pd.read_parquet(folder / "steps" / "grpo_nemo_rl.parquet").itertuples()
     found = []
     for row in table:
-        steps, reasons = _steps(row)
-        step_s, words = min(steps, default=(np.nan, reasons[-1]))
+        step_s, words = _step(row)
         found.append(
             {
                 "model": row.model,
@@ -46,27 +46,22 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _steps(row: Any) -> tuple[list[tuple[float, str]], list[str]]:
-    """Steps of a row by possible numbers of devices that write, with their passes in words; and what was refused."""
+def _step(row: Any) -> tuple[float, str]:
+    """Step of a row with its passes in words, or not a number with the reason."""
     if row.model not in _MODELS:
-        return [], ["no model of the catalogue"]
+        return np.nan, "no model of the catalogue"
     axes = [int(part) for part in row.training_tp_cp_ep_pp_vpp.strip("[]").split(",")[:_NUM_AXES]]
     engine = int(row.generation_tp_pp.strip("[]").split(",")[0])
-    total, least = int(row.gpus), axes[0] * axes[1] * axes[3]
-    numbers = [0]
-    if row.policy != "On policy":
-        step = max(engine, total // 8)
-        numbers = [n for n in range(step, total - least + 1, step) if (total - n) % least == 0]
-    found, reasons = [], ["no devices are left to write"]
-    for number in numbers:
-        try:
-            estimate = _estimate(row, axes, engine, total - number, number)
-        except UsageError as error:
-            reasons.append(str(error))
-            continue
-        words = ", ".join(f"{part.name} {part.time_s:.0f}" for part in estimate.passes)
-        found.append((estimate.step_time_s.value, f"{number} write; {words}" if number else words))
-    return found, reasons
+    total = int(row.gpus)
+    number = 0 if row.policy == "On policy" else total // 2
+    if 0 < number < engine:
+        return np.nan, "no devices are left to write"
+    try:
+        estimate = _estimate(row, axes, engine, total - number, number)
+    except UsageError as error:
+        return np.nan, str(error)
+    words = ", ".join(f"{part.name} {part.time_s:.0f}" for part in estimate.passes)
+    return estimate.step_time_s.value, f"{number} write; {words}" if number else words
 
 
 def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: int) -> forerun.Estimate:
@@ -76,7 +71,9 @@ def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: in
     data = training // (tensor * context * pipeline)
     expert = min(expert, context * data)
     mean, longest = int(row.mean_generated_sequence_tokens), int(row.max_sequence_tokens)
-    several: dict[str, Any] = {"inter": "infiniband-ndr"} if nodes > 1 else {}
+    several: dict[str, Any] = {"inter": f"{domain}xinfiniband-ndr"} if nodes > 1 else {}
+    if row.model != "Qwen3-30B3A":
+        several["recompute"] = "full"
     beside: dict[str, Any] = {"generation_on": writing} if writing else {}
     return forerun.predict(
         _MODELS[row.model],
