@@ -16,6 +16,7 @@ from forerun.cost.time.correction import PriorScales, sensitivities, with_circum
 from forerun.cost.time.evidence import operation_mix, step_covariates
 from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel
+from forerun.evidence.fitting.device_calibration import WORSE_BY
 from forerun.evidence.fitting.evaluation import family_folds
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import (
@@ -365,7 +366,7 @@ def few_shot(
 
 
 def _unless_refused(rows: Floats, measured: list[int], residuals: Floats, scales: PriorScales) -> list[int]:
-    """The measured steps, or none where they predict each other worse than before, which ``calibrate`` refuses."""
+    """The measured steps, or none where they predict each other far worse than before, which ``calibrate`` refuses."""
     if len(measured) < 2:
         return measured
     others = [[other for other in measured if other != one] for one in measured]
@@ -374,7 +375,8 @@ def _unless_refused(rows: Floats, measured: list[int], residuals: Floats, scales
         for one, rest in zip(measured, others, strict=True)
     ]
     before, after = residuals[measured], residuals[measured] - np.asarray(moved)
-    return [] if np.abs(np.expm1(-after)).mean() > np.abs(np.expm1(-before)).mean() else measured
+    worse, better = (np.abs(np.expm1(-logs)).mean() for logs in (after, before))
+    return [] if worse > WORSE_BY * better else measured
 
 
 _PRIOR_ROWS, _FEWEST_PRIOR_ROWS = 24, 5
