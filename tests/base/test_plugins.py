@@ -14,9 +14,9 @@ def declared(monkeypatch):
     """Entry points of a group as they are declared by forerun, and by all packages."""
 
     def declare(own, others):
-        monkeypatch.setattr(plugins, "_own", lambda group: {p.name: p for p in own if p.group == group})
-        everyone = [*own, *others]
-        monkeypatch.setattr(plugins, "_all", lambda group: {p.name: p for p in everyone if p.group == group})
+        kept = [*(("elsewhere", p) for p in others), *(("forerun", p) for p in own)]
+        monkeypatch.setattr(plugins, "_kept", lambda: kept)
+        monkeypatch.setattr(plugins, "_points", plugins._points.__wrapped__)
 
     return declare
 

@@ -254,12 +254,8 @@ def kept_model_names() -> dict[str, Any] | None:
 def _names_file() -> Path:
     from forerun import __version__  # read from the metadata of the package, which takes 40 ms
 
-    known = [
-        __version__,
-        *architectures(),
-        *(installed_version(name) or "" for name in ("torchvision", "timm")),
-    ]
-    key = json.dumps(known)
+    libraries = (installed_version(name) or "" for name in ("torchvision", "timm"))
+    key = json.dumps([__version__, *architectures(), *libraries])
     return cache_folder() / f"model-names-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
