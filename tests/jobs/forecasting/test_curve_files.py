@@ -13,6 +13,7 @@ import pytest
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.jobs.forecasting.curve import parse_target
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve, read_target_curve
+from forerun.jobs.forecasting.text_logs import read_text_log
 
 
 def write(tmp_path, text, name="run.csv"):
@@ -567,3 +568,12 @@ def test_the_store_of_mlflow_holds_several_runs(tmp_path):
     path.write_bytes(b"nothing that SQLite knows, of some length")
     with pytest.raises(RecordError, match="expected the SQLite store of MLflow"):
         read_curve(path / "moon")
+
+
+@pytest.mark.parametrize(
+    "line", ["a1" * 500_000, "{" * 1_000_000, "a" + " " * 1_000_000, ("b" * 2_000 + " ") * 500]
+)
+def test_a_line_of_a_megabyte_is_read_once(tmp_path, line):
+    # Searched anew from each character it would take hours.
+    (tmp_path / "run.log").write_text(f"step 1 loss 2.0\n{line}\nstep 2 loss 1.8\n", encoding="utf-8")
+    assert list(read_text_log(tmp_path / "run.log").columns["loss"]) == [2.0, 1.8]

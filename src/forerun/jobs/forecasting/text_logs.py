@@ -32,12 +32,11 @@ TEXT_SUFFIXES = (".log", ".txt", ".out")
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?![\d,])|\d+)?\.?\d*(?:[eE][-+]?\d+)?"
 _PAIR = re.compile(
-    rf"(?P<name>[A-Za-z@][\w@/.+-]*(?: [A-Za-z(][\w@/.+()-]*){{0,5}})(?:\s*[:=][\s\[]*|\s[\s\[]*)"
+    rf"(?<![\w@/.+-])(?P<name>[A-Za-z@][\w@/.+-]*(?: [A-Za-z(][\w@/.+()-]*){{0,5}})(?:\s*[:=][\s\[]*|\s[\s\[]*)"
     rf"(?P<value>(?=[-+]?\.?\d){_NUMBER}|nan\b|inf\b)(?:\s*/\s*(?P<total>\d+))?(?P<unit>ms\b)?"
 )
 _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE]+|nan)\s*")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
-_OBJECT = re.compile(r"\{.*\}")
 _STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
     r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^(val|train|t[er]l)$"
@@ -156,12 +155,12 @@ def _unit(name: str) -> str:
 
 def _object_of(line: str) -> list[tuple[str, float]]:
     """Numbers of the object in a line, also those that are written as text."""
-    match = _OBJECT.search(line)
+    text = line[line.find("{") : line.rfind("}") + 1]
     try:
         try:
-            found = json.loads(match[0] if match else "")
+            found = json.loads(text)
         except ValueError:
-            found = ast.literal_eval(match[0] if match else "")
+            found = ast.literal_eval(text)
         items = list(found.items())
     except (ValueError, SyntaxError, AttributeError, MemoryError, RecursionError):
         return []
