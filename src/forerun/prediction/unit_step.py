@@ -59,7 +59,7 @@ _ADAPTER_HOST_S = 0.75e-3
 of nine tensors, and a unit of one [s].
 
 Own measurement, 2026-11-27: PyTorch 2.15, blocks of Transformers' Mistral with tiny tensors, collectives that do
-nothing (``fake``): 1.6 to 1.75 ms a block by FSDP1, 1.5 to 2.2 by FSDP2, beside 2.1 ms of its own operations."""
+nothing: 1.6 to 1.75 ms a block by FSDP1, 1.5 to 2.2 by FSDP2, beside 2.1 ms of its own operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,12 +139,15 @@ def _is_events(file: Path) -> bool:
 def _file_and_run(place: Path) -> tuple[Path, str]:
     """The file or folder of a run, and its name there if a file holds several."""
     if place.is_dir():
-        named = (file for pattern in _FILES_OF_FOLDERS for file in sorted(place.glob(pattern)))
+        for pattern in _FILES_OF_FOLDERS:
+            if named := sorted(place.glob(pattern)):
+                return named[0], ""
         # The last state has the history of those before it; otherwise a single log somewhere below is meant.
-        states = sorted(place.glob(f"*/{TRAINER_STATE}"), key=lambda file: (len(file.parent.name), file))
+        if states := sorted(place.glob(f"*/{TRAINER_STATE}"), key=lambda file: (len(file.parent.name), file)):
+            return states[-1], ""
         is_own = is_mlflow_run(place) or any(place.glob(f"{_EVENTS}*"))
-        below = states[-1:] or ([] if is_own else [file for file in place.rglob("*") if _is_curve_file(file)])
-        return next(named, below[0] if len(below) == 1 else place), ""
+        below = [] if is_own else [file for file in place.rglob("*") if _is_curve_file(file)]
+        return below[0] if len(below) == 1 else place, ""
     file = next((parent for parent in place.parents if parent.is_file()), place)
     return file, "" if file == place else place.relative_to(file).as_posix()
 
