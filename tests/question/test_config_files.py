@@ -88,6 +88,74 @@ mixed_precision: bf16
 num_processes: 8
 fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true}
 """
+PARALLEL = """
+base_model: Qwen/Qwen3-30B-A3B-Instruct-2507
+plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
+dp_shard_size: 2
+context_parallel_size: 2
+tensor_parallel_size: 2
+sequence_len: 8192
+attn_implementation: flash_attention_2
+micro_batch_size: 1
+optimizer: adamw_torch_8bit
+activation_offloading: true
+num_epochs: 2
+rl: dpo
+deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json
+"""
+GRPO = """
+model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}
+tokenizer: {_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, max_seq_len: 1024}
+batch_size: 1
+grpo_samples: 16
+max_generated_tokens: 512
+loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss, kl_coeff: 0.01}
+dtype: bf16
+"""
+TRL = """
+model_name_or_path: HuggingFaceTB/SmolLM3-3B-checkpoints
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+max_length: 65536
+per_device_train_batch_size: 1
+use_liger_kernel: true
+lora_r: 16
+num_train_epochs: 5
+"""
+PREFERENCES = """
+model_name_or_path: alignment-handbook/zephyr-7b-sft-qlora
+use_peft: true
+load_in_4bit: true
+lora_r: 16
+lora_target_modules: [q_proj, k_proj]
+beta: 0.01
+max_length: 1024
+max_prompt_length: 512
+optim: paged_adamw_32bit
+per_device_train_batch_size: 4
+deepspeed: ds_z3_offload_config.json
+"""
+PRETRAIN = """
+model_name: Llama-3.2-1B
+train: {global_batch_size: 512, micro_batch_size: 4, max_seq_length: 2048, max_tokens: 3000000000}
+devices: auto
+"""
+REPLICAS = """
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+[training]
+local_batch_size = 2
+global_batch_size = 64
+dtype = "bfloat16"
+mixed_precision_reduce = "bfloat16"
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 4
+pipeline_parallel_degree = 1
+"""
 
 
 def _written(tmp_path, text, name="run.yml"):
@@ -104,24 +172,78 @@ def _written(tmp_path, text, name="run.yml"):
         (TORCHTUNE, "b.yaml", "llama-3.1-8b", {"quantize": "nf4-dq", "lora": 16, "precision": "bf16",
           "accumulation": 16,
           "lora_targets": "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "sequence_length": 2048}),
-        (LITGPT, "c.yaml", "llama-3-8b", {"quantize": "nf4", "lora_targets": "q_proj,v_proj", "accumulation": 4}),
+        (LITGPT, "c.yaml", "llama-3-8b", {"quantize": "nf4", "lora_targets": "q_proj,v_proj"}),
         (TORCHTITAN, "d.toml", "llama-3-70b",
           {"parallel": "tp=8", "batch_size": 8, "compile": True, "recompute": "full"}),
         (FACTORY, "e.yaml", "llama-3-8b", {"lora": 8, "sequence_length": 2048, "accumulation": 8}),
         (DEEPSPEED, "f.json", None,
           {"strategy": "zero3", "offload": "optimizer", "precision": "bf16", "batch_size": 4}),
         (ACCELERATE, "g.yaml", None, {"strategy": "fsdp", "fsdp_version": "fsdp2", "recompute": "full"}),
+        (PARALLEL, "h.yaml", "qwen3-30b-a3b", {"strategy": "zero3", "offload": "parameters", "parallel": "cp=2,tp=2",
+          "loss": "chunked", "optimizer": "adamw-8bit", "attention_kernel": "flash-2", "algorithm": "dpo"}),
+        (GRPO, "i.yaml", "qwen2.5-3b",
+          {"algorithm": "grpo", "batch_size": 16, "sequence_length": 1536, "new_tokens": 512}),
+        (TRL, "j.yaml", "smollm3-3b", {"recipe": "trl", "precision": "bf16", "master_weights": "bf16",
+          "fused_kernels": "liger", "sequence_length": 65536, "accumulation": 2, "recompute": "full"}),
+        (PREFERENCES, "k.yaml", "mistral-7b", {"algorithm": "dpo", "lora": 16, "lora_targets": "q_proj,k_proj",
+          "quantize": "nf4", "optimizer": "adamw", "strategy": "zero3", "offload": "parameters"}),
+        (PRETRAIN, "l.yaml", "llama-3.2-1b", {"batch_size": 4, "sequence_length": 2048, "tokens": 3_000_000_000}),
+        (REPLICAS, "m.toml", "deepseek-v2-lite", {"strategy": "hsdp", "shard_size": 4, "precision": "bf16",
+          "reduce_precision": "half"}),
     ],
 )  # fmt: skip
 def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):
     found = read_config(_written(tmp_path, text, name))
     assert found.model == model
     assert expected.items() <= found.settings.items()
-    assert found.not_understood == (("neftune_noise_alpha: 5",) if name == "a.yml" else ())
+    strange = {"a.yml": ("neftune_noise_alpha: 5",), "h.yaml": ("activation_offloading: true",)}
+    assert found.not_understood == strange.get(name, ())
     run = Run.of(None if model else "llama-3.2-1b", device="8xa100-sxm4-80gb", config=found.path)
-    assert run.batch_size_per_device == expected.get(
-        "batch_size", run.setup.batch_size_per_device
-    ) * expected.get("accumulation", 1)
+    assert run.setup.batch_size_per_device == expected.get("batch_size", run.setup.batch_size_per_device)
+    assert run.sharing.num_accumulation_steps == found.settings_on(8, {}).get("accumulation", 1)
+
+
+def test_samples_of_an_update_are_those_of_all_devices(tmp_path):
+    path = _written(tmp_path, PRETRAIN)
+    for device, steps in (("a100-sxm4-40gb", 128), ("8xa100-sxm4-40gb", 16)):
+        assert Run.of(None, device=device, config=path).sharing.num_accumulation_steps == steps
+    divided = Run.of(None, device="8xa100-sxm4-40gb", config=path, parallel="tp=4", batch_size=8)
+    assert divided.sharing.num_accumulation_steps == 512 // (8 * 2)
+
+
+def test_epochs_and_tokens_need_what_they_count(tmp_path):
+    path = _written(tmp_path, TRL)
+    assert Run.of(None, device="h100-sxm", config=path).job is None
+    assert Run.of(None, device="h100-sxm", config=path, dataset_size=1000).job.num_epochs == 5
+    assert Run.of(None, device="h100-sxm", config=_written(tmp_path, PRETRAIN, "p.yaml")).job is not None
+
+
+def test_a_file_that_is_named_is_read_as_well(tmp_path):
+    (tmp_path / "ds_z3_offload_config.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "aio": {}}', encoding="utf-8"
+    )
+    found = read_config(_written(tmp_path, PREFERENCES))
+    assert (found.settings["strategy"], found.settings["recipe"], found.not_understood) == (
+        "zero2",
+        "trl",
+        (),
+    )
+    assert "offload" not in found.settings
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"), "finetuning_type: oft.*expected lora, full"),
+        (FACTORY + "use_galore: true", "use_galore: true"),
+        (AXOLOTL.replace("adapter: qlora", "adapter: ia3"), "adapter: ia3.*expected lora, qlora"),
+        (PRETRAIN + "model_config: {n_layer: 3}", "model_config.n_layer: 3"),
+        (TORCHTUNE + "teacher_model: {_component_: torchtune.models.llama3.llama3_8b}", "teacher_model"),
+    ],
+)  # fmt: skip
+def test_what_decides_a_step_and_is_not_known_is_refused(tmp_path, text, line):
+    with pytest.raises(UsageError, match=line):
+        read_config(_written(tmp_path, text))
 
 
 def test_keys_without_a_meaning_here_are_named(tmp_path):

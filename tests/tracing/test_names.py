@@ -49,6 +49,21 @@ def test_every_entry_has_a_source_and_its_own_names():
     assert find_architecture("hf:META-LLAMA/llama-3.1-8b") is find_architecture("llama-3.1-8b")
 
 
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"),
+        ("me/llama-3.1-8b", None),
+    ],
+)
+def test_models_trained_further_have_the_architecture_of_their_base(hub, name):
+    assert getattr(find_architecture(hub), "name", None) == name
+
+
 def test_an_unknown_name_lists_near_ones():
     with pytest.raises(UnknownModelError, match=r"did you mean .*llama-3.1-8b"):
         build_model("llama-3.1-8")

@@ -33,6 +33,7 @@ class Architecture:
         config: Values of its configuration that differ from the library's own, and the sizes.
         num_parameters: Published number of parameters, as the class holds them.
         source: Source of the figures.
+        also: Other repositories whose models have this architecture.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Architecture:
     config: Mapping[str, Any]
     num_parameters: int
     source: str
+    also: tuple[str, ...] = ()
 
     @property
     def is_language_model(self) -> bool:
@@ -65,6 +67,7 @@ def architectures() -> Mapping[str, Architecture]:
             config=entry["config"] | dict.fromkeys(entry.get("without", ())),
             num_parameters=entry["num_parameters"],
             source=entry["source"],
+            also=tuple(entry.get("also", ())),
         )
     return found
 
@@ -73,20 +76,45 @@ def architectures() -> Mapping[str, Architecture]:
 def _by_word() -> Mapping[str, Architecture]:
     words: dict[str, Architecture] = {}
     for item in architectures().values():
-        for word in (item.name, item.hub, item.hub.rpartition("/")[2]):
-            words.setdefault(word.lower(), item)
+        for word in (item.name, item.hub, *item.also):
+            last = word.rpartition("/")[2]
+            for known in (word, last, base_name(word), base_name(last)):
+                words.setdefault(known.lower(), item)
     return words
 
 
 def find_architecture(word: str) -> Architecture | None:
     """An architecture by its name, or by ``hf:`` and its name on the hub; None if it is not in the catalogue.
 
+    A model that was trained further, such as an Instruct one, is of the architecture of its base.
+
     >>> find_architecture("hf:meta-llama/Llama-3.1-8B").name
     'llama-3.1-8b'
+    >>> find_architecture("Qwen/Qwen3-30B-A3B-Instruct-2507").name
+    'qwen3-30b-a3b'
     """
     wanted = word.strip().removeprefix("hf:").lower()
     # Most models are no architecture, and reading the whole catalogue takes longer than to look for a word in it.
-    return _by_word().get(wanted) if wanted in _catalogue_text().lower() else None
+    for name in dict.fromkeys((wanted, base_name(wanted))):
+        if name in _catalogue_text().lower() and name in _by_word():
+            return _by_word()[name]
+    return None
+
+
+_TRAINED_FURTHER = re.compile(
+    r"^(?:nousresearch|unsloth|hugging-quants)/"
+    r"|[-_](?:instruct|chat|thinking|base|it|hf|fp16|bf16|bnb-4bit|bnb-nf4|unsloth|2[0-9](?:0[1-9]|1[0-2]))(?=[-_]|$)",
+    re.IGNORECASE,
+)
+
+
+def base_name(name: str) -> str:
+    """The name of a model without the words and dates that say how it was trained further, and without who copied it.
+
+    >>> base_name("unsloth/Mistral-7B-Instruct-v0.3-bnb-4bit")
+    'Mistral-7B-v0.3'
+    """
+    return _TRAINED_FURTHER.sub("", name)
 
 
 _IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)

@@ -1,26 +1,34 @@
 """Settings that stand where a user says nothing: those of a captured script, a configuration file or a training tool.
 
 A configuration file of axolotl, torchtune, litgpt, torchtitan, DeepSpeed or another tool is known by keys that only its
-tool has. ``config_files.toml`` says what each key stands for; a key that may change time or memory and stands for no
-setting is named in a note, so that nobody takes it for understood. ``recipes.toml`` has the defaults of each tool, with
-the file of the tool that says it.
+tool has. ``config_files.toml`` says what each key stands for. A key that may change time or memory and stands for no
+setting is named in a note, so that nobody takes it for understood; one that decides what a step holds is refused.
+``recipes.toml`` has the defaults of each tool, with the file of the tool that says it.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.received import parsed_json, parsed_yaml
-from forerun.question.model import CAPTURE_PREFIX, architectures, capture_path, find_architecture, is_keras
+from forerun.question.model import (
+    CAPTURE_PREFIX,
+    architectures,
+    base_name,
+    capture_path,
+    find_architecture,
+    is_keras,
+)
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
@@ -79,7 +87,7 @@ def recipe_settings(
         UsageError: The file cannot be read, or the model is one that no recipe is for.
     """
     path = given.get("config")
-    of_file = {} if path is None else read_config(path).settings
+    of_file = {} if path is None else read_config(path).settings_on(num_devices, given)
     tool = given.get("recipe") or of_file.get("recipe")
     _check_model(model)
     lines = [*(RecipeLine(name=name, value=value, file=str(path)) for name, value in of_file.items())]
@@ -142,7 +150,6 @@ def recipe_notes(software: Software) -> tuple[str, ...]:
 
 _JOINED = ("lora_targets", "fused_kernels")
 """Settings that several keys of a file may add to."""
-_VARIANT = re.compile(r"[-_](?:instruct|chat|base|it|hf|fp16|bf16|bnb-4bit|unsloth)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,7 @@ class ConfigFile:
         model: The model it names, as forerun names it; None if it names none.
         settings: Settings of a run, with the recipe of the tool.
         not_understood: Keys that may change time or memory, with their values.
+        global_batch: Samples of an update on all devices; None if the file does not say so.
     """
 
     path: str
@@ -162,12 +170,42 @@ class ConfigFile:
     model: str | None
     settings: Mapping[str, Any]
     not_understood: tuple[str, ...]
+    global_batch: int | None = None
+
+    def settings_on(self, num_devices: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings beside those of the user, with the micro-steps that make the samples of an update.
+
+        Epochs have a meaning only where the user says how much data there is, and tokens where samples have a length.
+        """
+        held = dict(self.settings)
+        if given.keys().isdisjoint(("dataset", "dataset_size", "lengths")):
+            held.pop("epochs", None)
+        if (given.get("sequence_length") or held.get("sequence_length")) is None:
+            held.pop("tokens", None)
+        if self.global_batch is not None and "accumulation" not in held:
+            axes = re.findall(r"(?:tp|pp|cp)=(\d+)", str(given.get("parallel") or held.get("parallel")))
+            groups = max(1, num_devices // prod(map(int, axes)))
+            batch = given.get("batch_size") or held.get("batch_size") or self.global_batch
+            held["accumulation"] = max(1, self.global_batch // (batch * groups))
+        return held
 
 
 @cache
 def _tools() -> Mapping[str, Mapping[str, Any]]:
+    """The meanings of the keys of each tool; the tables of a tool go before those of the one that it is like."""
     text = Path(__file__).with_name("config_files.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    tools = tomllib.loads(text)
+    for tool in tools.values():
+        for name, part in tools.get(tool.get("like"), {}).items():
+            if isinstance(part, dict):
+                tool[name] = tool.get(name, {}) | {
+                    key: value for key, value in part.items() if key not in tool.get(name, {})
+                }
+            elif name in ("ignored", "decides"):
+                tool[name] = [*tool.get(name, ()), *part]
+            else:
+                tool.setdefault(name, part)
+    return tools
 
 
 def read_config(path: str | Path) -> ConfigFile:
@@ -178,8 +216,8 @@ def read_config(path: str | Path) -> ConfigFile:
     """
     held = dict(_flat(_content(Path(path))))
     for name, tool in _tools().items():
-        if all(mark in held for mark in tool["marks"]):
-            return _read(str(path), name, tool, held)
+        if any(held.keys() >= set(marks) for marks in tool["marks"]):
+            return _read(Path(path), name, tool, held)
     raise UsageError(
         f"'{path}' is no configuration of {', '.join(_tools())}: none has its keys; give the settings as options"
     )
@@ -212,15 +250,17 @@ def _flat(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
+def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
     found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else {}
-    strange, axes, model = [], [], None
+    found |= _of_groups(tool, held)
+    strange: list[str] = []
+    axes, model = [], None
     for key, value in held.items():
-        needed = tool.get("only_with", {}).get(key)
         # Tools write the settings of a feature even where the feature is off.
-        if needed is not None and not _is_set(held, needed):
+        if not all(_is_set(held, needed) for needed in _matched(tool.get("only_with", {}), key) or ()):
             continue
-        word = _word(value)
+        word = _word(value, tool.get("renamed", {}))
+        meaning = _meaning(tool["values"], key, word)
         if tool["settings"].get(key) == "model":
             model, more = _model(name, word, held)
             _add(found, more)
@@ -228,13 +268,19 @@ def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]
             # "auto" leaves the choice to the tool's trainer, as an absent line does.
             if word != "auto":
                 _add(found, {tool["settings"][key]: word if isinstance(value, list) else value})
-        elif word in tool["values"].get(key, {}):
-            _add(found, tool["values"][key][word])
+        elif key in tool.get("files", ()) and (named := _beside(path, word)) is not None:
+            other = read_config(named)
+            _add(found, other.settings)
+            strange += other.not_understood
+        elif meaning is not None:
+            _add(found, meaning)
         elif key in tool.get("axes", {}):
             axes += [f"{tool['axes'][key]}={word}"] if word != "1" else []
-        elif key in tool.get("shares", {}):
-            found["accumulation"] = max(1, int(value) // int(held[tool["shares"][key]]))
-        elif not any(fnmatchcase(key, pattern) for pattern in tool["ignored"]):
+        elif _is_any(tool.get("decides", ()), key):
+            _check_decision(path, tool, key, word)
+        elif key not in (*tool.get("shards", ()), tool.get("global_batch")) and not _is_any(
+            tool["ignored"], key
+        ):
             strange.append(f"{key}: {word}")
     if axes:
         found["parallel"] = ",".join(axes)
@@ -242,12 +288,75 @@ def _read(path: str, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]
     if "lora" not in found and found.get("recipe") != "unsloth":
         found.pop("lora_targets", None)
         found.pop("lora_dropout", None)
-    return ConfigFile(path=path, tool=name, model=model, settings=found, not_understood=tuple(strange))
+    elif found.get("master_weights") == "bf16":
+        found.pop("master_weights")  # peft holds the adapters of a half-precision model in fp32
+    for setting, (sign, *keys) in tool.get("made", {}).items():
+        if all(isinstance(held.get(key), int) for key in keys):
+            found[setting] = (prod if sign == "*" else sum)(held[key] for key in keys)
+    total = held.get(tool.get("global_batch", ""))
+    return ConfigFile(
+        path=str(path),
+        tool=name,
+        model=model,
+        settings=found,
+        not_understood=tuple(strange),
+        global_batch=total if isinstance(total, int) and total > 0 else None,
+    )
+
+
+def _of_groups(tool: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """The strategy that numbers of replicas and of shards stand for; -1 shards are all devices."""
+    replicas, shards = (held.get(key, 1) for key in tool.get("shards", ("", "")))
+    if replicas == 1:
+        return {} if shards == 1 else {"strategy": "fsdp"}
+    if shards == 1:
+        return {"strategy": "ddp"}
+    return {"strategy": "hsdp"} | ({"shard_size": shards} if shards > 1 else {})
+
+
+def _beside(path: Path, word: str) -> Path | None:
+    """The file that a configuration names, as seen from here or from its own folder; None if it is in neither."""
+    return next((found for found in (Path(word), path.parent / word) if found.is_file()), None)
+
+
+def _is_any(patterns: Iterable[str], key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _matched(table: Mapping[str, Any], key: str) -> Any:
+    """The entry of a key, by its name or its pattern; None without one."""
+    return table.get(key) or next((entry for name, entry in table.items() if fnmatchcase(key, name)), None)
+
+
+def _meaning(table: Mapping[str, Any], key: str, word: str) -> Mapping[str, Any] | None:
+    """The settings that a key with this value stands for, None if they are not known.
+
+    A feature that is off, or left to the tool, has none.
+    """
+    words = _matched(table, key)
+    if words is None:
+        return None
+    found = {} if word in ("false", "auto") and word not in words else _matched(words, word)
+    return (
+        found if found is None else {name: word if value == "=" else value for name, value in found.items()}
+    )
+
+
+def _check_decision(path: Path, tool: Mapping[str, Any], key: str, word: str) -> None:
+    if word.lower() in ("false", "none", "0", ""):
+        return
+    known = _matched(tool["values"], key)
+    expected = f"; expected {', '.join(known)}" if known else ""
+    raise UsageError(
+        f"'{path}' has {key}: {word}, which changes what a step holds and is not known here{expected}; take the line "
+        "out to ask without it"
+    )
 
 
 def _is_set(held: Mapping[str, Any], needed: str) -> bool:
-    key, _, value = needed.partition("=")
-    return bool(held.get(key)) and (not value or _word(held[key]) == value)
+    """True if a key is set, ``key``, has this value, ``key=value``, or is not set, ``!key``."""
+    key, _, value = needed.removeprefix("!").partition("=")
+    return (bool(held.get(key)) and (not value or _word(held[key]) == value)) != needed.startswith("!")
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -255,10 +364,11 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
         found[name] = f"{found[name]},{value}" if name in _JOINED and name in found else value
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, renamed: Mapping[str, str] | None = None) -> str:
     if isinstance(value, list):
-        return ",".join(dict.fromkeys(map(_word, value)))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return ",".join(dict.fromkeys(_word(item, renamed) for item in value))
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    return (renamed or {}).get(word, word)
 
 
 def _model(tool: str, word: str, held: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -275,13 +385,13 @@ def _model(tool: str, word: str, held: Mapping[str, Any]) -> tuple[str, dict[str
         more = {"quantize": "nf4-dq"} if kind == "q" else {}
     if tool == "torchtitan":
         last = f"{held.get('model.name', '')}{word}"
-    plain = _VARIANT.sub("", last)
-    for name in (word, last, plain):
+        last = _tools()[tool]["models"].get(last, last)
+    for name in (word, last):
         known = find_architecture(name)
         if known is not None:
             return known.name, more
     squeezed = {re.sub(r"[^a-z0-9]", "", name): name for name in architectures()}
-    known_name = squeezed.get(re.sub(r"[^a-z0-9]", "", plain.lower().removeprefix("meta-")))
+    known_name = squeezed.get(re.sub(r"[^a-z0-9]", "", base_name(last).lower().removeprefix("meta-")))
     if known_name is not None:
         return known_name, more
     return (
