@@ -75,6 +75,12 @@ def test_an_idle_gpu_and_another_precision_are_named():
     assert forerun.diagnose(**slow, measured=1.0, gpu_utilization=0.3).causes[0].cause == "idle device"
 
 
+def test_a_slower_link_is_named():
+    several = {"model": "torchvision:vgg11", "device": "8xh100-sxm", "batch_size": 1, "precision": "amp"}
+    slow_s = forerun.predict(**several, intra="pcie-4-x16").step_time_s.value
+    assert "PCI Express in place of NVLink" in forerun.diagnose(**several, measured=slow_s).causes[0].evidence
+
+
 def test_classes_that_are_all_slower_alike_mean_a_lowered_clock_and_one_class_means_its_kernels():
     estimate = forerun.predict(
         "torchvision:resnet18", device="a100-sxm4-40gb", batch_size=64, precision="amp"

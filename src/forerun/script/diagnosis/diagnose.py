@@ -228,7 +228,12 @@ def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
         changes["channels first"] = {"layout": "nchw"}
     if estimate.compile:
         changes["no compilation"] = {"compile": False}
-    if estimate.run.cluster.num_nodes > 1:
+    if estimate.run.setup.fused_attention and any("attention" in part.name for part in estimate.breakdown):
+        changes["attention in single operations"] = {"fused_attention": False}
+    cluster = estimate.run.cluster
+    if cluster.intra_link is not None and cluster.intra_link.name.startswith("nvlink"):
+        changes["PCI Express in place of NVLink"] = {"intra": "pcie-4-x16"}
+    if cluster.num_nodes > 1:
         changes["NCCL over TCP"] = {"inter": "ethernet-10g"}
     for words, change in changes.items():
         try:
