@@ -192,6 +192,13 @@ def test_products_of_experts_count_each_token_once(left, right, out, gemm):
     assert row.read_bytes == 2 * (prod(left) + prod(right))
 
 
+def test_a_triangular_system_is_half_a_product():
+    row = only_row(
+        "linalg_solve_triangular", [dense(2, 6, 6), dense(2, 6, 5), False, True, False], dense(2, 6, 5)
+    )
+    assert row.flops == 2 * 6 * 6 * 5
+
+
 def test_distances_of_all_pairs():
     row = only_row("_cdist_forward", [dense(2, 6, 5), dense(2, 7, 5), 2.0, None], dense(2, 6, 7))
     assert row.gemm == (2, 6, 7, 5)

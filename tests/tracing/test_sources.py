@@ -17,9 +17,11 @@ from forerun.base.errors import (
     UnknownModelError,
     UsageError,
 )
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.meta_build import build_on_meta, explain_failure, meta_copy, move_to_meta
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.vision_models import torchvision_names
+from forerun.tracing.trace import trace_built
 
 torch.set_num_threads(1)
 
@@ -158,6 +160,42 @@ def test_bert_large_for_pretraining_has_336_million_parameters(tmp_path):
     assert {p.dtype for p in built.module.parameters()} == {torch.float32}
 
 
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_TOWER = {**_SMALL, "image_size": 32, "patch_size": 16, "max_position_embeddings": 16, "vocab_size": 100}
+_WAVES = {"conv_dim": [8, 8], "conv_stride": [5, 4], "conv_kernel": [10, 3], "num_feat_extract_layers": 2,
+          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}  # fmt: skip
+_OTHERS = {
+    "wav2vec2": ("Wav2Vec2ForCTC", {**_SMALL, **_WAVES}, "labels", (160_000,)),
+    "audio-spectrogram-transformer": ("ASTForAudioClassification", _SMALL, None, (1024, 128)),
+    "clip": (
+        "CLIPModel",
+        {"text_config": _TOWER, "vision_config": _TOWER, "projection_dim": 8},
+        "batch size",
+        (16,),
+    ),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", {**_SMALL, "vocab_size": 100}, "labels", (512,)),
+    "videomae": ("VideoMAEForVideoClassification", {**_SMALL, "image_size": 32}, None, (16, 3, 32, 32)),
+    "layoutlmv3": (
+        "LayoutLMv3ForTokenClassification",
+        {**_SMALL, "vocab_size": 100, "coordinate_size": 6, "shape_size": 4},
+        None,
+        (512,),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _OTHERS)
+def test_waves_pairs_clips_and_losses_that_read_labels_are_traced(kind, tmp_path):
+    architecture, sizes, note, shape = _OTHERS[kind]
+    built = build_model(config_file(tmp_path, model_type=kind, architectures=[architecture], **sizes))
+    assert built.input_shape == shape
+    graph = trace_built(built, TrainingSetup(batch_size_per_device=2))
+    assert graph.unsupported_ops == ()
+    assert (note in " ".join(graph.notes)) if note else graph.notes == built.notes
+    # A pair of encoders is as good as its two losses; all others are lines in the batch.
+    assert graph.total_flops(2) > 6 * graph.num_parameters
+
+
 @pytest.mark.parametrize(
     ("architecture", "labels"),
     [
@@ -287,9 +325,9 @@ def test_patches_of_the_library_end_with_the_forward_pass(tmp_path):
         ),
         ('{"model_type": "bert", "hidden_size": 33}', ModelBuildError, "could not be built|not accepted"),
         (
-            '{"model_type": "wav2vec2", "architectures": ["Wav2Vec2Model"]}',
+            '{"model_type": "patchtst", "architectures": ["PatchTSTForPrediction"]}',
             ModelBuildError,
-            "reads 'input_values'",
+            "reads 'past_values'",
         ),
     ],
 )

@@ -9,8 +9,8 @@ import torch
 from op_calls import dense, only_row
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import TensorInfo
-from forerun.tracing.op_rules import num_multi_tensor_launches
+from forerun.tracing.calls import Call, TensorInfo
+from forerun.tracing.op_rules import cost_rows, num_multi_tensor_launches
 
 torch.set_num_threads(1)
 
@@ -32,6 +32,13 @@ def test_elementwise_operations_move_each_operand_once(name, op_class, flops):
     row = only_row(name, [dense(4, 8)], dense(4, 8))
     assert row.op_class is op_class
     assert (row.flops, row.read_bytes, row.write_bytes, row.elements) == (flops * 32, 128, 128, 32)
+
+
+@pytest.mark.parametrize(("name", "work"), [("_fft_c2c", 5.0), ("_fft_r2c", 2.5)])
+def test_a_fourier_transform_is_a_pass_an_axis(name, work):
+    (row,) = cost_rows(Call(name, (dense(2, 1024, size=8), [1], 0, True), (dense(2, 1024, size=8),)))
+    assert row.flops == work * 2 * 1024 * 10
+    assert len(cost_rows(Call(name, (dense(2, 64, 64), [1, 2], 0, True), (dense(2, 64, 64),)))) == 2
 
 
 def test_an_expanded_operand_is_read_once():

@@ -448,7 +448,8 @@ def _evict(folder: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.models.meta_build import explain_failure
+    from forerun.tracing.models.built_model import without_own_loss
+    from forerun.tracing.models.meta_build import explain_failure, is_data_dependent
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)
@@ -469,7 +470,10 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     except ForerunError:
         raise
     except Exception as error:  # the user's model may raise anything
-        raise explain_failure(error, built) from error
+        plain = without_own_loss(built) if is_data_dependent(error) else None
+        if plain is None:
+            raise explain_failure(error, built) from error
+        return trace_built(plain, setup)
     note = "the operations of this model depend on the batch size: it is traced for each batch size"
     return _with_update(replace(graph, notes=(*graph.notes, note)), built, setup)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -151,6 +151,25 @@ INFERRED_LOSS_NOTE = (
     "and per token, binary cross entropy for a single output, the model's own loss if it returns one, and "
     "the mean of all outputs otherwise"
 )
+
+
+_OTHER_LOSS_NOTE = (
+    "the model's own loss depends on the values of its labels, which are not known: cross entropy of its logits, or "
+    "the mean of all outputs, is taken in its place"
+)
+
+
+def without_own_loss(built: BuiltModel) -> BuiltModel | None:
+    """The same model without labels, so that its loss is inferred; None if it has no labels."""
+    if "labels" not in built.make_batch(1).get("kwargs", {}):
+        return None
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        batch = built.make_batch(batch_size)
+        inputs = {name: value for name, value in batch["kwargs"].items() if name != "labels"}
+        return {**batch, "kwargs": inputs}
+
+    return replace(built, make_batch=make_batch, notes=(*built.notes, _OTHER_LOSS_NOTE))
 
 
 def image_batch(batch_size: int, shape: tuple[int, ...]) -> dict[str, Any]:

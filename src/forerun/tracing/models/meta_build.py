@@ -267,7 +267,7 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
         return ModelBuildError(f"{built.name} is not a complete model: its class defines no forward()")
     if isinstance(exc, TypeError) and (inputs := _explain_inputs(text, built)):
         return inputs
-    if _is_data_dependent(exc, text):
+    if is_data_dependent(exc):
         return TraceError(
             f"{built.name} decides what to compute by the values of a tensor{place_of(exc)}, and a step is "
             f"traced without values ({first_line(exc)}); make that part depend on shapes only, or predict "
@@ -307,11 +307,12 @@ def place_of(exc: BaseException) -> str:
     return ""
 
 
-def _is_data_dependent(exc: BaseException, text: str) -> bool:
+def is_data_dependent(exc: BaseException) -> bool:
+    """True if a computation was stopped because it asked for the values of a tensor."""
     if type(exc).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
         return True
     return isinstance(exc, (RuntimeError, NotImplementedError, TypeError)) and bool(
-        _DATA_DEPENDENT.search(text)
+        _DATA_DEPENDENT.search(str(exc))
     )
 
 

@@ -88,7 +88,7 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
         _set_head(config, model_class.__name__, options)
         module, notes = _construct(model_class, config, options)
         inputs = transformers_inputs(module, options, name)
-        if "labels" not in inspect.signature(module.forward).parameters:
+        if inspect.signature(module.forward).parameters.keys().isdisjoint(("labels", "return_loss")):
             notes = (*notes, INFERRED_LOSS_NOTE)
     definition = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return BuiltModel(
@@ -338,11 +338,12 @@ def transformers_inputs(module: torch.nn.Module, options: InputOptions, name: st
         return _image_inputs(module, options, name)
     if main_input == "input_features":
         return _sound_inputs(module, options, name)
+    if main_input == "input_values":
+        return _wave_inputs(module, options, name)
     if main_input != "input_ids":
         raise ModelBuildError(
-            f"{name} reads {main_input!r}; text (input_ids), image (pixel_values) and sound (input_features) models "
-            "are supported: "
-            "give a factory (file.py:factory) that returns (module, example_batch)"
+            f"{name} reads {main_input!r}; text (input_ids), image (pixel_values) and sound (input_features, "
+            "input_values) models are supported: give a factory (file.py:factory) that returns (module, example_batch)"
         )
     return _text_inputs(module, options, name)
 
@@ -367,6 +368,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
 
         own: Any = sys.modules[type(module).__module__]
         places: Any = getattr(own, "get_vision_position_ids", None)
+        is_whole: Any = getattr(masking_utils, "_ignore_bidirectional_mask_sdpa", None)
         answers = (
             (
                 own,
@@ -377,6 +379,11 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
             (own, "get_vision_position_ids", lambda *of, **more: places(*of, **more).to(module.device)),
             (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
             (masking_utils, "fast_all", lambda mask: True),
+            (
+                masking_utils,
+                "_ignore_bidirectional_mask_sdpa",
+                lambda _mask, *of, **more: is_whole(None, *of, **more),
+            ),
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
         )
         known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
@@ -410,6 +417,38 @@ def _sound_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     return ModelInputs(shape, make_batch, words)
 
 
+_WAVE_SAMPLES = 160_000
+"""Ten seconds at 16 kHz."""
+
+
+def _wave_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
+    """A sound as it was recorded, or the spectrum of a model that has a number of mel bins, and the labels."""
+    config: Any = module.config
+    spectrum = (getattr(config, "max_length", 0), getattr(config, "num_mel_bins", 0))
+    own = spectrum if all(spectrum) else (_WAVE_SAMPLES,)
+    if options.image_size is not None or options.sequence_length is not None:
+        raise InvalidSetupError(
+            f"{name} reads sound: give the length of a sample as --input-shape, such as 160000"
+        )
+    shape = options.image_shape(own)
+    # What is masked or left out by chance in training is a small share of the work.
+    config.apply_spec_augment, config.layerdrop = False, 0.0
+    takes_labels = "labels" in inspect.signature(module.forward).parameters
+    is_classifier = type(module).__name__.endswith("Classification")
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        inputs = {"input_values": torch.empty((batch_size, *shape), device="meta")}
+        if takes_labels:
+            inputs["labels"] = _integers(batch_size, *(() if is_classifier else (_CHARACTERS,)))
+        return {"kwargs": inputs}
+
+    return ModelInputs(shape, make_batch)
+
+
+_CHARACTERS = 128
+"""Characters of ten seconds of speech."""
+
+
 def _too_long(name: str, limit: int, length: int) -> InvalidSetupError:
     return InvalidSetupError(
         f"{name} takes at most {limit} tokens, got sequence_length {length}; give --sequence-length {limit} or less"
@@ -421,13 +460,19 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     config: Any = module.config
     size = getattr(config, "image_size", 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    shape = options.image_shape((getattr(config, "num_channels", 3), height, width))
-    takes_labels = "labels" in inspect.signature(module.forward).parameters
+    frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
+    shape = options.image_shape((*frames, getattr(config, "num_channels", 3), height, width))
+    parameters = inspect.signature(module.forward).parameters
     dense = "Segmentation" in type(module).__name__
+    words = _num_tokens(config.get_text_config(), InputOptions(), name) if "input_ids" in parameters else None
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:
         inputs = {"pixel_values": torch.empty((batch_size, *shape), device="meta")}
-        if takes_labels:
+        if words is not None:  # a text beside the image, such as its caption
+            inputs |= {
+                key: _integers(batch_size, words) for key in ("input_ids", "labels") if key in parameters
+            }
+        elif "labels" in parameters:
             inputs["labels"] = _integers(batch_size, *(shape[-2:] if dense else ()))
         return {"kwargs": inputs}
 
@@ -490,6 +535,15 @@ def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
     return _Pictures((side // merged) ** 2, cut)
 
 
+def _beside_texts(vision: Any) -> _Pictures:
+    def scaled(batch: int, tokens: int) -> dict[str, Any]:
+        size = vision.image_size
+        images = torch.empty((batch, vision.num_channels, size, size), device="meta")
+        return {"pixel_values": images, "return_loss": True}
+
+    return _Pictures(0, scaled)
+
+
 _IMAGE_SIDE = 1024
 """Side of an image for models that take any size, at most [pixels]."""
 
@@ -498,7 +552,12 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     parameters = inspect.signature(module.forward).parameters
     config: Any = module.config
     pictures = None
-    if hasattr(config, "vision_config") and "pixel_values" in parameters:
+    # Images beside texts have an encoder of their own, and a loss of pairs.
+    is_dual = "return_loss" in parameters
+    if is_dual:
+        pictures = _beside_texts(config.vision_config)
+        config = config.text_config
+    elif hasattr(config, "vision_config") and "pixel_values" in parameters:
         pictures = _pictures(config, options, name)
         if options.sequence_length is None:
             options = replace(options, sequence_length=pictures.num_tokens + _DEFAULT_TOKENS)
@@ -506,7 +565,7 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     else:
         options.refuse_image(name)
     num_tokens = _num_tokens(config, options, name)
-    if pictures is not None and num_tokens <= pictures.num_tokens:
+    if pictures is not None and not is_dual and num_tokens <= pictures.num_tokens:
         raise InvalidSetupError(
             f"an image of {name} takes {pictures.num_tokens:,} places of a text, got {num_tokens:,} tokens; give a "
             "longer --sequence-length"

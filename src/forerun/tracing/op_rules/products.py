@@ -96,6 +96,15 @@ def _grouped_mm(call: Call) -> list[CostRow]:
     return [_product(OpClass.BMM, groups, m, n, k, call, left.element_bytes)]
 
 
+@rule("linalg_solve_triangular", "triangular_solve")
+def _solve_triangular(call: Call) -> list[CostRow]:
+    """(g, n, n) and (g, n, k): g n n k FLOP, half of a product, as the other half of the matrix is zero."""
+    matrix, right = call.tensors()[:2]
+    *groups, n, _ = matrix.shape
+    row = _product(OpClass.BMM, prod(groups), n, right.shape[-1], n, call, matrix.element_bytes)
+    return [replace(row, flops=row.flops / 2)]
+
+
 @rule("_cdist_forward")
 def _cdist(call: Call) -> list[CostRow]:
     left, right = call.tensors()[:2]

@@ -7,7 +7,7 @@ of optimizers; and the fused kernels of Liger-Kernel and Unsloth, each of which 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil, log2, prod
 
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, streaming_rules
@@ -59,7 +59,8 @@ streaming_rules(
     huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits topk sort bincount soft_margin_loss count_nonzero nansum median
     mode histc searchsorted bucketize dist cummax aminmax linalg_matrix_norm sum_to_size logcumsumexp
-    unique_consecutive _unique2 cdist_backward _is_all_true _is_any_true""",
+    unique_consecutive _unique2 cdist_backward _is_all_true _is_any_true _weight_norm_interface
+    _weight_norm_interface_backward""",
 )
 streaming_rules(
     OpClass.EMBEDDING, 0.0, "embedding_dense_backward _embedding_bag_dense_backward embedding_renorm_"
@@ -340,3 +341,12 @@ def _gated(call: Call) -> list[CostRow]:
 def _gated_backward(call: Call) -> list[CostRow]:
     gate, other = call.tensors()[:2]
     return _row(call, OpClass.ACTIVATION, 10.0, gate, other)
+
+
+@rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
+def _fft(call: Call) -> list[CostRow]:
+    """One pass an axis of n: 5 log2 n FLOP a complex element (Cooley and Tukey 1965), half for real ones."""
+    largest = max((*call.tensors(), *call.outputs), key=lambda tensor: tensor.num_elements)
+    work = 5.0 if call.name == "_fft_c2c" else 2.5
+    axes = [largest.shape[axis] for axis in call.args[1]]
+    return [streaming_row(call, OpClass.ELEMENTWISE, work * log2(max(size, 2))) for size in axes]
