@@ -302,7 +302,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
             if load is None
             else f"experts: the fullest of {layout.expert} devices that divide them has "
             f"{load.fullest(layout.expert):.2f} times the mean of their tokens"
-            if layout is not None and layout.expert > 1
+            if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
     if not is_keras and (note := format_note(model, device, run.setup)):

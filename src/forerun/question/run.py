@@ -158,7 +158,7 @@ class Run(Answer):
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
-        shares_weights = self.sharing.layout is not None or self.sharing.strategy.stage == 3
+        shares_weights = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
         if (
             self.setup.saving.unquantized is Unquantized.FP32
             and self.cluster.num_devices > 1
@@ -185,13 +185,13 @@ class Run(Answer):
 
     @property
     def layout(self) -> DeviceLayout:
-        """Devices along each axis; without ``--parallel`` all take samples of their own.
+        """Devices along each axis; those that no axis divides take samples of their own.
 
         Raises:
             InvalidSetupError: The devices are no multiple of those that share a sample.
         """
-        found = self.sharing.layout or DeviceLayout()
-        others = found.tensor * found.pipeline * found.context
+        found = self.sharing.layout
+        others = found.num_sharing
         if self.cluster.num_devices % others:
             raise InvalidSetupError(
                 f"{found.text} needs a multiple of {others} devices, got {self.cluster.num_devices}; give "
@@ -309,11 +309,11 @@ class Run(Answer):
             found = found.with_devices(number, nodes or (1 if found.num_devices == 1 else None))
         return cluster_from(found, words) if words else found
 
-    def _layout_with(self, parallel: str | None, cluster: Cluster) -> DeviceLayout | None:
+    def _layout_with(self, parallel: str | None, cluster: Cluster) -> DeviceLayout:
         if parallel is None:
-            return None
+            return DeviceLayout()
         axes: dict[str, Any] = dict(parse_parallel(parallel, cluster.num_devices))
-        return replace(self.sharing.layout or DeviceLayout(), **axes)
+        return replace(self.sharing.layout, **axes).named
 
     def json_fields(self) -> dict[str, Any]:
         """The run as flat settings under the names of ``RunOptions``, those without a value left out."""
@@ -325,16 +325,15 @@ class Run(Answer):
             **self._told(),
             "intra": intra.name if several and intra is not None else None,
             "inter": inter.name if several and inter is not None else None,
-            "parallel": self.layout.text if several and self.sharing.layout is not None else None,
+            "parallel": self.layout.text if several and self.layout.divides_model else None,
             "price_usd_per_hour": self.price_usd_per_hour,
         }
         return {name: value for name, value in found.items() if value is not None}
 
     def _told(self) -> dict[str, Any]:
         """The settings that the parts hold, without those that have no meaning here."""
-        layout = self.sharing.layout or DeviceLayout()
         several = self.cluster.num_devices > 1
-        axes = [short for short, axis in AXES.items() if several and getattr(layout, axis) > 1]
+        axes = [short for short, axis in AXES.items() if several and getattr(self.sharing.layout, axis) > 1]
         here = {"", "training", "loader", *(_SEVERAL if several else ()), *axes}
         found = {
             name: value for name, value in told(self).items() if declared(Run)[name].setting.needs in here
