@@ -224,7 +224,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),
         sharing=Sharing(
             strategy=_strategy(source, row),
-            layout=layout.named,
+            layout=layout,
             num_accumulation_steps=steps,
             reduce_half=source == "fms-fsdp",
             fsdp_version=_VERSIONS.get(source, FsdpVersion.FSDP2),

@@ -414,6 +414,25 @@ def test_states_of_mixed_precision_are_those_of_their_sources() -> None:
         assert held / found.num_parameters == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("options", [{"strategy": "zero2"}, {"parallel": "tp=2,pp=2", "accumulation": 4}])
+def test_the_largest_batch_of_a_layout_is_the_last_that_fits(options: dict[str, Any]) -> None:
+    def fits(batch_size: float) -> str:
+        settings = {**SETTINGS, "batch_size": int(batch_size), **options}
+        return forerun.predict(MODEL, device="8xrtx-3060", intra="pcie-4-x16", **settings).fits
+
+    found = forerun.predict(
+        MODEL, device="8xrtx-3060", intra="pcie-4-x16", **SETTINGS, **options
+    ).max_batch_size
+    assert found is not None
+    assert found.low <= found.value <= found.high
+    assert [fits(size) for size in (found.low, found.low + 1, found.high, found.high + 1)] == [
+        "yes",
+        "close",
+        "close",
+        "no",
+    ]
+
+
 def test_gradients_are_reduced_while_a_unit_goes_on() -> None:
     one = reduced_backward([1.0, 1.0], [0.5, 0.5], [1, 1])
     assert (one.exposed_s, one.busy_s) == (0.5, 1.0)

@@ -32,8 +32,8 @@ from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import Measurement, Outcome
 from forerun.evidence.records.reading import read_all
 from forerun.evidence.records.tables import above_zero, yes_or_no
+from forerun.prediction.division import shape_of
 from forerun.prediction.models import TracedModels
-from forerun.prediction.replica_step import with_shape
 from forerun.prediction.run_step import divided_steps
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
@@ -367,12 +367,11 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
             run = _layout_run(row, known, device, place)
             size = run.setup.batch_size_per_device
             (step,) = divided_steps(models.of(run), run, [size], weights)
-            shape = (step if step.shape is not None else with_shape(step)).shape
+            shape = shape_of(step)
         except RecordError:
             raise
         except UsageError as error:
             raise RecordError(f"{place}: {error}") from error
-        assert shape is not None
         measured_s = above_zero(row.get("step_time_s", ""))
         if measured_s is None:
             raise RecordError(

@@ -26,9 +26,9 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
-from forerun.graph.blocks import Blocks
+from forerun.graph.blocks import Blocks, blocks_of
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
-from forerun.prediction.step import PreparedModel, StepPrediction
+from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
@@ -187,7 +187,7 @@ class DividedStep:
             device [bytes].
         bubble_s: Waiting of the slowest stage for the others [s].
         stages: Micro-step of each stage; empty where every device has the whole model.
-        shape: What the error of the step depends on, before any correction.
+        shape: What the error of a step by units depends on, before any correction; see ``shape_of``.
         passes: Passes of a step of post-training, each with its whole time; those of other devices among them.
         generation: The part that writes answers, None without one.
         num_writers: Devices besides those of the run that write answers.
@@ -212,8 +212,7 @@ class DividedStep:
 
 def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
     """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
-    assert step.shape is not None
-    log_factor, left = measured.correction(step.shape)
+    log_factor, left = measured.correction(shape_of(step))
     factor = exp(log_factor)
     value = step.step_s.value
     return replace(
@@ -232,6 +231,25 @@ def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
             for stage in step.stages
         ),
         parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
+    )
+
+
+def shape_of(step: DividedStep) -> StepShape:
+    """What the error of a step depends on.
+
+    Raises:
+        InvalidSetupError: The step has no backward pass, or no names of its weights.
+    """
+    from forerun.cost.communication.constants import StepShape
+
+    if step.shape is not None:
+        return step.shape
+    blocks, step_s = blocks_of(step.model.graph), step.step_s.value
+    return StepShape(
+        hidden_size=blocks.hidden_size,
+        block_s=step.alone.step_s.value / blocks.num_units,
+        exposed_share=step.exposed_s / step_s,
+        waiting_share=sum(part.time_s for part in step.parts if part.name == HOST_PART) / step_s,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from forerun.cost.memory.peak import (
     MemoryWidth,
     estimate_memory,
     fits,
+    largest_passing,
     max_batch_size,
     memory_constants,
     memory_width,
@@ -35,7 +37,7 @@ from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
-from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
+from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, TrainingSetup, parse_release
 from forerun.question.sharing import PipelineSchedule, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
@@ -444,17 +446,41 @@ def _layout_memory(
     """Memory of the stage that needs most."""
     from forerun.prediction.units import DividedModel
 
-    stages = layout_memory(DividedModel.of(model), run, constants)
+    units = DividedModel.of(model)
+    stages = layout_memory(units, run, constants)
     worst = max(stages, key=lambda stage: stage.peak_bytes.value)
+    largest, reason = _largest_micro_batch(units, run, constants, visible_bytes)
     return RunMemory(
         peak=worst.peak_bytes,
         parts=worst.parts,
         verdict=_verdict(worst.peak_bytes, visible_bytes),
-        max_batch=None,
-        max_batch_reason="not searched for a layout; forerun plan --strategy auto compares micro-batches",
+        max_batch=largest,
+        max_batch_reason=reason,
         device_bytes=visible_bytes,
         stages=stages,
     )
+
+
+def _largest_micro_batch(
+    model: DividedModel, run: Run, constants: MemoryConstants, visible_bytes: float
+) -> tuple[Interval | None, str]:
+    """Largest micro-batch of a data group, with those whose upper and lower ends fit, and the reason for none."""
+    graph = model.model.graph
+    if graph.only_batch_size is not None:
+        return (
+            None,
+            f"{graph.model} was traced for batch size {graph.only_batch_size} only; others are unknown",
+        )
+
+    @cache
+    def peak(size: int) -> Interval:
+        of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
+        return _worst_stage(model, of_size, constants).peak_bytes
+
+    def largest(end: str) -> float:
+        return float(largest_passing(lambda size: getattr(peak(size), end) <= visible_bytes, MAX_BATCH_SIZE))
+
+    return Interval(*(largest(end) for end in ("value", "high", "low"))), ""
 
 
 def _verdict(peak: Interval, available_bytes: float) -> str:

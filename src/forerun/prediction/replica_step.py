@@ -16,7 +16,6 @@ from forerun.base.kept import Kept
 from forerun.cost.communication.constants import (
     ScalingConstants,
     ScalingTable,
-    StepShape,
     load_scaling_table,
 )
 from forerun.cost.communication.data_parallel import (
@@ -32,11 +31,10 @@ from forerun.cost.communication.data_parallel import (
 )
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
-from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.division import DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
-from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction, predict_steps, widened
+from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
@@ -342,22 +340,6 @@ def replica_step(model: PreparedModel, run: Run, one: OneStep) -> DividedStep:
         communication_s=found.communication_s,
         gradient_bytes=one.gradient_bytes,
     )
-
-
-def with_shape(step: DividedStep) -> DividedStep:
-    """The step of replicas with what its error depends on, as that of units has it.
-
-    Raises:
-        InvalidSetupError: The step has no backward pass, or no names of its weights.
-    """
-    blocks, step_s = blocks_of(step.model.graph), step.step_s.value
-    shape = StepShape(
-        hidden_size=blocks.hidden_size,
-        block_s=step.alone.step_s.value / blocks.num_units,
-        exposed_share=step.exposed_s / step_s,
-        waiting_share=sum(part.time_s for part in step.parts if part.name == HOST_PART) / step_s,
-    )
-    return replace(step, shape=shape)
 
 
 def _computation(run: Run, alone: Sequence[BreakdownPart], compute_s: float) -> list[BreakdownPart]:

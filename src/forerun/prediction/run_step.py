@@ -114,13 +114,11 @@ def divided_steps(
 
         units = DividedModel.of(model)
         return [whole_step(units, _at(run, size), weights, table) for size in batch_sizes]
-    from forerun.prediction.replica_step import one_steps, replica_step, with_shape
+    from forerun.prediction.replica_step import one_steps, replica_step
 
     ones = one_steps(model, run, batch_sizes, weights)
     found = [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
-    return (
-        found if table.measured is None else [as_measured(with_shape(step), table.measured) for step in found]
-    )
+    return found if table.measured is None else [as_measured(step, table.measured) for step in found]
 
 
 def step_alone(model: PreparedModel, run: Run, setup: TrainingSetup, weights: CostModel) -> StepPrediction:

@@ -158,12 +158,8 @@ class Run(Answer):
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
-        shares_weights = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
-        if (
-            self.setup.saving.unquantized is Unquantized.FP32
-            and self.cluster.num_devices > 1
-            and shares_weights
-        ):
+        divides = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
+        if divides and self.cluster.num_devices > 1 and self.setup.saving.unquantized is Unquantized.FP32:
             raise InvalidSetupError(
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
@@ -290,7 +286,9 @@ class Run(Answer):
             values["software", "calibration"] = _own_calibration(device)
         cluster = self._cluster_with(device, given)
         if "parallel" in changes:
-            values["sharing", "layout"] = self._layout_with(changes["parallel"], cluster)
+            words = changes["parallel"]
+            axes: dict[str, Any] = {} if words is None else dict(parse_parallel(words, cluster.num_devices))
+            values["sharing", "layout"] = replace(self.sharing.layout, **axes) if axes else DeviceLayout()
         if changes.keys() & _OF_JOB:
             values["job",] = job_from(
                 {"sequence_length": self.model.sequence_length} | _changed(self.job, changes, given)
@@ -308,12 +306,6 @@ class Run(Answer):
             number, nodes = words.pop("num_devices", found.num_devices), words.pop("num_nodes", None)
             found = found.with_devices(number, nodes or (1 if found.num_devices == 1 else None))
         return cluster_from(found, words) if words else found
-
-    def _layout_with(self, parallel: str | None, cluster: Cluster) -> DeviceLayout:
-        if parallel is None:
-            return DeviceLayout()
-        axes: dict[str, Any] = dict(parse_parallel(parallel, cluster.num_devices))
-        return replace(self.sharing.layout, **axes).named
 
     def json_fields(self) -> dict[str, Any]:
         """The run as flat settings under the names of ``RunOptions``, those without a value left out."""

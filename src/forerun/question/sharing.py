@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from math import prod
@@ -209,6 +209,10 @@ class Sharing:
     )
 
     def __post_init__(self) -> None:
+        if (
+            not self.layout.divides_model
+        ):  # its devices follow from the run: every data parallel run has one layout
+            object.__setattr__(self, "layout", replace(self.layout, data=1))
         if self.num_accumulation_steps < 1:
             raise InvalidSetupError(
                 f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
@@ -270,7 +274,7 @@ def sharing_from(given: Mapping[str, Any], num_devices: int) -> Sharing:
 
 
 def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout:
-    """The layout of ``--parallel`` and the settings beside it; devices that divide no model are not named in it."""
+    """The layout of ``--parallel`` and the settings beside it."""
     axes: dict[str, Any] = {}
     if "parallel" in given:
         axes |= parse_parallel(given["parallel"], num_devices)
@@ -283,7 +287,7 @@ def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout:
         refuse(given, useless, f"there is no {axis}", f"give --parallel {axis}=2")
         if useless and axis == "tp":  # --no-sequence-parallel has no meaning either
             raise InvalidSetupError(f"{flags(useless)} needs tensor parallelism; give --parallel tp=2")
-    return DeviceLayout(**axes, **from_settings(DeviceLayout, given)).named
+    return DeviceLayout(**axes, **from_settings(DeviceLayout, given))
 
 
 def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
@@ -301,9 +305,7 @@ def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
     if sharing.shard_size is not None and strategy is not Strategy.HSDP:
         raise InvalidSetupError("--shard-size belongs to hsdp; give --strategy hsdp")
     if strategy is Strategy.AUTO and "parallel" in given:
-        raise InvalidSetupError(
-            "--strategy auto finds the layout itself; leave --parallel out, or name a strategy"
-        )
+        raise InvalidSetupError("--strategy auto finds the layout itself; leave --parallel out")
     if sharing.layout.divides_model and strategy is Strategy.MIRRORED:
         raise InvalidSetupError("--parallel cannot be used with strategy mirrored; give ddp, zero1 or fsdp")
     if sharing.layout.pipeline > 1 and strategy is Strategy.ZERO2:
@@ -471,16 +473,6 @@ class DeviceLayout:
     def divides_model(self) -> bool:
         """True if an axis besides that of samples is longer than one: a data parallel run is a layout of ones."""
         return self.num_sharing * self.expert > 1
-
-    @property
-    def named(self) -> DeviceLayout:
-        """The layout that a run of these devices holds: that of every data parallel run is the same."""
-        return self if self.divides_model else DeviceLayout()
-
-    @property
-    def num_devices(self) -> int:
-        """Product of all axes; experts are divided among devices that are counted already."""
-        return self.num_sharing * self.data
 
     @property
     def text(self) -> str:
