@@ -105,8 +105,9 @@ def is_divided(run: Run) -> bool:
 def uses_layout(run: Run) -> bool:
     """True if a run's devices divide a model or its states by units, or several passes of post-training."""
     sharing, algorithm = run.sharing, run.setup.post.algorithm
-    divides = sharing.layout.divides_model or sharing.strategy.stage > 0 or algorithm is not Algorithm.SFT
-    return run.cluster.num_devices > 1 and divides
+    return run.cluster.num_devices > 1 and (
+        sharing.layout.divides_model or sharing.strategy.stage > 0 or algorithm is not Algorithm.SFT
+    )
 
 
 def compute_setup(run: Run) -> TrainingSetup:

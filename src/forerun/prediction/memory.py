@@ -410,7 +410,7 @@ def replica_bytes(run: Run, gradient_bytes: float) -> float:
 def _of_replica(graph: Graph, run: Run, alone: MemoryEstimate, gradient_bytes: float) -> StageMemory:
     """Memory of a device that has the whole model and its states, as one stage of all blocks."""
     added = replica_bytes(run, gradient_bytes)
-    buffers = min(added, _communicator_bytes(run))
+    buffers = max(0.0, added - gradient_bytes)
     parts = [MemoryShare(part.name, float(part.size_bytes)) for part in alone.parts]
     shared = {"gradient buckets": added - buffers, "buffers of collectives": buffers}
     return StageMemory(

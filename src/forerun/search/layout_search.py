@@ -222,12 +222,9 @@ def layout_point(
     Of samples of unequal length the step is the mean of an epoch.
     """
     equal = [run] if epoch is None else epoch.runs(run)
+    model_of, size = [models.of(each) for each in equal], run.setup.batch_size_per_device
     try:
-        steps = [
-            step
-            for each in equal
-            for step in divided_steps(models.of(each), each, [each.setup.batch_size_per_device], weights)
-        ]
+        steps = [divided_steps(*each, [size], weights)[0] for each in zip(model_of, equal, strict=True)]
     except InvalidSetupError:
         return None
     step, step_s, samples = steps[-1], steps[-1].step_s, float(run.batch_size_global)
@@ -235,7 +232,7 @@ def layout_point(
         ends = np.asarray([(each.step_s.value, each.step_s.low, each.step_s.high) for each in steps])
         mean = epoch.mean_step(run, ends)
         step_s, samples = mean.time_s, mean.samples
-    worst = worst_memory(models.of(equal[-1]), equal[-1], step.gradient_bytes, constants)
+    worst = worst_memory(model_of[-1], equal[-1], step.gradient_bytes, constants)
     peak, layout = worst.peak_bytes, run.layout
     if epoch is not None:
         peak = epoch.peak(run, peak, visible_bytes)
