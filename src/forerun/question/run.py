@@ -186,8 +186,7 @@ class Run(Answer):
         Raises:
             InvalidSetupError: The devices are no multiple of those that share a sample.
         """
-        found = self.sharing.layout
-        others = found.num_sharing
+        found, others = self.sharing.layout, self.sharing.layout.num_sharing
         if self.cluster.num_devices % others:
             raise InvalidSetupError(
                 f"{found.text} needs a multiple of {others} devices, got {self.cluster.num_devices}; give "
