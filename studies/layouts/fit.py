@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from forerun.cost.communication.constants import LayoutConstants, LayoutTable
-from forerun.prediction.division import compute_setup
+from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import cost_model_of
 from forerun.prediction.unit_step import layout_step
 from forerun.question.devices.cluster import parse_cluster
@@ -93,7 +93,11 @@ def fit_layouts(folder: Path) -> LayoutTable:
     """
     constants, errors = fit_collectives(folder)
     steps = whole_table(folder)
-    measured = [row for row in measured_layouts(steps, "nanotron") if row.step_s is not None]
+    measured = [
+        row
+        for row in measured_layouts(steps, "nanotron")
+        if row.step_s is not None and uses_layout(row.run)  # replicas have constants of their own
+    ]
     one_node = [row for row in measured if row.run.cluster.num_nodes == 1 and row.run.layout.tensor > 1]
 
     def error_of(rows: Sequence[MeasuredLayout], tried: LayoutConstants) -> float:

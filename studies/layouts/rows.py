@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ _VERSIONS = {
 }
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": Precision.AMP_BF16, "fp16": Precision.AMP, "fp8": Precision.FP8}
+
+_HALF = {Precision.AMP: Precision.FP16, Precision.AMP_BF16: Precision.BF16}
 
 _OF_GPT = ("llm-foundry", "vTrain", "calculon")
 _BEFORE_FUSED_ATTENTION = ("vTrain", "calculon")
@@ -199,11 +201,17 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
     )
     micro = int(row.micro_batch)
     steps = _micro_steps(row, layout, micro)
+    asked, saving = _PRECISIONS[precision], _saving(source, row, precision, sizes)
+    if source == "Automodel":
+        asked = Precision.BF16
+    elif _strategy(source, row) is Strategy.DDP and not layout.divides_model and asked in _HALF:
+        # Replicas of Megatron-LM and nanotron hold weights in half precision, where those of PyTorch cast them.
+        asked, saving = _HALF[asked], replace(saving, master_weights=MasterWeights.FP32)
     run = Run(
         model=ModelRequest(model="decoder"),
         setup=TrainingSetup(
             batch_size_per_device=micro,
-            precision=Precision.BF16 if source == "Automodel" else _PRECISIONS[precision],
+            precision=asked,
             optimizer="adamw",
             # Composer's DecoupledAdamW goes through the tensors one by one.
             optimizer_implementation=OptimizerImplementation.FOR_LOOP
@@ -211,7 +219,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             else OptimizerImplementation.FUSED,
             compile=row.compile is True or source == "Automodel",
             attention_kernel=_KERNELS.get((source, device.partition("-")[0]), AttentionKernel.PLAIN),
-            saving=_saving(source, row, precision, sizes),
+            saving=saving,
         ),
         cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),
         sharing=Sharing(

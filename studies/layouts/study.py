@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.communication.constants import load_layout_table
 from forerun.cost.memory.peak import memory_constants, visible_memory
-from forerun.prediction.division import compute_setup
-from forerun.prediction.memory import layout_memory
+from forerun.prediction.division import compute_setup, uses_layout
+from forerun.prediction.memory import worst_memory
 from forerun.prediction.models import cost_model_of
-from forerun.prediction.unit_step import layout_step
+from forerun.prediction.run_step import divided_steps
 from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
@@ -54,11 +53,13 @@ def parts_of(rows: pd.DataFrame, source: str) -> dict[str, pd.DataFrame]:
 
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
     run = row.run
-    model = traced_model(row.sizes, compute_setup(run))
-    found = layout_step(model, run, cost_model_of(run), load_layout_table())
+    most = 3 if uses_layout(run) else row.sizes.layers  # replicas are traced whole
+    model = traced_model(row.sizes, compute_setup(run), most).model
+    (found,) = divided_steps(model, run, [run.setup.batch_size_per_device], cost_model_of(run))
     step = found.step_s
-    memory = layout_memory(model, run, memory_constants(run.cluster.device))
-    worst = max(stage.peak_bytes.low for stage in memory)
+    worst = worst_memory(
+        model, run, found.gradient_bytes, memory_constants(run.cluster.device)
+    ).peak_bytes.low
     return {
         "row": row.row,
         "model": row.model,

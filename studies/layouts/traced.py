@@ -24,10 +24,10 @@ _MOST_BLOCKS = 3
 
 
 @cache
-def traced_model(sizes: Sizes, setup: TrainingSetup) -> DividedModel:
-    """The step of a language model, for any batch size of the setup; of more than three blocks three are traced."""
+def traced_model(sizes: Sizes, setup: TrainingSetup, most_blocks: int = _MOST_BLOCKS) -> DividedModel:
+    """The step of a language model, for any batch size of the setup; of more blocks three stand for all."""
     setup = replace(setup, batch_size_per_device=1)
-    number, sizes = sizes.layers, replace(sizes, layers=min(_MOST_BLOCKS, sizes.layers))
+    number, sizes = sizes.layers, replace(sizes, layers=min(most_blocks, sizes.layers))
     key = json.dumps(
         [number, asdict(sizes), asdict(setup), GRAPH_FORMAT_VERSION, TRACE_VERSION, torch.__version__],
         sort_keys=True,

@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {"precision": "bf16", "sequence_length": 256, "batch_
 HEADER = "model,device,parallel,strategy,batch_size,precision,sequence_length,step_time_s\n"
 ROW = f'"{MODEL}",8xh100-sxm,{{parallel}},{{strategy}},4,bf16,256,{{step_s}}\n'
 ROWS = ROW.format(parallel='"tp=2,dp=4"', strategy="zero1", step_s=0.05) + ROW.format(
-    parallel="", strategy="fsdp", step_s=0.04
+    parallel="", strategy="ddp", step_s=0.04
 )
 
 
@@ -29,13 +29,20 @@ def test_a_measured_layout_is_predicted_as_it_was_measured(tmp_path: Path) -> No
     steps.write_text(HEADER + ROWS)
     found = forerun.calibrate("h100-sxm", from_records=steps, out=out)
     assert (found.method, found.num_models) == ("layouts", 2)
-    layout = {"parallel": "tp=2,dp=4", "strategy": "zero1"}
-    before, after = predicted(**layout), predicted(**layout, calibration=str(out))
-    assert abs(after.step_time_s.value / 0.05 - 1) < 0.15 < abs(before.step_time_s.value / 0.05 - 1)
-    assert sum(part.time_s for part in after.breakdown) == pytest.approx(after.step_time_s.value)
-    widths = [one.step_time_s.high / one.step_time_s.low for one in (before, after)]
-    assert widths[1] < widths[0]
-    with pytest.raises(ForerunError, match="this run has none; give --parallel"):
+    for layout, measured_s in (
+        ({"parallel": "tp=2,dp=4", "strategy": "zero1"}, 0.05),
+        ({"parallel": "dp=8"}, 0.04),
+    ):
+        before, after = predicted(**layout), predicted(**layout, calibration=str(out))
+        assert (
+            abs(after.step_time_s.value / measured_s - 1)
+            < 0.15
+            < abs(before.step_time_s.value / measured_s - 1)
+        )
+        assert sum(part.time_s for part in after.breakdown) == pytest.approx(after.step_time_s.value)
+        widths = [one.step_time_s.high / one.step_time_s.low for one in (before, after)]
+        assert widths[1] < widths[0]
+    with pytest.raises(ForerunError, match="this run has one; give more"):
         forerun.predict(MODEL, device="h100-sxm", **SETTINGS, calibration=str(out))
     with pytest.raises(ForerunError, match="measured on h100-sxm, not on a100"):
         forerun.predict(MODEL, device="8xa100-sxm4-80gb", **SETTINGS, strategy="fsdp", calibration=str(out))
@@ -74,7 +81,7 @@ def test_a_correction_fades_with_the_distance_of_shapes() -> None:
             "row 1: tp=3 needs a multiple of 3",
         ),
         (
-            HEADER + ROWS.replace("fsdp", ""),
+            HEADER + ROWS.replace("8xh100-sxm,,ddp", "h100-sxm,,"),
             "h100-sxm",
             "a.json",
             "row 2: expected a step of several devices",

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from forerun.prediction.division import Axes, is_divided
+import forerun
+from forerun.prediction.division import Axes, compute_setup, is_divided
+from forerun.prediction.memory import memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
-from forerun.prediction.run_step import STEP_LAWS, run_step
+from forerun.prediction.run_step import run_step
 from forerun.question.run import Run
+from forerun.search.layout_search import layout_point
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
 MODELS = TracedModels()
@@ -36,11 +39,40 @@ def test_parts_of_every_divided_step_add_up_to_it(device: str, options: dict[str
     assert 0 < step.several.busy_share <= 1
 
 
-@pytest.mark.parametrize(("device", "options"), RUNS)
-def test_a_law_holds_for_every_divided_run(device: str, options: dict[str, Any]) -> None:
-    run = run_of(device, **options)
-    assert is_divided(run)
-    assert any(holds(run) for holds, _ in STEP_LAWS)
+QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("torchvision:resnet18", "8xv100-sxm2-16gb", {"precision": "amp", "batch_size": 64}),
+    ("torchvision:squeezenet1_1", "2x4xt4", {"inter": "ethernet-25g", "batch_size": 32, "accumulation": 2}),
+    (MODEL, "4xrtx-4090", {"precision": "amp-bf16", "sequence_length": 128, "optimizer": "adamw"}),
+    (MODEL, "2x8xh100-sxm", {"inter": "8xinfiniband-ndr", "precision": "bf16", "recompute": "full"}),
+]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize(("model", "device", "options"), QUESTIONS)
+def test_one_data_parallel_run_has_one_answer(
+    model: str, device: str, options: dict[str, Any], strategy: str
+) -> None:
+    """By its strategy, by its axes and among the layouts of its cluster: to the last bit."""
+    plain = forerun.predict(model, device=device, strategy=strategy, **options)
+    number = plain.run.cluster.num_devices
+    as_axes = forerun.predict(model, device=device, strategy=strategy, parallel=f"dp={number}", **options)
+    assert as_axes == plain
+    run = Run.of(model, device=device, **options).with_(parallel=f"dp={number}", strategy=strategy)
+    assert run == plain.run
+    point = layout_point(MODELS, run, cost_model_of(run), memory_constants_of(run.cluster.device, run), 1e9)
+    assert point is not None
+    assert (point.step_time_s, point.peak_memory_bytes) == (plain.step_time_s, plain.peak_memory_bytes)
+    assert point.parallel == f"dp={number}"
+
+
+def test_the_layouts_of_a_cluster_have_the_answers_of_predict() -> None:
+    options: dict[str, Any] = {"precision": "amp-bf16", "sequence_length": 128}
+    found = forerun.layouts(MODEL, device="4xh100-sxm", batch_size=4, recompute="none", top=1000, **options)
+    own = [point for point in found.best if point.parallel == "dp=4"]
+    assert {point.strategy for point in own} == {"ddp", "zero1", "fsdp"}
+    for point in (*own, *found.front):
+        again = forerun.predict(point.run)
+        assert (point.step_time_s, point.peak_memory_bytes) == (again.step_time_s, again.peak_memory_bytes)
 
 
 def test_axes_of_one_device_are_one() -> None:
@@ -52,6 +84,17 @@ def test_data_parallel_devices_are_replicas_of_a_layout_of_ones() -> None:
     assert Axes.of(run_of("8xh100-sxm")) == Axes(replicated=8)
     assert Axes.of(run_of("8xh100-sxm", parallel="dp=8")) == Axes(replicated=8)
     assert Axes.of(run_of("8xh100-sxm", strategy="zero1")) == Axes(replicated=8, shard=8)
+
+
+def test_only_replicas_cast_their_weights() -> None:
+    asked = {"precision": "amp-bf16", "sequence_length": 256}
+    for options, precision in (
+        ({}, "amp-bf16"),
+        ({"parallel": "dp=8"}, "amp-bf16"),
+        ({"strategy": "zero1"}, "bf16"),
+        ({"parallel": "tp=2"}, "bf16"),
+    ):
+        assert compute_setup(Run.of(MODEL, device="8xh100-sxm", **asked, **options)).precision == precision
 
 
 def test_a_strategy_of_two_levels_divides_states_inside_a_node() -> None:

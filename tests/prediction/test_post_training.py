@@ -324,7 +324,6 @@ def test_verbs_agree_on_a_layout():
     [
         ({"algorithm": "dpo", "generation_on": 4, "parallel": "dp=4"}, "those of a step that generates"),
         ({"algorithm": "grpo", "generation_on": "some", "parallel": "dp=4"}, "number of devices from 1"),
-        ({"algorithm": "grpo", "generation_on": 4}, "give --parallel"),
         (
             {"algorithm": "grpo", "generation_on": 3, "generation_tensor": 2, "parallel": "dp=4"},
             "no whole number",
@@ -336,3 +335,10 @@ def test_verbs_agree_on_a_layout():
 def test_generation_that_no_engine_offers_is_refused(options, message):
     with pytest.raises(InvalidSetupError, match=message):
         on_four(**options)
+
+
+def test_engines_are_those_of_any_several_devices():
+    options = {"algorithm": "grpo", "generation_on": 4}
+    assert on_four(**options) == on_four(**options, parallel="dp=4")
+    with pytest.raises(InvalidSetupError, match="those of several devices"):
+        forerun.predict(SMALL, device=DEVICE, **LENGTHS, **options)

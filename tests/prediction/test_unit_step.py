@@ -14,11 +14,12 @@ import forerun
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.cost.communication.collectives import Collective, Group
 from forerun.cost.communication.constants import LayoutConstants, load_layout_table
+from forerun.cost.communication.data_parallel import Bucket, bucket_schedule
 from forerun.cost.memory.units import unit_memory
 from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpClass
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.division import pipeline_s, stage_units
+from forerun.prediction.division import compute_setup, pipeline_s, reduced_backward, stage_units
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.step import prepare
@@ -44,13 +45,13 @@ def run_of(device: str, **options: Any) -> Run:
 
 def step_s(run: Run) -> float:
     return layout_step(
-        DividedModel(model=MODELS.of(run)), run, cost_model_of(run), load_layout_table()
+        DividedModel.of(MODELS.of(run)), run, cost_model_of(run), load_layout_table()
     ).step_s.value
 
 
 @pytest.fixture(scope="module")
 def traced() -> DividedModel:
-    return DividedModel(model=MODELS.of(run_of("8xh100-sxm", parallel="dp=8")))
+    return DividedModel.of(MODELS.of(run_of("8xh100-sxm", parallel="dp=8")))
 
 
 def test_weights_of_all_ranks_are_those_of_the_model(traced: DividedModel) -> None:
@@ -90,7 +91,7 @@ def test_a_compiler_never_slows_a_layout(parallel: str) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("devices", [2, 8])
 def test_a_tensor_device_has_its_part_of_every_divided_stream(devices: int, compiled: bool) -> None:
-    model = TracedModels().divided(run_of("8xh100-sxm", parallel="dp=8", compile=compiled))
+    model = DividedModel.of(MODELS.of(run_of("8xh100-sxm", strategy="zero1", compile=compiled)))
     graph, blocks = model.model.graph, model.traced
     own = sharded_ops(graph, blocks, Shards(tensor=devices))
     streams = (graph.ops.gemm[:, 1:].sum(axis=(1, 2)) == 0) & (blocks.unit >= 0)
@@ -102,7 +103,7 @@ def test_a_tensor_device_has_its_part_of_every_divided_stream(devices: int, comp
 def test_the_interval_of_known_dies_and_models_is_that_of_whole_steps() -> None:
     spread = load_layout_table().log_spread
     known, other = (
-        forerun.predict(MODEL, device=device, parallel="dp=8", intra="nvlink-4", **SETTINGS).step_time_s
+        forerun.predict(MODEL, device=device, strategy="zero1", intra="nvlink-4", **SETTINGS).step_time_s
         for device in ("8xh100-sxm", "8xl40s")
     )
     assert np.log(known.high / known.value) == pytest.approx(1.645 * spread, rel=1e-3)
@@ -142,7 +143,7 @@ def test_a_balanced_split_leaves_blocks_to_other_stages_for_the_head(traced: Div
 def test_three_of_many_equal_blocks_say_as_much_as_all() -> None:
     run = run_of("8xh100-sxm", parallel="tp=2,pp=2,dp=2", accumulation=4)
     run = replace(run, model=replace(run.model, model="gpt:depth=5,width=128,vocabulary=512"))
-    short, whole = TracedModels(use_cache=False).divided(run), DividedModel.of(MODELS.of(run))
+    short, whole = (DividedModel.of(MODELS.of(run, setup)) for setup in (None, compute_setup(run)))
     assert (short.num_blocks, len(short.traced.names), whole.num_blocks) == (5, 3, None)
     weights, constants = cost_model_of(run), memory_constants_of(run.cluster.device, run)
     steps = [layout_step(model, run, weights, load_layout_table()).step_s.value for model in (short, whole)]
@@ -200,7 +201,7 @@ def test_products_in_fp8_are_divided_as_those_in_half_precision_are() -> None:
 def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: dict[str, Any]) -> None:
     size = {"batch_size": 64, "intra": "pcie-4-x16"}
     runs = [run_of("8xh100-sxm", **options, **size, **{setting: value}) for value in (False, True)]
-    model = DividedModel(model=MODELS.of(runs[0]))
+    model = DividedModel.of(MODELS.of(runs[0]))
     plain, hidden = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
     assert hidden.exposed_s < plain.exposed_s
     assert hidden.step_s.value < plain.step_s.value
@@ -213,7 +214,7 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
     options: dict[str, Any] = {"parallel": "pp=2,dp=4", "accumulation": 16, "batch_size": 64}
     ways = ({}, {"pipeline_schedule": "interleaved", "virtual_stages": 2})
     runs = [run_of("8xh100-sxm", **options, **way) for way in ways]
-    model = DividedModel(model=MODELS.of(runs[0]))
+    model = DividedModel.of(MODELS.of(runs[0]))
     plain, interleaved = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
     assert plain.stages[0].handover_s > 0
     assert interleaved.stages[0].handover_s == 0
@@ -224,7 +225,7 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
 def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:
     """Four heads of queries that share one pair of keys and values send a quarter of what four pairs would."""
     run = run_of("2x8xh100-sxm", parallel="cp=16", inter="ethernet-10g", batch_size=64)
-    model = DividedModel(model=MODELS.of(run))
+    model = DividedModel.of(MODELS.of(run))
     ops = model.model.graph.ops
     attends = ops.op_class == OpClass.ATTENTION
     read = ops.read_bytes.copy()
@@ -232,7 +233,7 @@ def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:
     shared = prepare(replace(model.model.graph, ops=replace(ops, read_bytes=read)))
     whole, quarter = (
         layout_step(each, run, cost_model_of(run), load_layout_table()).stages[0].context_s
-        for each in (model, DividedModel(model=shared))
+        for each in (model, DividedModel.of(shared))
     )
     assert quarter < 0.45 * whole  # small messages are far from the full rate
 
@@ -242,7 +243,7 @@ def test_devices_of_a_layout_wait_for_each_other_as_replicas_do() -> None:
     options: dict[str, Any] = {"parallel": "tp=2,dp=4", "batch_size": 64}
     alike, apart = (run_of("8xh100-sxm", **options, variation=value) for value in (0.0, 0.05))
     steps = [
-        layout_step(DividedModel(model=MODELS.of(run)), run, cost_model_of(run), load_layout_table())
+        layout_step(DividedModel.of(MODELS.of(run)), run, cost_model_of(run), load_layout_table())
         for run in (alike, apart)
     ]
     waited_s = steps[1].step_s.value - steps[0].step_s.value
@@ -251,7 +252,7 @@ def test_devices_of_a_layout_wait_for_each_other_as_replicas_do() -> None:
 
 def test_copies_of_fsdp_are_those_of_its_version() -> None:
     run = run_of("8xh100-sxm", strategy="fsdp", precision="amp-bf16", accumulation=4)
-    model = DividedModel(model=MODELS.of(run))
+    model = DividedModel.of(MODELS.of(run))
     found = {}
     for version in FsdpVersion:
         sharing = replace(run.sharing, fsdp_version=version)
@@ -267,7 +268,7 @@ def test_copies_of_fsdp_are_those_of_its_version() -> None:
 
 
 def traced_weights(model: DividedModel) -> float:
-    return float(model.blocks.weight_bytes.sum())
+    return float(model.memory(Shards(), 1).weights.sum())
 
 
 def test_gathered_tokens_are_kept_or_gathered_again(traced: DividedModel) -> None:
@@ -315,7 +316,7 @@ def test_a_fused_update_has_no_temporaries() -> None:
             "2xh100-sxm", parallel="dp=2", sequence_length=16, batch_size=1, optimizer_implementation=kind
         )
         (stage,) = layout_memory(
-            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+            DividedModel.of(MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
         )
         return stage.allocated_bytes
 
@@ -390,12 +391,55 @@ def test_temporaries_of_the_update_are_divided_once_among_the_devices_that_share
     def temporaries_bytes(strategy: str) -> float:
         run = run_of("2xh100-sxm", parallel="dp=2", strategy=strategy, sequence_length=16, batch_size=1)
         (stage,) = layout_memory(
-            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+            DividedModel.of(MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
         )
         return next(part.size_bytes for part in stage.parts if part.name == "temporaries")
 
     whole = temporaries_bytes("ddp")
     assert [temporaries_bytes(name) for name in ("zero1", "zero2", "fsdp")] == pytest.approx([whole / 2] * 3)
+
+
+def test_states_of_mixed_precision_are_those_of_their_sources() -> None:
+    """Megatron-LM, docs/source/api-guide/dist_optimizer.md: 6 + 12/d bytes a weight; Rajbhandari et al. 2020: 16/d."""
+    options: dict[str, Any] = {
+        "precision": "amp-bf16",
+        "sequence_length": 16,
+        "batch_size": 1,
+        "accumulation": 2,
+    }
+    for strategy, expected in (("zero1", 6 + 12 / 8), ("fsdp", 16 / 8)):
+        found = forerun.predict(MODEL, device="8xh100-sxm", strategy=strategy, **{**SETTINGS, **options})
+        parts = {part.name: part.size_bytes for part in found.memory_parts}
+        held = sum(parts[name] for name in ("weights", "gradients", "optimizer state"))
+        assert held / found.num_parameters == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("options", [{"strategy": "zero2"}, {"parallel": "tp=2,pp=2", "accumulation": 4}])
+def test_the_largest_batch_of_a_layout_is_the_last_that_fits(options: dict[str, Any]) -> None:
+    def fits(batch_size: float) -> str:
+        settings = {**SETTINGS, "batch_size": int(batch_size), **options}
+        return forerun.predict(MODEL, device="8xrtx-3060", intra="pcie-4-x16", **settings).fits
+
+    found = forerun.predict(
+        MODEL, device="8xrtx-3060", intra="pcie-4-x16", **SETTINGS, **options
+    ).max_batch_size
+    assert found is not None
+    assert found.low <= found.value <= found.high
+    assert [fits(size) for size in (found.low, found.low + 1, found.high, found.high + 1)] == [
+        "yes",
+        "close",
+        "close",
+        "no",
+    ]
+
+
+def test_gradients_are_reduced_while_a_unit_goes_on() -> None:
+    one = reduced_backward([1.0, 1.0], [0.5, 0.5], [1, 1])
+    assert (one.exposed_s, one.busy_s) == (0.5, 1.0)
+    assert reduced_backward([1.0, 1.0], [0.5, 0.5], [5, 5]).exposed_s == pytest.approx(0.1)
+    buckets = [Bucket(size_bytes=2.0, ready_share=(number + 1) / 8) for number in range(8)]
+    slow = reduced_backward([4.0], [16.0], [8]).exposed_s
+    assert slow == pytest.approx(bucket_schedule(buckets, 4.0, lambda size: size).exposed_s)
 
 
 def test_frozen_weights_stay_half_and_scales_are_on_every_device() -> None:
@@ -404,7 +448,7 @@ def test_frozen_weights_stay_half_and_scales_are_on_every_device() -> None:
     def weights_bytes(**options: Any) -> float:
         run = run_of("2xh100-sxm", strategy="fsdp", lora=8, **options)
         memory = layout_memory(
-            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+            DividedModel.of(MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
         )
         return next(part.size_bytes for part in memory[0].parts if part.name == "weights")
 
@@ -469,7 +513,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DividedModel
     path.write_text(json.dumps(config))
     name = f"hf:{path}"
     run = Run.of(name, device="8xh100-sxm", parallel="dp=8", **EXPERT_SETTINGS)
-    return name, DividedModel(model=MODELS.of(run))
+    return name, DividedModel.of(MODELS.of(run))
 
 
 def test_experts_of_all_ranks_are_those_of_the_model(experts: tuple[str, DividedModel]) -> None:

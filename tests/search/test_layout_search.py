@@ -8,6 +8,7 @@ import pytest
 
 import forerun
 from forerun.prediction.models import TracedModels
+from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
 from forerun.search.layout_search import LayoutPoint, LayoutSpace, chosen_points, layout_changes, variants
 from forerun.search.layouts import LayoutPlan
@@ -22,7 +23,7 @@ def run_of(**options: object) -> Run:
 
 @pytest.fixture(scope="module")
 def space() -> LayoutSpace:
-    return LayoutSpace.of(TracedModels().divided(run_of(parallel="dp=8", strategy="zero1")), 32)
+    return LayoutSpace.of(DividedModel.of(TracedModels().of(run_of(parallel="dp=8", strategy="zero1"))), 32)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from forerun.cost.communication.constants import (
     MeasuredLayouts,
     StepShape,
     is_layouts_file,
-    load_layout_table,
 )
 from forerun.cost.time.correction import calibration_path
 from forerun.cost.time.weights import load_weights, shipped_weights_path
@@ -33,9 +32,9 @@ from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import Measurement, Outcome
 from forerun.evidence.records.reading import read_all
 from forerun.evidence.records.tables import above_zero, yes_or_no
-from forerun.prediction.division import uses_layout
+from forerun.prediction.division import shape_of
 from forerun.prediction.models import TracedModels
-from forerun.prediction.unit_step import layout_step
+from forerun.prediction.run_step import divided_steps
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device
@@ -360,25 +359,26 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
     for name in (name for name in _NEEDED if name not in columns):
         raise RecordError(f"{path.name}: expected a column '{name}', got none; add it")
     models = TracedModels(use_cache=True)
-    weights, table = load_weights(shipped_weights_path()), load_layout_table()
+    weights = load_weights(shipped_weights_path())
     found = []
     for number, row in enumerate(rows, start=1):
         place = f"{path.name}, row {number}"
         try:
             run = _layout_run(row, known, device, place)
-            step = layout_step(models.divided(run), run, weights, table)
+            size = run.setup.batch_size_per_device
+            (step,) = divided_steps(models.of(run), run, [size], weights)
+            shape = shape_of(step)
         except RecordError:
             raise
         except UsageError as error:
             raise RecordError(f"{place}: {error}") from error
-        assert step.shape is not None  # every step by units has one
         measured_s = above_zero(row.get("step_time_s", ""))
         if measured_s is None:
             raise RecordError(
                 f"{place}: expected seconds above zero in 'step_time_s', got '{row.get('step_time_s', '')}'"
             )
         found.append(
-            LayoutMeasurement(run=run, measured_s=measured_s, predicted_s=step.step_s.value, shape=step.shape)
+            LayoutMeasurement(run=run, measured_s=measured_s, predicted_s=step.step_s.value, shape=shape)
         )
     return found
 
@@ -395,10 +395,10 @@ def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: D
             f"{place}: a step of {run.cluster.device.name}, but the device is {device.name}; give --device "
             f"{run.cluster.device.name}, and a table for each device"
         )
-    if not uses_layout(run):
+    if run.cluster.num_devices == 1:
         raise RecordError(
-            f"{place}: expected a step of several devices that divide the model; fill parallel or strategy "
-            "(fsdp), or put it into a table without these columns"
+            f"{place}: expected a step of several devices, got {run.cluster.device.name} alone; put it into a table "
+            "without the columns parallel and strategy"
         )
     return run
 

@@ -117,17 +117,12 @@ def blocks_of(graph: Graph) -> Blocks:
     """The units of a graph; remembered.
 
     Raises:
-        InvalidSetupError: The sizes of the graph hold for one batch size only, or the step has no backward pass.
+        InvalidSetupError: The step has no backward pass, or no names of its weights.
     """
     return _KEPT.get((graph,), (), lambda: _found(graph))
 
 
 def _found(graph: Graph) -> Blocks:
-    if graph.only_batch_size is not None:
-        raise InvalidSetupError(
-            f"{graph.model} was traced for batch size {graph.only_batch_size} only, so its work cannot be divided; "
-            "expected a model whose sizes grow with the batch, leave --parallel out"
-        )
     ops = graph.ops
     phase = _phases(ops.step_part)
     names, unit = _units(graph, phase)

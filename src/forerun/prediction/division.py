@@ -1,9 +1,9 @@
 """Division of a run among its devices: its axes, and the one answer that every law of a divided step gives.
 
-A data parallel run is a layout whose tensor, context and pipeline axes are one. Two laws say what communication costs:
-that of replicas (``replica_step``: buckets of DDP, ZeRO, one host for all) and that of units (``unit_step``: tensor,
-context, expert, pipeline and fully sharded). Both read the same axes, wait for other devices by the same law and
-constants, and give a ``DividedStep``.
+A data parallel run is a layout whose tensor, context and pipeline axes are one. Devices that hold the whole state each
+are replicas (``replica_step``: buckets of DDP, one host for all). What divides states (ZeRO, FSDP), the model or its
+tokens divides units (``unit_step``), and so do the passes of post-training. Both read the same axes, wait for other
+devices by the same law and constants, and give a ``DividedStep``.
 
 A layout with a pipeline has stages. With m micro-steps, p stages of t_s seconds each (forward and backward) and v
 groups of blocks on each device,
@@ -21,19 +21,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import exp
 from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
-from forerun.graph.blocks import Blocks
+from forerun.graph.blocks import Blocks, blocks_of
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
-from forerun.prediction.step import PreparedModel, StepPrediction
+from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
+from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit, Strategy
 
 if TYPE_CHECKING:
-    from forerun.cost.communication.constants import StepShape
+    from forerun.cost.communication.constants import MeasuredLayouts, StepShape
     from forerun.graph.shards import Shards
 
 _COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
@@ -101,20 +103,24 @@ def is_divided(run: Run) -> bool:
 
 
 def uses_layout(run: Run) -> bool:
-    """True if a run's devices divide a model by blocks: with ``--parallel``, or fully sharded."""
-    sharing = run.sharing
-    return run.cluster.num_devices > 1 and (sharing.layout is not None or sharing.strategy.stage == 3)
+    """True if a run's devices divide a model or its states by units, or several passes of post-training."""
+    sharing, algorithm = run.sharing, run.setup.post.algorithm
+    return run.cluster.num_devices > 1 and (
+        sharing.layout.divides_model or sharing.strategy.stage > 0 or algorithm is not Algorithm.SFT
+    )
 
 
 def compute_setup(run: Run) -> TrainingSetup:
-    """Setup of the operations of a layout: under mixed precision weights are used in half precision throughout.
+    """Setup of the operations of a device: where units are divided, mixed precision has weights in half precision.
 
-    Frameworks of layouts hold or gather weights in half precision and update those in fp32, where autocast would
-    cast them.
+    Frameworks that divide states or models hold or gather weights in half precision and update those in fp32; replicas
+    cast them (autocast).
     """
-    setup = run.setup
-    if not uses_layout(run):
-        return setup
+    return with_half_weights(run.setup) if uses_layout(run) else run.setup
+
+
+def with_half_weights(setup: TrainingSetup) -> TrainingSetup:
+    """A setup whose weights are in half precision throughout under mixed precision."""
     return replace(setup, precision=_COMPUTED.get(setup.precision, setup.precision), keeps_gradients=False)
 
 
@@ -182,7 +188,7 @@ class DividedStep:
             device [bytes].
         bubble_s: Waiting of the slowest stage for the others [s].
         stages: Micro-step of each stage; empty where every device has the whole model.
-        shape: What the error of a step by units depends on, before any correction.
+        shape: What the error of a step by units depends on, before any correction; see ``shape_of``.
         passes: Passes of a step of post-training, each with its whole time; those of other devices among them.
         generation: The part that writes answers, None without one.
         num_writers: Devices besides those of the run that write answers.
@@ -203,6 +209,49 @@ class DividedStep:
     passes: tuple[BreakdownPart, ...] = ()
     generation: Generation | None = None
     num_writers: int = 0
+
+
+def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
+    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    log_factor, left = measured.correction(shape_of(step))
+    factor = exp(log_factor)
+    value = step.step_s.value
+    return replace(
+        step,
+        compute_s=step.compute_s * factor,
+        exposed_s=step.exposed_s * factor,
+        communication_s=step.communication_s * factor,
+        bubble_s=step.bubble_s * factor,
+        step_s=Interval(
+            value * factor,
+            value * factor * (step.step_s.low / value) ** left,
+            value * factor * (step.step_s.high / value) ** left,
+        ),
+        stages=tuple(
+            StageTime(**{field.name: getattr(stage, field.name) * factor for field in fields(stage)})
+            for stage in step.stages
+        ),
+        parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
+    )
+
+
+def shape_of(step: DividedStep) -> StepShape:
+    """What the error of a step depends on.
+
+    Raises:
+        InvalidSetupError: The step has no backward pass, or no names of its weights.
+    """
+    from forerun.cost.communication.constants import StepShape
+
+    if step.shape is not None:
+        return step.shape
+    blocks, step_s = blocks_of(step.model.graph), step.step_s.value
+    return StepShape(
+        hidden_size=blocks.hidden_size,
+        block_s=step.alone.step_s.value / blocks.num_units,
+        exposed_share=step.exposed_s / step_s,
+        waiting_share=sum(part.time_s for part in step.parts if part.name == HOST_PART) / step_s,
+    )
 
 
 def stage_units(
@@ -413,15 +462,22 @@ def fully_sharded_backward(
     return Overlap(max(end_s, link_s) - sum(compute_s), sum(gather_s) + sum(scatter_s))
 
 
-def reduced_backward(compute_s: Sequence[float], reduce_s: Sequence[float]) -> Overlap:
-    """Backward pass whose gradients are reduced in buckets behind each block; the last reduction is exposed.
+def reduced_backward(
+    compute_s: Sequence[float], reduce_s: Sequence[float], num_buckets: Sequence[int]
+) -> Overlap:
+    """Backward pass whose gradients are reduced in buckets beside it; the last reduction is exposed.
+
+    The n equal buckets of a unit of T seconds are ready after T/n, 2 T/n, ..., T and take r/n each, so that the link is
+    busy until max(before + r, begin + T/n + r, begin + T + r/n): the end of ``bucket_schedule``.
 
     Args:
-        compute_s: Backward pass of each block, the last block first [s].
+        compute_s: Backward pass of each unit, the last unit first [s].
         reduce_s: Reduction of its gradients [s].
+        num_buckets: Buckets of its gradients.
     """
     link_s = end_s = 0.0
-    for own_s, reducing_s in zip(compute_s, reduce_s, strict=True):
+    for own_s, reducing_s, number in zip(compute_s, reduce_s, num_buckets, strict=True):
+        first_s, last_s = end_s + own_s / number + reducing_s, end_s + own_s + reducing_s / number
+        link_s = max(link_s + reducing_s, first_s, last_s)
         end_s += own_s
-        link_s = max(link_s, end_s) + reducing_s
     return Overlap(max(0.0, link_s - end_s), sum(reduce_s))

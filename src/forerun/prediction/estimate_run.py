@@ -302,7 +302,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
             if load is None
             else f"experts: the fullest of {layout.expert} devices that divide them has "
             f"{load.fullest(layout.expert):.2f} times the mean of their tokens"
-            if layout is not None and layout.expert > 1
+            if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
     if not is_keras and (note := format_note(model, device, run.setup)):
@@ -373,7 +373,7 @@ def _notes_of_several(run: Run, memory: RunMemory) -> list[str]:
             f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
             "cost, energy and steps are for all devices"
         )
-        if memory.max_batch is not None:
+        if memory.max_batch is not None and not memory.stages:
             notes.append("the largest batch is for one device alone")
         most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
         if cluster.num_nodes == 1 and cluster.num_devices > most:

@@ -1,6 +1,6 @@
 """Memory of each device of a run: of one alone, of replicas, and of each stage of a layout at its own peak.
 
-Replicas hold what one device alone holds, and buckets of gradients beside it; ZeRO divides the state. A stage of a
+Replicas hold what one device alone holds, and buckets of gradients beside it. A stage of a
 layout holds its part of weights, gradients and optimizer state, and what the micro-steps in flight keep. The last of
 them is replayed unit by unit through forward and backward pass: its own peak lies where kept activations, the
 temporaries of a unit and the gathered weights and gradients of FSDP are largest together.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,24 +23,24 @@ from forerun.cost.memory.peak import (
     MemoryWidth,
     estimate_memory,
     fits,
+    largest_passing,
     max_batch_size,
     memory_constants,
     memory_width,
     visible_memory,
 )
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
+from forerun.graph.graph import Graph
 from forerun.prediction.division import Axes, uses_layout, wide_factor
 from forerun.prediction.estimate import Interval, MemoryShare
 from forerun.prediction.step import PreparedModel
-from forerun.question.devices.device import Device
+from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
-from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
-from forerun.question.sharing import PipelineSchedule, Sharing, Strategy
+from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, TrainingSetup, parse_release
+from forerun.question.sharing import PipelineSchedule, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
-    from forerun.cost.communication.data_parallel import ShardedMemory
     from forerun.cost.memory.units import UnitMemory
     from forerun.prediction.units import DividedModel
 
@@ -94,7 +95,7 @@ def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> 
     return _stages(model, run, constants, range(run.layout.pipeline))
 
 
-def worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
+def _worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
     """The stage that needs most, among the first of each number of blocks: later ones hold fewer micro-steps."""
     units = [(0 in own, len(own)) for own in model.stages(run.layout)]
     chosen = {*(units.index(kind) for kind in units), len(units) - 1}
@@ -163,7 +164,7 @@ def _stage_peak(
     else:
         loaded = 0.0
     fragmentation = allocated * (constants.live_factor - 1)
-    buffers = _COMMUNICATOR_BYTES * _num_communicators(run)
+    buffers = _communicator_bytes(run)
     parts = (
         MemoryShare("weights", held.weights + held.buffers),
         MemoryShare("weights and states of other models", others),
@@ -219,10 +220,15 @@ def _update_ratio(run: Run, memory: UnitMemory) -> float:
     return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
-def _num_communicators(run: Run) -> int:
+def _communicator_bytes(run: Run) -> float:
+    """Buffers of NCCL, for each axis of devices that talk; processes on processors have none [bytes]."""
+    if run.cluster.device.kind is DeviceKind.CPU:
+        return 0.0
     axes = Axes.of(run)
     sizes = (axes.tensor, axes.context, axes.replicated, axes.pipeline)
-    return sum(size > 1 for size in sizes) + (run.sharing.strategy is Strategy.HSDP)
+    return _COMMUNICATOR_BYTES * float(
+        sum(size > 1 for size in sizes) + (run.sharing.strategy is Strategy.HSDP)
+    )
 
 
 def _keeps_gradients(run: Run) -> bool:
@@ -329,63 +335,6 @@ def _passes(
     return best
 
 
-def weights_bytes(graph: Graph) -> float:
-    """All weights of a model [bytes]."""
-    stream = graph.memory
-    is_weight = (stream.kind == AllocationKind.WEIGHT) & (stream.event == MemoryEvent.ALLOCATE)
-    return float(stream.size_bytes[is_weight, 0].sum())
-
-
-def optimizer_state_bytes(graph: Graph) -> float:
-    """State of the optimizer, without the batch [bytes]."""
-    stream = graph.memory
-    is_state = (stream.kind == AllocationKind.OPTIMIZER_STATE) & (stream.event == MemoryEvent.ALLOCATE)
-    return float(stream.size_bytes[is_state, 0].sum())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldMemory:
-    """Contents of the memory of one device alone at its peak.
-
-    Attributes:
-        weight_bytes: All weights [bytes].
-        gradient_bytes: All gradients [bytes].
-        held_gradient_bytes: What of the gradients is there at that moment, often little: activations fill it before
-            [bytes].
-        state_bytes: State of the optimizer [bytes].
-    """
-
-    weight_bytes: float
-    gradient_bytes: float
-    held_gradient_bytes: float
-    state_bytes: float
-
-
-def held_state(one: HeldMemory, settings: Sharing, num_devices: int) -> ShardedMemory:
-    """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
-    from forerun.cost.communication.data_parallel import sharded_memory
-
-    return sharded_memory(
-        one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
-    )
-
-
-def grown_memory_bytes(one: HeldMemory, settings: Sharing, num_devices: int) -> float:
-    """Memory that each of n devices needs beyond that of one alone; below zero where sharding saves [bytes].
-
-    Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its
-    stage.
-    """
-    if num_devices == 1 or settings.strategy is Strategy.MIRRORED:
-        return 0.0
-    stage = settings.strategy.stage
-    held = held_state(one, settings, num_devices)
-    whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
-    # DDP's buckets are copies of all gradients; ZeRO fills one while another is sent.
-    buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
-    return held.total_bytes - whole + buckets
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMemory:
     """Memory of each device of a run, and what follows from it.
@@ -418,16 +367,6 @@ def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
     )
 
 
-def held_memory(graph: Graph, gradient_bytes: float, found: MemoryEstimate) -> HeldMemory:
-    """Parts of the peak of one device that are weights, gradients and optimizer state."""
-    return HeldMemory(
-        weight_bytes=weights_bytes(graph),
-        gradient_bytes=gradient_bytes,
-        held_gradient_bytes=sum(part.size_bytes for part in found.parts if part.name == "gradients"),
-        state_bytes=optimizer_state_bytes(graph),
-    )
-
-
 def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemory:
     """Memory of each device of a run: the one place that asks the laws of one device, of replicas and of units.
 
@@ -445,23 +384,60 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
     batch = None
     if largest.value is not None and largest.low is not None and largest.high is not None:
         batch = Interval(float(largest.value), float(largest.low), float(largest.high))
-    parts = tuple(MemoryShare(part.name, float(part.size_bytes)) for part in found.parts)
-    peak = Interval(found.peak_bytes, found.low_bytes, found.high_bytes)
-    verdict = str(fits(found, visible.value_bytes))
-    if run.cluster.num_devices > 1:
-        held = held_memory(model.graph, gradient_bytes, found)
-        grown = grown_memory_bytes(held, run.sharing, run.cluster.num_devices)
-        parts = _parts_of_several(parts, held, run, grown)
-        peak = peak.shifted(grown)
-        verdict = _verdict(peak, visible.value_bytes)
+    held = _of_replica(model.graph, run, found, gradient_bytes)
+    is_alone = run.cluster.num_devices == 1
     return RunMemory(
-        peak=peak,
-        parts=parts,
-        verdict=verdict,
+        peak=held.peak_bytes,
+        parts=held.parts,
+        verdict=str(fits(found, visible.value_bytes))
+        if is_alone
+        else _verdict(held.peak_bytes, visible.value_bytes),
         max_batch=batch,
         max_batch_reason=largest.reason,
         device_bytes=visible.value_bytes,
     )
+
+
+def replica_bytes(run: Run, gradient_bytes: float) -> float:
+    """Memory of a replica beyond that of one device alone [bytes].
+
+    DDP's buckets are copies of all gradients; beside them are the buffers of collectives.
+    """
+    is_ddp = run.cluster.num_devices > 1 and run.sharing.strategy is not Strategy.MIRRORED
+    return gradient_bytes + _communicator_bytes(run) if is_ddp else 0.0
+
+
+def _of_replica(graph: Graph, run: Run, alone: MemoryEstimate, gradient_bytes: float) -> StageMemory:
+    """Memory of a device that has the whole model and its states, as one stage of all blocks."""
+    added = replica_bytes(run, gradient_bytes)
+    buffers = max(0.0, added - gradient_bytes)
+    parts = [MemoryShare(part.name, float(part.size_bytes)) for part in alone.parts]
+    shared = {"gradient buckets": added - buffers, "buffers of collectives": buffers}
+    return StageMemory(
+        stage=0,
+        num_blocks=len(graph.blocks),
+        parts=(*parts, *(MemoryShare(name, size) for name, size in shared.items() if size > 0)),
+        peak_bytes=Interval(alone.peak_bytes, alone.low_bytes, alone.high_bytes).shifted(added),
+        allocated_bytes=alone.live_peak_bytes + added,
+    )
+
+
+def worst_memory(
+    model: PreparedModel, run: Run, gradient_bytes: float, constants: MemoryConstants
+) -> StageMemory:
+    """Memory of the devices that need most, as in ``run_memory``.
+
+    Args:
+        model: The traced step.
+        run: The run.
+        gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
+        constants: Overhead and factors of device and software.
+    """
+    if uses_layout(run):
+        from forerun.prediction.units import DividedModel
+
+        return _worst_stage(DividedModel.of(model), run, constants)
+    return _of_replica(model.graph, run, estimate_memory(model.graph, run.setup, constants), gradient_bytes)
 
 
 def _layout_memory(
@@ -470,38 +446,47 @@ def _layout_memory(
     """Memory of the stage that needs most."""
     from forerun.prediction.units import DividedModel
 
-    stages = layout_memory(DividedModel.of(model), run, constants)
+    units = DividedModel.of(model)
+    stages = layout_memory(units, run, constants)
     worst = max(stages, key=lambda stage: stage.peak_bytes.value)
+    largest, reason = _largest_micro_batch(units, run, constants, visible_bytes)
     return RunMemory(
         peak=worst.peak_bytes,
         parts=worst.parts,
         verdict=_verdict(worst.peak_bytes, visible_bytes),
-        max_batch=None,
-        max_batch_reason="not searched for a layout; forerun plan --strategy auto compares micro-batches",
+        max_batch=largest,
+        max_batch_reason=reason,
         device_bytes=visible_bytes,
         stages=stages,
     )
+
+
+def _largest_micro_batch(
+    model: DividedModel, run: Run, constants: MemoryConstants, visible_bytes: float
+) -> tuple[Interval | None, str]:
+    """Largest micro-batch of a data group, with those whose upper and lower ends fit, and the reason for none."""
+    graph = model.model.graph
+    if graph.only_batch_size is not None:
+        return (
+            None,
+            f"{graph.model} was traced for batch size {graph.only_batch_size} only; others are unknown",
+        )
+
+    @cache
+    def peak(size: int) -> Interval:
+        of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
+        return _worst_stage(model, of_size, constants).peak_bytes
+
+    def largest(end: str) -> float:
+        return float(largest_passing(lambda size: getattr(peak(size), end) <= visible_bytes, MAX_BATCH_SIZE))
+
+    return Interval(*(largest(end) for end in ("value", "high", "low"))), ""
 
 
 def _verdict(peak: Interval, available_bytes: float) -> str:
     if peak.low > available_bytes:
         return "no"
     return "yes" if peak.high <= available_bytes else "close"
-
-
-def _parts_of_several(
-    alone: tuple[MemoryShare, ...], one: HeldMemory, run: Run, grown: float
-) -> tuple[MemoryShare, ...]:
-    """Contents of the memory of one device among several; the parts add up to its peak."""
-    held = held_state(one, run.sharing, run.cluster.num_devices)
-    saved = {
-        "weights": one.weight_bytes - held.weights_bytes,
-        "gradients": one.held_gradient_bytes - held.gradients_bytes,
-        "optimizer state": one.state_bytes - held.optimizer_bytes,
-    }
-    parts = [MemoryShare(part.name, part.size_bytes - saved.get(part.name, 0.0)) for part in alone]
-    buffers = grown + sum(saved.get(part.name, 0.0) for part in alone)
-    return (*parts, MemoryShare("gradient buckets", buffers)) if buffers > 0 else tuple(parts)
 
 
 _largest_kept: Kept[MaxBatchSize] = Kept(256)

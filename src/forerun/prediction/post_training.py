@@ -152,8 +152,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     """
     if setup.post != PostTraining(**{name: getattr(setup.post, name) for name in _OF_ONE_DEVICE}):
         raise InvalidSetupError(
-            "--generation-tensor and --generation-on are those of devices that divide a model; give --parallel, such "
-            "as dp=8, or --strategy fsdp"
+            "--generation-tensor and --generation-on are those of several devices; give more, such as --num-devices 8"
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:

@@ -1,7 +1,7 @@
-"""The step of replicas: devices that have the whole model each, and average or scatter its gradients.
+"""The step of replicas: devices that have the whole model and its states each, and average its gradients.
 
 One micro-step of one device is taken apart into passes and gradient buckets; DDP reduces the buckets beside the
-backward pass, ZeRO scatters gradients and gathers weights, and a mirrored strategy dispatches all from one host.
+backward pass, and a mirrored strategy dispatches all from one host.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.kept import Kept
-from forerun.cost.communication.collectives import all_gather_time_s, reduce_scatter_time_s
-from forerun.cost.communication.constants import ScalingConstants, ScalingTable, load_scaling_table
+from forerun.cost.communication.constants import (
+    ScalingConstants,
+    ScalingTable,
+    load_scaling_table,
+)
 from forerun.cost.communication.data_parallel import (
     Bucket,
     DataParallelStep,
@@ -25,14 +28,12 @@ from forerun.cost.communication.data_parallel import (
     device_part_s,
     gradient_buckets,
     mirrored_step_s,
-    straggler_factor,
 )
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.prediction.division import Axes, DividedStep
+from forerun.prediction.division import DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
-from forerun.prediction.memory import weights_bytes
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import LinkKind
@@ -145,7 +146,6 @@ class OneStep:
         alone: The prediction of it.
         parts: Forward, backward, optimizer.
         gradient_bytes: All gradients [bytes].
-        weight_bytes: All weights [bytes].
         buckets: Gradients in the order they are sent.
         num_batch_norms: Batch norms of the forward pass.
         batch_norm_bytes: Statistics of one [bytes].
@@ -154,7 +154,6 @@ class OneStep:
     alone: StepPrediction
     parts: Pass
     gradient_bytes: float
-    weight_bytes: float
     buckets: tuple[Bucket, ...]
     num_batch_norms: int
     batch_norm_bytes: float
@@ -206,8 +205,6 @@ def scaled_step(
     about = all_reduce_of(cluster, settings.all_reduce)
     if settings.strategy is Strategy.MIRRORED:
         parts = _mirrored(one, about, batch_size_per_device)
-    elif settings.strategy.stage:
-        parts = _sharded(one, about, constants, settings)
     else:
         parts = _replicated(one, about, constants, settings)
     peak_s = settings.num_accumulation_steps * one.alone.least_s
@@ -248,41 +245,6 @@ def _replicated(
         overhead_s=constants.overhead_s,
         num_batch_norms=one.num_batch_norms if settings.sync_batch_norm else 0,
         batch_norm_bytes=one.batch_norm_bytes,
-    )
-
-
-def _sharded(
-    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
-) -> DataParallelStep:
-    """ZeRO: gradients are scattered in the backward pass, weights gathered after the update (1, 2) or before use (3).
-
-    Gathering in forward and backward overlaps with computing the layer before; the first gather and the last scatter
-    do not.
-    """
-    devices, stage = about.num_devices, settings.strategy.stage
-    rate = about.slowest_bytes_per_s * constants.share
-    hop_s = about.inter_latency_s if about.num_nodes > 1 else about.intra_latency_s
-    scatter_s = reduce_scatter_time_s(one.gradient_bytes, devices, hop_s, rate)
-    gather_s = all_gather_time_s(one.weight_bytes, devices, hop_s, rate)
-    num_units = max(1, len(one.buckets))
-    accumulation = settings.num_accumulation_steps
-    if stage < 3:
-        # The last bucket has no backward pass left to hide in, and updated weights are gathered behind the update.
-        exposed_s = max(scatter_s / num_units, scatter_s - one.parts.backward_s) + gather_s
-        busy_s = scatter_s + gather_s
-    else:
-        forward_s = max(gather_s / num_units, gather_s - one.parts.forward_s)
-        backward_s = max((gather_s + scatter_s) / num_units, gather_s + scatter_s - one.parts.backward_s)
-        exposed_s = accumulation * (forward_s + backward_s)
-        busy_s = accumulation * (2 * gather_s + scatter_s)
-    compute_s = accumulation * (one.parts.forward_s + one.parts.backward_s) + one.parts.optimizer_s / devices
-    return DataParallelStep(
-        compute_s=compute_s,
-        exposed_s=exposed_s,
-        contention_s=constants.slowdown_on(about) * max(0.0, busy_s - exposed_s),
-        straggler_s=(straggler_factor(devices, constants.drag) - 1) * compute_s,
-        overhead_s=constants.overhead_s,
-        communication_s=busy_s,
     )
 
 
@@ -342,7 +304,6 @@ def _taken_apart(
                 alone=step,
                 parts=pass_of(model, step),
                 gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
-                weight_bytes=weights_bytes(model.graph),
                 buckets=gradient_buckets(gradients, run.sharing.bucket_bytes),
                 num_batch_norms=number,
                 batch_norm_bytes=statistics,
@@ -382,13 +343,12 @@ def replica_step(model: PreparedModel, run: Run, one: OneStep) -> DividedStep:
 
 
 def _computation(run: Run, alone: Sequence[BreakdownPart], compute_s: float) -> list[BreakdownPart]:
-    """Parts of what each device computes: all micro-steps, then one update, divided where ZeRO divides it."""
+    """Parts of what each device computes: all micro-steps, then one update."""
     alone_s = sum(part.time_s for part in alone)
     if run.sharing.strategy is Strategy.MIRRORED:  # the host's work is counted apart
         return [BreakdownPart(part.name, part.time_s * compute_s / alone_s) for part in alone]
-    # One device divides nothing; a plan asks about it with the layout of its larger candidates too.
-    number = Axes.of(run).shard if run.cluster.num_devices > 1 else 1
     update_s = sum(part.time_s for part in alone if part.name == _UPDATE_PART)
-    scale = max(0.0, compute_s - update_s / number) / max(alone_s - update_s, 1e-30)
-    factors = {_UPDATE_PART: 1.0 / number}
-    return [BreakdownPart(part.name, part.time_s * factors.get(part.name, scale)) for part in alone]
+    scale = max(0.0, compute_s - update_s) / max(alone_s - update_s, 1e-30)
+    return [
+        part if part.name == _UPDATE_PART else BreakdownPart(part.name, part.time_s * scale) for part in alone
+    ]

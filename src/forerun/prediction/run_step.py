@@ -20,7 +20,7 @@ within ``LOADER_RANGE`` of the cost of its samples, which is the interval of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
 from forerun.cost.time.weights import CostModel
-from forerun.prediction.division import DividedStep, compute_setup, is_divided, uses_layout
+from forerun.prediction.division import DividedStep, as_measured, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
 from forerun.question.job import InputPipeline
@@ -74,7 +74,7 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
     Raises:
         UnknownDeviceError: A link that is needed is not known.
     """
-    if run.software.calibration is not None and not uses_layout(run):
+    if run.software.calibration is not None and run.cluster.num_devices == 1:
         _refuse_measured_layouts(run.software.calibration)
     several = None
     if is_divided(run):
@@ -89,53 +89,36 @@ def _refuse_measured_layouts(calibration: str) -> None:
 
     if is_layouts_file(calibration):
         raise InvalidSetupError(
-            f"a file such as {calibration} holds measured steps of layouts, and this run has none; give --parallel or "
-            "--strategy fsdp, or leave --calibration out"
+            f"a file such as {calibration} holds measured steps of several devices, and this run has one; give "
+            "more, or leave --calibration out"
         )
 
 
 def divided_steps(
     model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
 ) -> list[DividedStep]:
-    """Steps of several devices and micro-steps at several batch sizes of a micro-step, by the law that holds for them.
+    """Steps of several devices and micro-steps at several batch sizes of a micro-step; every verb asks here.
+
+    Replicas reduce gradients bucket by bucket, units exchange what they divide one by one; each was fitted on the
+    public measurements of its own kind of run.
 
     Raises:
-        UnknownDeviceError: A link that is needed is not known.
+        UsageError: The model cannot be divided so, or a link is not known.
     """
-    law = next(law for holds, law in STEP_LAWS if holds(run))
-    return law(model, run, batch_sizes, weights)
-
-
-def _steps_by_units(
-    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
-) -> list[DividedStep]:
-    from forerun.prediction.layout_passes import whole_step
     from forerun.prediction.models import layout_table_of
-    from forerun.prediction.units import DividedModel
 
-    units, table = DividedModel.of(model), layout_table_of(run)
-    return [whole_step(units, _at(run, size), weights, table) for size in batch_sizes]
+    table = layout_table_of(run)
+    if uses_layout(run):
+        from forerun.prediction.layout_passes import whole_step
+        from forerun.prediction.units import DividedModel
 
-
-def _steps_of_replicas(
-    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
-) -> list[DividedStep]:
+        units = DividedModel.of(model)
+        return [whole_step(units, _at(run, size), weights, table) for size in batch_sizes]
     from forerun.prediction.replica_step import one_steps, replica_step
 
     ones = one_steps(model, run, batch_sizes, weights)
-    return [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
-
-
-_StepLaw = Callable[[PreparedModel, Run, Sequence[int], CostModel], list[DividedStep]]
-STEP_LAWS: tuple[tuple[Callable[[Run], bool], _StepLaw], ...] = (
-    (uses_layout, _steps_by_units),
-    (is_divided, _steps_of_replicas),
-)
-"""Laws of a divided step with the runs that each holds for; the first that holds is asked.
-
-They differ in how they overlap communication with computation, bucket by bucket or unit by unit, and each was fitted on
-the public measurements of its own kind of run.
-"""
+    found = [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
+    return found if table.measured is None else [as_measured(step, table.measured) for step in found]
 
 
 def step_alone(model: PreparedModel, run: Run, setup: TrainingSetup, weights: CostModel) -> StepPrediction:
@@ -225,7 +208,7 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
     cluster = run.cluster
     links = tuple(link.name if link else "" for link in (cluster.intra_link, cluster.inter_link))
     sizes_of_cluster = (cluster.num_nodes, cluster.num_devices_per_node, cluster.num_inter_links)
-    measured = layout_table_of(run).measured if uses_layout(run) else None
+    measured = layout_table_of(run).measured
     key = (general, run.sharing, run.software.torch_version, links, sizes_of_cluster, measured)
     columns = {size: _SHARED.find(parts, (*key, size)) for size in sizes}
     missing = [size for size, column in columns.items() if column is None]

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil, exp
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import Collective, Group, group_of
-from forerun.cost.communication.constants import LayoutConstants, LayoutTable, MeasuredLayouts, StepShape
+from forerun.cost.communication.constants import LayoutConstants, LayoutTable, StepShape
 from forerun.cost.communication.data_parallel import straggler_factor
 from forerun.cost.memory.units import UnitMemory
 from forerun.cost.time.law import sustained_products
@@ -33,6 +34,7 @@ from forerun.prediction.division import (
     DividedStep,
     Overlap,
     StageTime,
+    as_measured,
     check_layout,
     compute_setup,
     fully_sharded_backward,
@@ -114,8 +116,13 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     Raises:
         UsageError: The model cannot be divided so, or a link is not known.
     """
-    blocks = model.blocks
+    blocks, only = model.blocks, model.model.graph.only_batch_size
     layout, micro_steps = run.layout, run.sharing.num_accumulation_steps
+    if layout.divides_model and only is not None:
+        raise InvalidSetupError(
+            f"{model.model.graph.model} was traced for batch size {only} only, so its work cannot be divided; "
+            "expected a model whose sizes grow with the batch, leave --parallel out"
+        )
     check_layout(layout, model.traced, len(blocks.names), model.model.graph.model, micro_steps)
     shards, setup = Axes.of(run).shards, compute_setup(run)
     (times,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
@@ -186,7 +193,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
             waiting_share=sum(part.time_s for part in parts if part.name == HOST_PART) / step_s,
         ),
     )
-    return found if table.measured is None else _as_measured(found, table.measured)
+    return found if table.measured is None else as_measured(found, table.measured)
 
 
 def _interval(
@@ -216,31 +223,6 @@ def _kinds(times: UnitTimes, memory: UnitMemory, stages: Sequence[range]) -> lis
     columns += list(times.attention_s)
     found = np.stack(columns)
     return [found[:, units.start : units.stop].tobytes() for units in stages]
-
-
-def _as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
-    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
-    assert step.shape is not None
-    log_factor, left = measured.correction(step.shape)
-    factor = exp(log_factor)
-    value = step.step_s.value
-    return replace(
-        step,
-        compute_s=step.compute_s * factor,
-        exposed_s=step.exposed_s * factor,
-        communication_s=step.communication_s * factor,
-        bubble_s=step.bubble_s * factor,
-        step_s=Interval(
-            value * factor,
-            value * factor * (step.step_s.low / value) ** left,
-            value * factor * (step.step_s.high / value) ** left,
-        ),
-        stages=tuple(
-            StageTime(**{field.name: getattr(stage, field.name) * factor for field in fields(stage)})
-            for stage in step.stages
-        ),
-        parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
-    )
 
 
 _COMMUNICATION = (
@@ -561,23 +543,20 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
 
-    def in_buckets_s(kind: Collective, bytes_: float) -> float:
-        buckets = max(1, ceil(bytes_ / run.sharing.bucket_bytes))
-        return buckets * group.time_s(kind, bytes_ / buckets)
+    def beside(compute_s: Floats, kind: Collective, sizes_bytes: Floats) -> Overlap:
+        buckets = [max(1, ceil(size / run.sharing.bucket_bytes)) for size in sizes_bytes[own]]
+        times_s = [
+            number * group.time_s(kind, float(size) / number)
+            for size, number in zip(sizes_bytes[own], buckets, strict=True)
+        ]
+        return reduced_backward(compute_s[own].tolist(), times_s, buckets)
 
-    backward = times.backward_s + times.weight_gradient_s
-    found = reduced_backward(
-        [float(backward[unit]) for unit in own],
-        [in_buckets_s(kind, float(memory.gradients[unit]) * wide) for unit in own],
-    )
+    found = beside(times.backward_s + times.weight_gradient_s, kind, memory.gradients * wide)
     if stage:
-        gathers_s = [in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own]
-        shown_s = sum(gathers_s)
-        if run.sharing.overlap_update:
-            # The next forward pass starts as soon as its first unit has its weights.
-            forward = [float(times.forward_s[unit]) for unit in own]
-            shown_s = reduced_backward(forward, gathers_s).exposed_s
-        return Overlap(found.exposed_s + shown_s, found.busy_s + sum(gathers_s))
+        # With overlap the next forward pass starts as soon as its first unit has its weights.
+        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.weights)
+        shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
+        return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
     return found
 
 

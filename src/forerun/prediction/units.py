@@ -43,6 +43,7 @@ class UnitTimes:
         launch_s: Time the host needs to launch both passes, (units,) [s].
         optimizer_s: Update of all weights [s].
         host_s: Time of the host that no unit causes: launches of the update, and once a step [s].
+        update_launch_s: Launches of the update [s].
         overhead_s: Time of a step beside its operations [s].
         message_bytes: Tokens that tensor parallelism exchanges after a pair of products [bytes].
         key_value_bytes: Keys and values of a block that fused attention reads; 0 where its products are apart [bytes].
@@ -62,6 +63,7 @@ class UnitTimes:
     launch_s: Floats
     optimizer_s: float
     host_s: float
+    update_launch_s: float
     overhead_s: float
     message_bytes: float
     key_value_bytes: float
@@ -158,6 +160,7 @@ def _by_unit(
         launch_s=sums(blocks.unit >= 0, launch_s),
         optimizer_s=float(row_s[blocks.unit < 0].sum()),
         host_s=host_s,
+        update_launch_s=float(launch_s[blocks.unit < 0].sum()),
         overhead_s=step.overhead_s,
         message_bytes=_message_bytes(graph, closes & forward, batch_size),
         key_value_bytes=_key_value_bytes(ops, forward & (blocks.unit > 0), batch_size),
@@ -294,11 +297,17 @@ class DividedModel:
         found = _unit_times(self.model, self.traced, shards, device, setups, weights, torch_version, copies)
         if not self._added:
             return [with_host(times) for times in found]
-        growth = float(self.memory(Shards(), 1).gradients.sum()) / max(
-            1.0, unit_memory(self.model.graph, self.traced, Shards(), 1).gradients.sum()
-        )
+        all_blocks, few = self.memory(Shards(), 1), unit_memory(self.model.graph, self.traced, Shards(), 1)
+        growth = float(all_blocks.gradients.sum()) / max(1.0, few.gradients.sum())
+        added = float(all_blocks.num_gradients.sum()) / max(1.0, few.num_gradients.sum()) - 1.0
         return [
-            with_host(replace(self._repeated(times), optimizer_s=times.optimizer_s * growth))
+            with_host(
+                replace(
+                    self._repeated(times),
+                    optimizer_s=times.optimizer_s * growth,
+                    host_s=times.host_s + added * times.update_launch_s,
+                )
+            )
             for times in found
         ]
 

@@ -158,12 +158,8 @@ class Run(Answer):
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
-        shares_weights = self.sharing.layout is not None or self.sharing.strategy.stage == 3
-        if (
-            self.setup.saving.unquantized is Unquantized.FP32
-            and self.cluster.num_devices > 1
-            and shares_weights
-        ):
+        divides = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
+        if divides and self.cluster.num_devices > 1 and self.setup.saving.unquantized is Unquantized.FP32:
             raise InvalidSetupError(
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
@@ -185,13 +181,12 @@ class Run(Answer):
 
     @property
     def layout(self) -> DeviceLayout:
-        """Devices along each axis; without ``--parallel`` all take samples of their own.
+        """Devices along each axis; those that no axis divides take samples of their own.
 
         Raises:
             InvalidSetupError: The devices are no multiple of those that share a sample.
         """
-        found = self.sharing.layout or DeviceLayout()
-        others = found.tensor * found.pipeline * found.context
+        found, others = self.sharing.layout, self.sharing.layout.num_sharing
         if self.cluster.num_devices % others:
             raise InvalidSetupError(
                 f"{found.text} needs a multiple of {others} devices, got {self.cluster.num_devices}; give "
@@ -290,7 +285,9 @@ class Run(Answer):
             values["software", "calibration"] = _own_calibration(device)
         cluster = self._cluster_with(device, given)
         if "parallel" in changes:
-            values["sharing", "layout"] = self._layout_with(changes["parallel"], cluster)
+            words = changes["parallel"]
+            axes: dict[str, Any] = {} if words is None else dict(parse_parallel(words, cluster.num_devices))
+            values["sharing", "layout"] = replace(self.sharing.layout, **axes) if axes else DeviceLayout()
         if changes.keys() & _OF_JOB:
             values["job",] = job_from(
                 {"sequence_length": self.model.sequence_length} | _changed(self.job, changes, given)
@@ -309,12 +306,6 @@ class Run(Answer):
             found = found.with_devices(number, nodes or (1 if found.num_devices == 1 else None))
         return cluster_from(found, words) if words else found
 
-    def _layout_with(self, parallel: str | None, cluster: Cluster) -> DeviceLayout | None:
-        if parallel is None:
-            return None
-        axes: dict[str, Any] = dict(parse_parallel(parallel, cluster.num_devices))
-        return replace(self.sharing.layout or DeviceLayout(), **axes)
-
     def json_fields(self) -> dict[str, Any]:
         """The run as flat settings under the names of ``RunOptions``, those without a value left out."""
         several = self.cluster.num_devices > 1
@@ -325,16 +316,15 @@ class Run(Answer):
             **self._told(),
             "intra": intra.name if several and intra is not None else None,
             "inter": inter.name if several and inter is not None else None,
-            "parallel": self.layout.text if several and self.sharing.layout is not None else None,
+            "parallel": self.layout.text if several and self.layout.divides_model else None,
             "price_usd_per_hour": self.price_usd_per_hour,
         }
         return {name: value for name, value in found.items() if value is not None}
 
     def _told(self) -> dict[str, Any]:
         """The settings that the parts hold, without those that have no meaning here."""
-        layout = self.sharing.layout or DeviceLayout()
         several = self.cluster.num_devices > 1
-        axes = [short for short, axis in AXES.items() if several and getattr(layout, axis) > 1]
+        axes = [short for short, axis in AXES.items() if several and getattr(self.sharing.layout, axis) > 1]
         here = {"", "training", "loader", *(_SEVERAL if several else ()), *axes}
         found = {
             name: value for name, value in told(self).items() if declared(Run)[name].setting.needs in here

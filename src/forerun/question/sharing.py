@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from math import prod
@@ -81,8 +81,7 @@ class Sharing:
     """Sharing of the work among devices.
 
     Attributes:
-        layout: Division of the model, the samples and the tokens; None if only samples are divided. Its number of data
-            groups follows from the devices.
+        layout: Division of the model and the tokens; its number of data groups follows from the devices.
     """
 
     strategy: Strategy = _sharing(
@@ -125,7 +124,7 @@ class Sharing:
         low=0,
         high=10,
     )
-    layout: DeviceLayout | None = None
+    layout: DeviceLayout = field(default_factory=lambda: DeviceLayout())
     shard_size: int | None = _sharing(
         None,
         help="With hsdp: devices that divide the weights among them.",
@@ -210,6 +209,10 @@ class Sharing:
     )
 
     def __post_init__(self) -> None:
+        if (
+            not self.layout.divides_model
+        ):  # its devices follow from the run: every data parallel run has one layout
+            object.__setattr__(self, "layout", replace(self.layout, data=1))
         if self.num_accumulation_steps < 1:
             raise InvalidSetupError(
                 f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
@@ -270,7 +273,7 @@ def sharing_from(given: Mapping[str, Any], num_devices: int) -> Sharing:
     return found
 
 
-def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout | None:
+def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout:
     """The layout of ``--parallel`` and the settings beside it."""
     axes: dict[str, Any] = {}
     if "parallel" in given:
@@ -284,7 +287,7 @@ def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout | No
         refuse(given, useless, f"there is no {axis}", f"give --parallel {axis}=2")
         if useless and axis == "tp":  # --no-sequence-parallel has no meaning either
             raise InvalidSetupError(f"{flags(useless)} needs tensor parallelism; give --parallel tp=2")
-    return DeviceLayout(**axes, **from_settings(DeviceLayout, given)) if axes else None
+    return DeviceLayout(**axes, **from_settings(DeviceLayout, given))
 
 
 def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
@@ -301,16 +304,18 @@ def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
         )
     if sharing.shard_size is not None and strategy is not Strategy.HSDP:
         raise InvalidSetupError("--shard-size belongs to hsdp; give --strategy hsdp")
-    if sharing.layout is not None and strategy is Strategy.MIRRORED:
+    if strategy is Strategy.AUTO and "parallel" in given:
+        raise InvalidSetupError("--strategy auto finds the layout itself; leave --parallel out")
+    if sharing.layout.divides_model and strategy is Strategy.MIRRORED:
         raise InvalidSetupError("--parallel cannot be used with strategy mirrored; give ddp, zero1 or fsdp")
-    if sharing.layout is not None and sharing.layout.pipeline > 1 and strategy is Strategy.ZERO2:
+    if sharing.layout.pipeline > 1 and strategy is Strategy.ZERO2:
         raise InvalidSetupError(
             "zero2 reduces gradients in every micro-step, which no pipeline does; give --strategy zero1"
         )
 
 
 def _check_groups(sharing: Sharing, num_devices: int) -> None:
-    data = num_devices if sharing.layout is None else sharing.layout.data
+    data = num_devices // sharing.layout.num_sharing
     shard_size = sharing.shard_size
     if shard_size is not None and data % shard_size:
         fitting = [k for k in range(1, data + 1) if data % k == 0]
@@ -460,9 +465,14 @@ class DeviceLayout:
             raise InvalidSetupError("virtual stages need a pipeline; give --parallel pp=2 or more")
 
     @property
-    def num_devices(self) -> int:
-        """Product of all axes; experts are divided among devices that are counted already."""
-        return self.tensor * self.pipeline * self.context * self.data
+    def num_sharing(self) -> int:
+        """Devices that share a sample."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def divides_model(self) -> bool:
+        """True if an axis besides that of samples is longer than one: a data parallel run is a layout of ones."""
+        return self.num_sharing * self.expert > 1
 
     @property
     def text(self) -> str:

@@ -19,22 +19,13 @@ from forerun.cost.memory.peak import (
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.estimate import Interval
-from forerun.prediction.memory import (
-    HeldMemory,
-    grown_memory_bytes,
-    held_memory,
-    memory_constants_of,
-    optimizer_state_bytes,
-    weights_bytes,
-    worst_stage,
-)
+from forerun.prediction.memory import memory_constants_of, replica_bytes, worst_memory
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
 from forerun.prediction.replica_step import one_steps
 from forerun.prediction.run_step import fed_times, shared_times
 from forerun.prediction.step import PreparedModel, tier_of
 from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
-from forerun.prediction.units import DividedModel
 from forerun.question.job import InputPipeline
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
@@ -256,7 +247,7 @@ class Engine:
         self, index: int, run: Run, setup: TrainingSetup, sizes: Ints, options: list[int]
     ) -> list[CandidateTable]:
         first = self._run(index, options[0], int(sizes[0]))
-        model = self._models.whole(first) if uses_layout(first) else self._models.of(run, setup)
+        model = self._models.of(first)
         devices = [self._options[number].device for number in options]
         weights = self._costs.of(self._options[options[0]])
         version = run.software.torch_version
@@ -299,7 +290,7 @@ class Engine:
 
     def _exact(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
         setup = compute_setup(run)
-        model = self._models.whole(run)
+        model = self._models.of(run)
         own = self._points(model, number, setup, sizes)
         last, samples = own.ends(), self._last_samples(number, sizes)
         if model.graph.only_batch_size is not None:
@@ -337,8 +328,8 @@ class Engine:
         own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
         busy = shared_times(model, run, sizes, alone, weights, exact=exact)
         # A replay counts what several devices hold already; live bytes are those of one device alone.
-        if not exact and option.num_devices > 1 and not uses_layout(run):
-            memory_bytes = memory_bytes + self._grown(run, model, busy.gradient_bytes)
+        if not exact and not uses_layout(run):
+            memory_bytes = memory_bytes + [replica_bytes(run, each) for each in busy.gradient_bytes]
         micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
         if option.num_devices > 1:
             num_replicas = replace(self.search.run, cluster=option.cluster).num_replicas
@@ -381,22 +372,6 @@ class Engine:
             provenance=np.full(count, str(tier_of(model, option.device, run.setup, weights))),
         )
 
-    def _grown(self, run: Run, model: PreparedModel, gradient_bytes: Floats) -> Floats:
-        """Memory of one device of several beyond that of one alone, with few gradients held at its peak [bytes]."""
-        weight_bytes, state_bytes = weights_bytes(model.graph), optimizer_state_bytes(model.graph)
-        number = run.cluster.num_devices
-
-        def grown(each: float) -> float:
-            held = HeldMemory(
-                weight_bytes=weight_bytes,
-                gradient_bytes=each,
-                held_gradient_bytes=0.0,
-                state_bytes=state_bytes,
-            )
-            return grown_memory_bytes(held, run.sharing, number)
-
-        return np.asarray([grown(float(each)) for each in gradient_bytes])
-
     def _epochs(self, run: Run, global_batch: Ints) -> Floats:
         if self._terms.epochs_of is not None:
             return self._terms.epochs_of(run.model.model, global_batch)
@@ -419,7 +394,7 @@ class Engine:
         constants = self._constants[number]
         if uses_layout(run):
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
-            peak = worst_stage(DividedModel.of(model), of_size, constants).peak_bytes
+            peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])
         # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
         key = (index, size, replace(constants, overhead_bytes=0.0, source=""))
@@ -431,8 +406,7 @@ class Engine:
         if run.cluster.num_devices == 1:
             return ends
         (one,) = one_steps(model, run, [size], self._costs.of(self._options[number]))
-        held = held_memory(model.graph, one.gradient_bytes, found)
-        return ends + grown_memory_bytes(held, run.sharing, run.cluster.num_devices)
+        return ends + replica_bytes(run, one.gradient_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

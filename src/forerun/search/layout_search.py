@@ -12,13 +12,13 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.units import format_bytes
-from forerun.cost.communication.constants import LayoutTable
 from forerun.cost.memory.peak import MemoryConstants, visible_memory
 from forerun.cost.time.weights import CostModel
+from forerun.graph.shards import Shards
 from forerun.prediction.estimate import Interval
-from forerun.prediction.layout_passes import whole_step
-from forerun.prediction.memory import StageMemory, memory_constants_of, worst_stage
-from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
+from forerun.prediction.memory import StageMemory, memory_constants_of, worst_memory
+from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.run_step import divided_steps
 from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
@@ -46,6 +46,7 @@ class LayoutSpace:
         num_tokens: Tokens of a sample; None for models without tokens.
         global_batch: Samples of one step of all devices.
         num_experts: Experts of a block; None without experts.
+        replicas_fit: False if a device cannot hold the weights, gradients and states of the whole model.
     """
 
     num_blocks: int
@@ -54,11 +55,13 @@ class LayoutSpace:
     num_tokens: int | None
     global_batch: int
     num_experts: int | None = None
+    replicas_fit: bool = True
 
     @classmethod
-    def of(cls, model: DividedModel, global_batch: int) -> LayoutSpace:
-        """The space of a model."""
-        blocks = model.blocks
+    def of(cls, model: DividedModel, global_batch: int, visible_bytes: float = float("inf")) -> LayoutSpace:
+        """The space of a model on devices of so much memory."""
+        blocks, memory = model.blocks, model.memory(Shards(), 1)
+        state = memory.weights.sum() + (1.0 + memory.state_ratio) * memory.gradients.sum()
         return cls(
             num_blocks=len(blocks.names),
             num_heads=blocks.num_heads,
@@ -66,6 +69,7 @@ class LayoutSpace:
             num_tokens=model.model.graph.tokens_per_sample,
             global_batch=global_batch,
             num_experts=blocks.num_experts,
+            replicas_fit=bool(state <= visible_bytes),
         )
 
 
@@ -155,23 +159,25 @@ def _with_micro_batches(node: int, axes: DeviceLayout, space: LayoutSpace) -> It
     most = min(own, max(_MOST_MICRO_BATCH, _MOST_TOKENS // (space.num_tokens or 1)))
     for micro in sorted({b for b in (*_powers(most), own) if b <= most and own % b == 0}):
         steps = own // micro
-        for way in _ways(node, axes, steps, space.num_blocks):
+        for way in _ways(node, axes, steps, space):
             yield {"parallel": axes.text, "batch_size": micro, "accumulation": steps, **way}
 
 
-def _ways(node: int, axes: DeviceLayout, steps: int, num_blocks: int) -> Iterator[dict[str, Any]]:
+def _ways(node: int, axes: DeviceLayout, steps: int, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     """Strategies of the data groups, and schedules of the pipeline."""
     several = axes.data * axes.context > 1
     usual = {"strategy": "zero1" if several else "ddp"}
     yield usual
     if axes.pipeline == 1:
         if several:
-            yield {"strategy": "ddp"}
+            # Replicas are traced whole, which takes long for the models that no device can hold.
+            if axes.divides_model or space.replicas_fit:
+                yield {"strategy": "ddp"}
             yield {"strategy": "fsdp"}
         # Shards inside a node need several nodes, and more than one device of a node beside its tensor group.
         if axes.data * axes.context * axes.tensor > node > axes.tensor:
             yield {"strategy": "hsdp"}
-    elif steps % axes.pipeline == 0 and num_blocks % (axes.pipeline * _VIRTUAL_STAGES) == 0:
+    elif steps % axes.pipeline == 0 and space.num_blocks % (axes.pipeline * _VIRTUAL_STAGES) == 0:
         yield {**usual, "pipeline_schedule": "interleaved", "virtual_stages": _VIRTUAL_STAGES}
 
 
@@ -204,33 +210,29 @@ def variants(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
 
 
 def layout_point(
-    model: DividedModel,
+    models: TracedModels,
     run: Run,
     weights: CostModel,
-    table: LayoutTable,
     constants: MemoryConstants,
     visible_bytes: float,
     epoch: UnevenEpoch | None = None,
-    shorter: Sequence[DividedModel] = (),
 ) -> LayoutPoint | None:
-    """A layout with its step and memory; None if the model cannot have it.
+    """A layout with its step and memory, those of ``predict``; None if the model cannot have it.
 
-    Of samples of unequal length the step is the mean of an epoch; ``shorter`` has the model at the other lengths at
-    which steps are worked out, and ``model`` is that of the longest.
+    Of samples of unequal length the step is the mean of an epoch.
     """
     equal = [run] if epoch is None else epoch.runs(run)
+    model_of, size = [models.of(each) for each in equal], run.setup.batch_size_per_device
     try:
-        steps = [
-            whole_step(one, each, weights, table) for one, each in zip((*shorter, model), equal, strict=True)
-        ]
+        steps = [divided_steps(*each, [size], weights)[0] for each in zip(model_of, equal, strict=True)]
     except InvalidSetupError:
         return None
     step, step_s, samples = steps[-1], steps[-1].step_s, float(run.batch_size_global)
-    if epoch is not None and shorter:
+    if epoch is not None and len(equal) > 1:
         ends = np.asarray([(each.step_s.value, each.step_s.low, each.step_s.high) for each in steps])
         mean = epoch.mean_step(run, ends)
         step_s, samples = mean.time_s, mean.samples
-    worst = worst_stage(model, equal[-1], constants)
+    worst = worst_memory(model_of[-1], equal[-1], step.gradient_bytes, constants)
     peak, layout = worst.peak_bytes, run.layout
     if epoch is not None:
         peak = epoch.peak(run, peak, visible_bytes)
@@ -334,7 +336,7 @@ def chosen_points(
 
 def resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:
     """The run with the fastest layout that fits in place of ``--strategy auto``."""
-    if run.sharing.layout is not None:
+    if run.sharing.layout.divides_model:
         raise InvalidSetupError(
             "--strategy auto finds the layout itself; leave --parallel out, or name a strategy"
         )
@@ -360,33 +362,26 @@ def search_layouts(
     total = global_batch or run.cluster.num_devices * run.batch_size_per_device
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
     visible = visible_memory(run.cluster.device).value_bytes
-    table = layout_table_of(run)
     epoch = UnevenEpoch.of(run) if has_lengths(run) else None
     found: list[LayoutPoint] = []
 
-    def add(at_lengths: Sequence[DividedModel], candidates: Iterator[Run]) -> list[LayoutPoint]:
-        points = (
-            layout_point(at_lengths[-1], one, weights, table, constants, visible, epoch, at_lengths[:-1])
-            for one in candidates
-        )
+    def add(candidates: Iterator[Run]) -> list[LayoutPoint]:
+        points = (layout_point(models, one, weights, constants, visible, epoch) for one in candidates)
         new = [point for point in points if point is not None]
         found.extend(new)
         return new
 
     by_model = []
     for asked in Search(run=plain, axes={"recompute": recomputed}).runs():
-        equal = [asked] if epoch is None else epoch.runs(asked)
-        at_lengths = [models.divided(each) for each in equal]
-        space = LayoutSpace.of(at_lengths[-1], total)
+        longest = asked if epoch is None else epoch.runs(asked)[-1]
+        space = LayoutSpace.of(DividedModel.of(models.of(longest)), total, visible)
         changes = tuple(layout_changes(asked, space))
-        by_model.append(
-            (at_lengths, space, add(at_lengths, Search(run=asked, axes={SETTINGS: changes}).runs()))
-        )
+        by_model.append((space, add(Search(run=asked, axes={SETTINGS: changes}).runs())))
     fitting = [point.step_time_s.value for point in found if point.fits == "yes"]
     most_s = _WORTH_A_LOOK * min(fitting, default=float("inf"))
-    for at_lengths, space, points in by_model:
+    for space, points in by_model:
         for point in sorted(points, key=lambda point: point.step_time_s.value)[:_MOST_REFINED]:
             if point.step_time_s.value <= most_s:
                 changes = tuple(variants(point.run, space))
-                add(at_lengths, Search(run=point.run, axes={SETTINGS: changes}).runs())
+                add(Search(run=point.run, axes={SETTINGS: changes}).runs())
     return found, total

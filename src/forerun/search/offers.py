@@ -92,7 +92,7 @@ def _may_have_fused_parts(run: Run) -> bool:
 
 
 def _takes_adapters(run: Run) -> bool:
-    is_open = run.setup.saving.lora_rank is None and run.sharing.layout is None
+    is_open = run.setup.saving.lora_rank is None and not run.sharing.layout.divides_model
     return _trains(run) and is_open and run.setup.precision.is_half
 
 
@@ -274,7 +274,8 @@ def together(estimate: Estimate) -> Iterator[Offer]:
         return
     if run.setup.saving.recompute == "none":
         change["recompute"] = "full"
-    shards = run.cluster.num_devices if _is_divided(run) else 1
+    divides = run.sharing.strategy is not Strategy.DDP or run.sharing.layout.divides_model
+    shards = run.cluster.num_devices if divides else 1
     for added, bytes_per_parameter in _rungs(run, saves=bool(change)):
         change = change | added
         if bytes_per_parameter * estimate.num_parameters / shards < estimate.device_memory_bytes:
@@ -306,7 +307,7 @@ def _rungs(run: Run, *, saves: bool) -> Iterator[tuple[dict[str, Any], float]]:
 def shared(estimate: Estimate) -> Iterator[Offer]:
     """Several devices of the kind that divide weights, gradients and optimizer state, where these take most memory."""
     run, state, memory = estimate.run, _state_bytes(estimate), estimate.device_memory_bytes
-    if _is_divided(run) or run.cluster.num_devices > 1 or not _trains(run) or state < memory / 2:
+    if run.cluster.num_devices > 1 or not _trains(run) or state < memory / 2:
         return
     for number in _NUMBERS:
         if state / number < memory:
@@ -353,11 +354,6 @@ def _micro_steps(run: Run, largest: int) -> dict[str, Any]:
 def _largest_batch(estimate: Estimate) -> int:
     """Samples that surely fit on a device; 0 if not one does, or if nobody looked."""
     return 0 if estimate.max_batch_size is None else int(estimate.max_batch_size.low)
-
-
-def _is_divided(run: Run) -> bool:
-    """True if several devices may divide weights, gradients or state."""
-    return run.sharing.strategy is not Strategy.DDP or run.sharing.layout is not None
 
 
 def _state_bytes(estimate: Estimate) -> float:

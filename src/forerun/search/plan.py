@@ -242,7 +242,7 @@ def _shared_run(
         of_step = {name: value for name, value in settings.items() if name not in _OF_JOBS}
         step = Run.of(model, device=most.cluster, **of_step)
         if step.job is None:
-            known = _usual_dataset(models.whole(step).graph.input_shape, model)
+            known = _usual_dataset(models.of(step).graph.input_shape, model)
             notes.append(f"no dataset was given: an epoch of {known.name} is assumed")
             settings["dataset"] = known.name
     if is_one and not given.get("target"):

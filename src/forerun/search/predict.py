@@ -148,7 +148,7 @@ def _estimate(run: Run, models: TracedModels, cost_model: CostModel | None) -> R
 
         epoch = epoch_estimate(run, estimate_at)
         return replace(found[-1], estimate=epoch)
-    return estimate_run(models.whole(run), models.validation_of(run), run, cost_model or cost_model_of(run))
+    return estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))
 
 
 def _resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:

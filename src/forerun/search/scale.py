@@ -152,7 +152,7 @@ def scale(
         found = _found(largest, changes, models, cost_model)
         alone = _alone_rate(kind, largest, numbers, models, cost_model)
         points += [_point(kind, each, alone) for each in found]
-    return _answer(largest, points, models.whole(largest).graph.notes)
+    return _answer(largest, points, models.of(largest).graph.notes)
 
 
 def _batch_sizes(kind: str, batch_size: int, numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,7 +20,6 @@ from forerun.cost.communication.data_parallel import (
     expected_normal_maximum,
     gradient_buckets,
     mirrored_step_s,
-    sharded_memory,
     split_step,
     straggler_factor,
     uniform_gradients,
@@ -114,15 +113,6 @@ def test_more_devices_wait_longer(number, variation):
 
 def test_split_keeps_the_step():
     assert split_step(0.3).total_s == pytest.approx(0.3)
-
-
-def test_memory_of_zero_as_its_paper_prints_it():
-    # Rajbhandari et al. 2020, figure 1: 7.5 G parameters, 64 devices, mixed precision with Adam (K = 12): 120, 31.4,
-    # 16.6 and 1.9 GB for stages 0 to 3.
-    found = [
-        sharded_memory(2 * 7.5e9, 2 * 7.5e9, 12 * 7.5e9, 64, stage).total_bytes / 1e9 for stage in range(4)
-    ]
-    assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.06)
 
 
 MIRRORED = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)

@@ -51,26 +51,6 @@ def ring_all_reduce_time_s(
     return rounds * (latency_s + message_bytes / (num_devices * bandwidth_bytes_per_s))
 
 
-def reduce_scatter_time_s(
-    message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """Time of one ring reduce-scatter of m bytes, after which each device holds m/n [s]: half a ring all-reduce.
-
-    t = (n-1) * (a + m / (n * B)).
-    """
-    return ring_all_reduce_time_s(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s) / 2
-
-
-def all_gather_time_s(
-    message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """Time of one ring all-gather, after which each device holds m bytes [s]: the other half of an all-reduce.
-
-    t = (n-1) * (a + m / (n * B)).
-    """
-    return ring_all_reduce_time_s(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s) / 2
-
-
 def hierarchical_all_reduce_time_s(
     message_bytes: float,
     *,

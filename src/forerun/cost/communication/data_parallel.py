@@ -5,7 +5,7 @@
     overhead
 
 The all-reduce of the last bucket is always exposed, because its gradients are the last that the backward pass makes.
-Beside it: the buckets of DDP, the wait for the slowest device, and what sharding (ZeRO, FSDP) sends and holds.
+Beside it: the buckets of DDP, and the wait for the slowest device.
 
 TensorFlow's MirroredStrategy is one process that dispatches every replica and then reduces all gradients. The step of
 one device is bound either by its host, which needs H seconds to launch it however small the batch, or by the device,
@@ -280,37 +280,6 @@ def data_parallel_step(
         straggler_s=waiting * compute_s,
         overhead_s=overhead_s,
         communication_s=schedule.busy_s + batch_norm_s,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedMemory:
-    """State of the model on one device [bytes]."""
-
-    weights_bytes: float
-    gradients_bytes: float
-    optimizer_bytes: float
-
-    @property
-    def total_bytes(self) -> float:
-        """Sum of all parts [bytes]."""
-        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-
-
-def sharded_memory(
-    weights_bytes: float, gradients_bytes: float, optimizer_bytes: float, num_devices: int, stage: int
-) -> ShardedMemory:
-    """Weights, gradients and optimizer state that each device holds.
-
-    Stage 1 divides the optimizer state by n, stage 2 the gradients as well, stage 3 the weights as well. Left out:
-    buffers of the collectives, and in stage 3 the weights of the layer that is running.
-
-    Source: Rajbhandari et al. 2020, SC20, "ZeRO", figure 1.
-    """
-    return ShardedMemory(
-        weights_bytes=weights_bytes / (num_devices if stage >= 3 else 1),
-        gradients_bytes=gradients_bytes / (num_devices if stage >= 2 else 1),
-        optimizer_bytes=optimizer_bytes / (num_devices if stage >= 1 else 1),
     )
 
 

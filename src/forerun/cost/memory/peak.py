@@ -408,7 +408,7 @@ def _largest_batch(
     if not plans:
         return _largest_by_live_bytes(graph, constants.live_factor, limit_bytes)
     by_live_bytes = _largest_by_live_bytes(graph, 1.0, limit_bytes)
-    found = _largest_passing(
+    found = largest_passing(
         lambda batch: any(replay(plan, batch, int(limit_bytes)).passes for plan in plans), by_live_bytes
     )
     # One replay at the limit and the search for the smallest limit can differ by the tolerance of the search;
@@ -456,12 +456,12 @@ def _needed_bytes(plans: Sequence[ReplayPlan], batch_size: int) -> int:
 
 def _largest_by_live_bytes(graph: Graph, factor: float, limit_bytes: float) -> int:
     """Largest batch whose live bytes times a factor stay within the limit; 0 if there is none."""
-    return _largest_passing(
+    return largest_passing(
         lambda batch: live_peak_bytes(graph.memory, batch) * factor <= limit_bytes, MAX_BATCH_SIZE
     )
 
 
-def _largest_passing(passes: Callable[[int], bool], upper: int) -> int:
+def largest_passing(passes: Callable[[int], bool], upper: int) -> int:
     """Largest batch up to ``upper`` that passes, 0 if none; looks near ``upper`` first."""
     if upper == 0 or passes(upper):
         return upper
