@@ -195,6 +195,8 @@ def _fms(index: int, row: Any) -> MeasuredTuning:
         question["lora"] = 16
         if number > 1 and not fused:  # the plugin of fused kernels takes them out of FSDP
             question["wrap_adapters"] = True
+        if number > 1:
+            question["reentrant"] = True  # Transformers of 2024
         question["lora_targets"] = "c_attn" if model == "santacoder" else ATTENTION
         question["lora_dropout"] = 0.1
         question["precision"] = "amp-bf16"
@@ -266,6 +268,7 @@ def _litgpt(index: int, row: Any) -> MeasuredTuning:
         question["reduce_once"] = True
     if row.task == "qlora":
         question["quantize"] = "nf4-dq" if str(row.quantization).endswith("dq") else "nf4"
+        question["keep_inputs"] = True  # bitsandbytes 0.41.1, as the page of the table says
     return MeasuredTuning(
         source="litgpt",
         row=index,

@@ -36,7 +36,7 @@ from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
-from forerun.question.sharing import PipelineSchedule, Sharing, Strategy
+from forerun.question.sharing import FsdpVersion, PipelineSchedule, Sharing, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.data_parallel import ShardedMemory
@@ -318,6 +318,12 @@ def _passes(
         best = max(best, candidate, key=sum)
         kept += float(memory.kept[unit])
     stays = 0.0 if sharing.reshard else float(gathered.sum())
+    # Hooks of FSDP1 on the input of a block whose weights are all frozen hold the node that gathers its gradient, and
+    # with it both tensors, if a reentrant checkpoint made the input a leaf (PyTorch, _register_post_backward_reshard_
+    # only_hook). The gradient that the next block has just made is there in any case.
+    frozen = run.setup.saving.lora_rank is not None and run.setup.saving.recompute == "full"
+    holds = sharing.reentrant and frozen and is_sharded and sharing.fsdp_version is FsdpVersion.FSDP1
+    flowing = 1.0
     for place in range(len(own) - 1, -1, -1):
         unit = own[place]
         begin = max(0, place - ahead + 1)
@@ -325,6 +331,9 @@ def _passes(
         candidate = (kept, float(memory.backward_peak[unit]) + open_bytes + float(made[place]), gradients)
         best = max(best, candidate, key=sum)
         kept += float(memory.backward_net[unit])
+        if holds and is_block[place]:
+            kept += (2.0 - flowing) * float(memory.kept[unit])
+            flowing = 0.0
         gradients += float(whole[place]) if grows else float(whole[place] - left[place])
     return best
 

@@ -426,7 +426,8 @@ class _Parts:
         precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
         saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
-            saving = replace(saving, quantize=None, unquantized=None)  # engines write with weights in 16 bits
+            # Engines write with weights in 16 bits.
+            saving = replace(saving, quantize=None, unquantized=None, keep_inputs=False)
         is_fused = self.inference.fused_attention or self.post.engine is Engine.VLLM
         return replace(self.inference, precision=precision, saving=saving, fused_attention=is_fused)
 
