@@ -196,7 +196,7 @@ class Sharing:
     reentrant: bool = _sharing(
         False,
         help="With fsdp1, --lora and --recompute full: reentrant checkpoints, with which FSDP keeps inputs of frozen "
-        "blocks and their gradients to the end of the step (use_reentrant of Transformers before 5).",
+        "blocks and their gradients to the end of the step (use_reentrant of Transformers in 2024).",
         default="no",
         needs="fsdp",
         only_changed=True,

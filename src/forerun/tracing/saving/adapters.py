@@ -34,8 +34,8 @@ def quantize_linears(module: nn.Module, heads: set[nn.Module], saving: Saving, n
             "convolutions" if any(isinstance(x, _CONVOLUTIONS) for x in module.modules()) else "other layers"
         )
         raise InvalidSetupError(
-            f"{name} has no linear layers besides its head, but {layers}, which {saving.quantize} does not hold: leave --quantize "
-            "out"
+            f"{name} has no linear layers besides its head, but {layers}, which {saving.quantize} does not hold: leave "
+            "--quantize out"
         )
     assert saving.quantize is not None
     for path, layer in found:
