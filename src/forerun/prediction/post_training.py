@@ -58,9 +58,7 @@ OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD, Algorithm.CONTRASTIVE)
 _DEFAULT_TOKENS = 2048
 _OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine")
-_ONLINE_NOTES = (
-    "moves of states to the host and back, the scoring of answers and the loading of data are not counted",
-)
+_ONLINE_NOTES = ("the scoring of answers and the loading of data are not counted",)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
