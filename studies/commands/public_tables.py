@@ -192,13 +192,17 @@ def layouts(
     grpo: Annotated[
         bool, typer.Option("--grpo", help="Published steps of reinforcement learning, asked plainly.")
     ] = False,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Published steps of mixtures of experts, asked by name.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Compare predicted with measured steps of layouts of large models, and the choice among them."""
-    if sum((bool(source), memory, few_steps, grpo)) > 1:
+    if sum((bool(source), memory, few_steps, grpo, experts)) > 1:
         raise UsageError(
-            "expected one of --source, --memory, --few-steps and --grpo, got several; leave all but one out"
+            "expected one of --source, --memory, --few-steps, --grpo and --experts, got several; leave all but one out"
         )
+    from studies.layouts.experts import experts_page
     from studies.layouts.few_steps import few_steps_page
     from studies.layouts.grpo import grpo_page
     from studies.layouts.megatron_memory import memory_page
@@ -209,6 +213,8 @@ def layouts(
     with quiet_libraries(debug=debug):
         if grpo:
             page = grpo_page(folder)
+        elif experts:
+            page = experts_page(folder)
         elif memory:
             page = memory_page(folder)
         else:

@@ -1,4 +1,6 @@
-"""Published steps of reinforcement learning (GRPO) asked plainly: nothing is fitted to them.
+"""Published steps of reinforcement learning (GRPO) asked plainly: no step of the table is in a fit.
+
+Constants of writing, refit and moves come from other reports of the same tool (``prediction/layout_passes.py``).
 
 A row gives the whole step alone: writing, refit, log-probabilities, training. What it leaves open is taken as follows:
 prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. The recipes of the rows (NVIDIA-NeMo/RL:

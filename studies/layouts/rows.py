@@ -140,7 +140,7 @@ def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayou
             row=int(str(index)),
             sizes=sizes,
             run=run,
-            step_s=_step_s(row),
+            step_s=step_of(row),
             oom=row.oom is True,
             memory_gib=float(row.peak_mem_gib) if pd.notna(row.peak_mem_gib) else None,
             model=str(row.model),
@@ -151,7 +151,8 @@ def _number(value: Any, usual: int = 1) -> int:
     return usual if pd.isna(value) else int(value)
 
 
-def _step_s(row: Any) -> float | None:
+def step_of(row: Any) -> float | None:
+    """Measured step of a row, None where it failed [s]."""
     if pd.notna(row.derived_step_time_s):
         return float(row.derived_step_time_s)
     samples = row.global_batch / row.num_gpus if pd.notna(row.global_batch) else row.micro_batch
@@ -221,7 +222,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             attention_kernel=_KERNELS.get((source, device.partition("-")[0]), AttentionKernel.PLAIN),
             saving=saving,
         ),
-        cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),
+        cluster=_cluster(source, row),
         sharing=Sharing(
             strategy=_strategy(source, row),
             layout=layout,
@@ -295,9 +296,18 @@ def _strategy(source: str, row: Any) -> Strategy:
     return Strategy.DDP
 
 
-def _cluster(source: str, device: str, total: int, per_node: int) -> Cluster:
-    if device in ("gb200", "gb300"):
-        per_node = _DOMAIN_DEVICES
+def network_of(source: str, row: Any) -> tuple[str, dict[str, Any]] | None:
+    """Devices of a row in words, and its network as a setting where there are several nodes; None if not known."""
+    device, total = _DEVICES.get(str(row.gpu)), int(row.num_gpus)
+    if device is None:
+        return None
+    per_node = _DOMAIN_DEVICES if device in ("gb200", "gb300") else _number(row.gpus_per_node, 8)
     nodes = -(-total // per_node)
-    network = _NETWORKS[source, device.partition("-")[0]] if nodes > 1 else None
-    return parse_cluster(f"{nodes}x{total // nodes}x{device}", inter=network)
+    network: dict[str, Any] = {"inter": _NETWORKS[source, device.partition("-")[0]]} if nodes > 1 else {}
+    return f"{nodes}x{total // nodes}x{device}", network
+
+
+def _cluster(source: str, row: Any) -> Cluster:
+    found = network_of(source, row)
+    assert found is not None
+    return parse_cluster(found[0], **found[1])

@@ -274,8 +274,11 @@ def test_engines_that_write_beside_the_training_are_waited_for():
     turns = on_four(**options)
     few, many = (on_four(**options, generation_on=number) for number in (1, 8))
     writing = [sum(part.time_s for part in found.passes[:2]) for found in (turns, few, many)]
-    training = sum(part.time_s for part in turns.passes[3:])
-    assert value(turns) == pytest.approx(writing[0] + turns.passes[2].time_s + training)
+    assert turns.passes[3].name == "moves of states to the host and back"
+    training = sum(part.time_s for part in turns.passes[4:])
+    assert value(turns) == pytest.approx(
+        writing[0] + sum(part.time_s for part in turns.passes[2:4]) + training
+    )
     for found, own in ((few, writing[1]), (many, writing[2])):
         assert value(found) == pytest.approx(max(own, training) + found.passes[2].time_s)
     assert writing[2] < writing[1]
@@ -298,10 +301,20 @@ def test_the_longest_answer_sets_the_pace():
 
 def test_engines_divide_weights_and_keys():
     one, two = (on_four(algorithm="grpo", parallel="dp=4", generation_tensor=number) for number in (1, 2))
-    assert two.passes[2].time_s < one.passes[2].time_s  # each device gathers its part
+    assert two.passes[2].time_s == one.passes[2].time_s  # every device gathers all weights to hand them over
     assert two.generation.cache_bytes == pytest.approx(
         one.generation.cache_bytes
     )  # half the heads, twice the samples
+
+
+def test_a_host_handles_each_token_and_exports_each_tensor():
+    options = {"algorithm": "grpo", "parallel": "dp=4", "sequence_length": 200, "new_tokens": 100}
+    few, many = (on_four(**options, batch_size=number) for number in (4, 8))
+    # 99 tokens behind the first of 4 answers more, 0.12 ms each; a pass over more answers is no faster.
+    assert many.passes[1].time_s - few.passes[1].time_s > 4 * 99 * 0.12e-3
+    assert few.passes[2].time_s > 20 * 0.51e-3
+    (state,) = (part.size_bytes for part in few.memory_parts if part.name == "optimizer state")
+    assert few.passes[3].time_s == pytest.approx(2 * state / 2.6e9)  # no master weights in pure bf16
 
 
 def test_verbs_agree_on_a_layout():

@@ -366,6 +366,23 @@ def test_gradients_that_are_reduced_once_stay_whole_until_then() -> None:
     assert (once.peak_memory_bytes, once.step_time_s) == (found(8).peak_memory_bytes, found(8).step_time_s)
 
 
+def test_reentrant_checkpoints_of_frozen_units_keep_inputs_and_their_gradients() -> None:
+    def held(**options: Any) -> float:
+        asked = {**SETTINGS, "sequence_length": 512, "batch_size": 8, "lora": 4, "recompute": "full"}
+        found = forerun.predict(
+            "gpt:depth=24,width=512,vocabulary=256",
+            device="8xh100-sxm",
+            strategy="fsdp",
+            **{**asked, **options},
+        )
+        return float(sum(part.size_bytes for part in found.memory_parts if part.name != "fragmentation"))
+
+    plain, reentrant = held(fsdp_version="fsdp1"), held(fsdp_version="fsdp1", reentrant=True)
+    # At the first block, the inputs of those behind it and a gradient of each are there, but the one that flows.
+    assert reentrant - plain == pytest.approx((24 - 2) * 2 * 8 * 512 * 512, rel=0.05)
+    assert held(reentrant=True) == held()  # fully_shard has no such hooks
+
+
 def test_the_host_bounds_small_units_of_fsdp_and_the_more_the_more_units_there_are() -> None:
     def found(batch_size: int = 1, **options: Any) -> float:
         asked = {

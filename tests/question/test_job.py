@@ -42,6 +42,23 @@ def test_a_file_says_how_many_samples_an_epoch_has(tmp_path):
     assert again.json_fields()["batching"] == "packed"
 
 
+def test_lengths_are_a_list_of_numbers_too_alone_over_http():
+    from pydantic import ValidationError
+
+    from forerun.surface.web.questions import PredictBody
+
+    asked = {"model": "llama-3.2-1b", "device": "l40s"}
+    run = Run.of(**PredictBody(**asked, lengths=[10, 30], epochs=2).arguments())
+    assert run == Run.of(**asked, lengths="10,30", epochs=2)
+    assert (run.job.num_samples, read_lengths(run.samples.lengths).tokens) == (2, (10, 30))
+    assert PredictBody(**asked, lengths="lognormal:median=600,p95=3000").lengths
+    for wrong in ("/etc/passwd", "data.jsonl", [0], []):
+        with pytest.raises(ValidationError):
+            PredictBody(**asked, lengths=wrong)
+    with pytest.raises(UsageError, match="at least one token"):
+        read_lengths("5,0")
+
+
 @pytest.mark.parametrize("words", ["lognormal:median=600", "lognormal:median=600,p95=3", "/nowhere.csv"])
 def test_laws_that_say_nothing_and_missing_files_are_refused(words):
     with pytest.raises(UsageError, match="lognormal:median=600,p95=3000"):

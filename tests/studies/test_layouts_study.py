@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import forerun
 from forerun.question.saving import Fp8Recipe
 from forerun.question.sharing import StageSplit, Strategy
+from studies.layouts import experts
 from studies.layouts.few_steps import fit_error_law
 from studies.layouts.grpo import grpo_page
 from studies.layouts.rows import measured_layouts
@@ -83,3 +85,30 @@ def test_a_row_of_reinforcement_learning_without_an_answer_says_why(tmp_path: Pa
     assert "no model of the catalogue" in page
     assert "no devices are left to write" in page
     assert "0 of 2 rows can be asked" in page
+
+
+def test_rows_of_experts_are_asked_by_name_with_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {
+        "source": "NVIDIA-NeMo/Megatron-Bridge", "model": "Qwen3_30B_a3B", "gpu": "H100-80GB", "num_gpus": 16.0,
+        "gpus_per_node": None, "precision": "fp8-cs", "seq_len": 4096.0, "micro_batch": 2.0, "global_batch": 512.0,
+        "tp": 1.0, "pp": 2.0, "cp": 1.0, "ep": 8.0, "vpp": 24.0, "note": None, "derived_step_time_s": 20.0,
+    }  # fmt: skip
+    (tmp_path / "llm").mkdir()
+    left = {**row, "note": "MoE tokendrop"}, {**row, "gpu": "B300"}
+    pd.DataFrame([row, *left]).to_parquet(tmp_path / "llm" / "llm_training.parquet")
+    asked = []
+
+    def answer(model: str, **options: object) -> object:
+        run = forerun.Run.of(model, **options)
+        asked.append(run)
+        return type("Answer", (), {"step_time_s": forerun.Interval(25.0, 19.0, 30.0)})
+
+    monkeypatch.setattr(forerun, "predict", answer)
+    page = experts.experts_page(tmp_path)
+    assert "| all | | 1 | 25% | +25% | 100% |" in page
+    assert "1 left out: drops tokens" in page
+    (run,) = asked
+    assert (run.layout.expert, run.layout.virtual_stages, run.sharing.num_accumulation_steps) == (8, 24, 32)
+    assert (run.cluster.num_nodes, run.setup.saving.fp8_recipe) == (2, "current")

@@ -147,15 +147,16 @@ def test_quantized_weights_take_their_bits(traced, kind, bytes_each):
     assert "dequantize_weight" in small.ops.kernel_names
 
 
-def test_products_in_8_bits_keep_their_inputs(traced):
+def test_products_in_8_bits_keep_their_inputs_and_those_in_4_once_did(traced):
     pytest.importorskip("peft")
     kept = []
-    for kind in (Quantization.INT8, Quantization.NF4):
-        graph = traced(lora_rank=8, quantize=kind)
+    for kind, keeps in ((Quantization.INT8, False), (Quantization.NF4, False), (Quantization.NF4, True)):
+        graph = traced(lora_rank=8, quantize=kind, keep_inputs=keeps)
         held = sum(held_bytes(graph, part) for part in (AllocationKind.WEIGHT, AllocationKind.BUFFER))
         kept.append(peak_bytes(graph) - held)
     # The inputs of the last products of attention and of the second layer, which nothing else keeps, of three blocks.
     assert kept[0] - kept[1] > 3 * 2 * BATCH * TOKENS * (128 + 352)
+    assert kept[2] - kept[1] > 3 * 2 * BATCH * TOKENS * (128 + 352)
 
 
 def test_gradients_of_inputs_in_fp32_are_products_in_fp32_beside_weights_in_8_bits(traced):
@@ -412,6 +413,8 @@ def test_quantized_weights_need_adapters_and_half_precision():
         TrainingSetup(precision=Precision.BF16, saving=Saving(quantize=Quantization.NF4))
     with pytest.raises(InvalidSetupError, match="--precision bf16"):
         TrainingSetup(saving=Saving(quantize=Quantization.NF4, lora_rank=4))
+    with pytest.raises(InvalidSetupError, match="give --quantize nf4"):
+        Saving(keep_inputs=True)
     with pytest.raises(InvalidSetupError, match="updates no weights"):
         TrainingSetup(phase=Phase.INFERENCE, optimizer="none", saving=Saving(recompute="full"))
 

@@ -1,20 +1,23 @@
 """Steps of post-training over the devices of a layout: passes without gradients, and answers that engines write.
 
-    step = writing + refit of weights + passes without gradients + forward and backward pass with the update
+    step = writing + refit of weights + moves of states + passes without gradients + training of the policy
 
 where one group of devices does all in turn. Where other devices write (``--generation-on``), they write the answers of
 the next step meanwhile: step = max(writing, training) + refit. An engine is g devices with tensor parallelism that
 answer B samples at a time. Each token takes
 
-    t = kernels of one token of B samples, 1/g of weights and heads + 2 L (all-reduce of B hidden states)
+    t = kernels of one token of B samples, 1/g of weights and heads + 2 L (all-reduce of B hidden states) + B host
 
-for L blocks, as often as the longest answer has tokens, while B mean / longest samples are written in the mean. A refit
-gives each device its 1/g of the weights in 16 bits, gathered from all. Where keys and values leave no room for all B
-samples they are written in turns.
+for L blocks, as often as the longest answer has tokens, while B mean / longest samples are written in the mean. The
+host of an engine handles each written token with its log-probability, one after another. Where keys and values leave
+no room for all B samples they are written in turns. A refit exports the weights tensor by tensor, each expert's apart:
+every device gathers all of them in 16 bits and hands them to its engine. Where the same devices write and train, the
+state of the optimizer goes to the host and comes back once a step.
 
 Sources: vllm-project/vllm, ``vllm/config``: ``gpu_memory_utilization`` is 0.9; NVIDIA-NeMo/RL,
-``nemo_rl/algorithms/grpo.py``: refit, generation, log-probabilities and training follow one another. Moves of states to
-the host and back, the scoring of answers and the loading of data are left out.
+``nemo_rl/algorithms/grpo.py``: refit, generation, log-probabilities and training follow one another;
+``nemo_rl/models/policy/megatron_policy_worker.py``: refit and moves. Moves of weights to the
+host, the scoring of answers and the loading of data are left out.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ from forerun.cost.communication.collectives import Collective, Group, group_of
 from forerun.cost.communication.constants import LayoutTable
 from forerun.cost.memory.peak import visible_memory
 from forerun.cost.time.weights import CostModel
-from forerun.graph.blocks import blocks_of
+from forerun.graph.blocks import blocks_of, expert_products
 from forerun.graph.graph import OpTable
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.division import DividedStep
+from forerun.prediction.division import Axes, DividedStep, wide_factor
 from forerun.prediction.estimate import BreakdownPart, Generation
+from forerun.prediction.memory import memory_constants_of, worst_stage
 from forerun.prediction.post_training import (
     CRITIC,
     DECODE,
@@ -53,14 +57,24 @@ from forerun.prediction.post_training import (
 from forerun.prediction.step import PreparedModel, predict_steps, prepare
 from forerun.prediction.unit_step import forward_s, layout_step
 from forerun.prediction.units import DividedModel
-from forerun.question.post_training import AUTO_DEVICES, Algorithm
+from forerun.question.post_training import AUTO_DEVICES, Algorithm, Engine
 from forerun.question.run import Run
 
 REFIT = "refit of weights"
+MOVES = "moves of states to the host and back"
 WAITING = "waiting for answers"
 """Part of a step in which devices that train have nothing to do."""
 _MEMORY_SHARE = 0.9
 _WEIGHT_BYTES = 2.0
+_TOKEN_HOST_S = 0.12e-3
+"""Host of an engine for one written token: 58 and 84 s of writing of Llama 3.1 8B on 8 and 70B on 64 H100, 795 and 398
+tokens of 2,048 answers (NVIDIA-NeMo/RL issue 959), less the passes over them."""
+_TENSOR_S = 0.51e-3
+"""Export of a tensor to an engine: 9.7 s of Qwen3-30B-A3B (18,900 tensors) and 18.4 s of Qwen3-235B-A22B (36,700)
+within NVLink (NVIDIA-NeMo/RL pull request 3294)."""
+_MOVED_BYTES_PER_S = 2.6e9
+"""Copy between a device and memory of the host that is not pinned: geometric mean of 1.9, 2.0, 2.6 and 4.9 GB/s, from
+times of moving states in 12 bytes a parameter (NVIDIA-NeMo/RL pull requests 1404 and 3294, the two models)."""
 _MOST_ENGINES = 1024
 """Engines that ``--generation-on auto`` compares at most."""
 
@@ -110,15 +124,17 @@ def whole_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutT
     number, writing = _writers(model, run, weights, table, training_s)
     answers = [BreakdownPart(PREFILL, writing.prefill_s), BreakdownPart(DECODE, writing.decode_s)]
     refit = BreakdownPart(REFIT, writing.refit_s)
+    refit_parts = [refit]
     if number:
         waiting_s = max(0.0, writing.total_s - training_s)
         added = [refit, *before, BreakdownPart(WAITING, waiting_s)]
     else:
-        added = [*answers, refit, *before]
+        refit_parts = [refit, BreakdownPart(MOVES, _moves_s(model, run))]
+        added = [*answers, *refit_parts, *before]
     found = _longer(
         step,
         added,
-        (*answers, refit, *before, own),
+        (*answers, *refit_parts, *before, own),
         own.time_s + sum(part.time_s for part in added),
     )
     return replace(found, generation=_figures(run, writing, found), num_writers=number)
@@ -130,7 +146,7 @@ def _longer(
     """The step with further parts, whose error is taken for that of the policy's pass."""
     factor = whole_s / step.step_s.value
     parts = sorted((*step.parts, *added), key=lambda part: -part.time_s)
-    idle_s = sum(part.time_s for part in added if part.name in (REFIT, WAITING))
+    idle_s = sum(part.time_s for part in added if part.name in (REFIT, MOVES, WAITING))
     return replace(
         step,
         step_s=step.step_s.scaled(factor),
@@ -139,6 +155,22 @@ def _longer(
         compute_s=step.compute_s + sum(part.time_s for part in added) - idle_s,
         busy_share=step.busy_share * max(0.0, whole_s - idle_s) / whole_s,
     )
+
+
+def _moves_s(model: DividedModel, run: Run) -> float:
+    """State of the optimizer with its master weights, of the stage that needs most, to the host and back [s]."""
+    worst = worst_stage(model, run, memory_constants_of(run.cluster.device, run))
+    state = sum(part.size_bytes for part in worst.parts if part.name == "optimizer state")
+    ratio = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device).state_ratio
+    masters = state / ratio if ratio and wide_factor(run) > 1 else 0.0
+    return 2 * (state + masters) / _MOVED_BYTES_PER_S
+
+
+def _num_tensors(model: DividedModel, token: OpTable) -> float:
+    """Tensors of a checkpoint, which has two matrices of each expert and one of each that joins its parts."""
+    rows = expert_products(token)
+    experts = 1.5 * float((token.gemm[rows, 0, 0] * token.count[rows]).sum())
+    return float(model.memory(Shards(), 1).num_gradients.sum()) + experts
 
 
 def _figures(run: Run, writing: _Writing, step: DividedStep) -> Generation:
@@ -189,6 +221,7 @@ class _Engine:
         num_devices: Devices of the engine.
         num_blocks: Blocks with two all-reduces each.
         hidden_bytes: Hidden state of a token.
+        num_tensors: Tensors of a checkpoint.
         group: Its devices.
         weight_bytes: Weights of each device.
         layers: Layers with keys and values.
@@ -203,6 +236,7 @@ class _Engine:
     num_devices: int
     num_blocks: int
     hidden_bytes: float
+    num_tensors: float
     group: Group
     weight_bytes: float
     layers: float
@@ -235,6 +269,7 @@ class _Engine:
             num_devices=number,
             num_blocks=len(model.blocks.names),
             hidden_bytes=_WEIGHT_BYTES * model.blocks.hidden_size,
+            num_tensors=_num_tensors(model, token.ops),
             group=group_of(run.cluster, number, 1, table.constants),
             weight_bytes=_WEIGHT_BYTES * token.num_parameters / number,
             layers=num_attentions(token.ops),
@@ -278,6 +313,7 @@ class _Engine:
         decode_s = 0.0
         if tokens.steps:
             decode_s = self._seconds(self.token, decode, alive) + tokens.steps * self._sums_s(alive)
+            decode_s += batch * (tokens.mean - 1) * (_TOKEN_HOST_S if engine is Engine.VLLM else 0.0)
         prefill_s = self._seconds(self.prompt, prompts, batch) + self._sums_s(batch * tokens.prompt)
         return _Writing(
             prefill_s=rounds * prefill_s,
@@ -302,9 +338,10 @@ class _Engine:
         return 2 * self.num_blocks * self.group.time_s(Collective.ALL_REDUCE, num_tokens * self.hidden_bytes)
 
     def _refit_s(self) -> float:
-        """Weights of a device of an engine, gathered from those that train [s]."""
+        """All weights on every device, tensor by tensor [s]."""
         of_all = group_of(self.run.cluster, self.run.cluster.num_devices, 1, self.table.constants)
-        return of_all.time_s(Collective.ALL_GATHER, self.weight_bytes)
+        gathered = of_all.time_s(Collective.ALL_GATHER, self.weight_bytes * self.num_devices)
+        return gathered + self.num_tensors * _TENSOR_S
 
 
 def _divided(model: PreparedModel, shards: Shards) -> PreparedModel:

@@ -38,7 +38,7 @@ from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, TrainingSetup, parse_release
-from forerun.question.sharing import PipelineSchedule, Strategy
+from forerun.question.sharing import FsdpVersion, PipelineSchedule, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.memory.units import UnitMemory
@@ -95,7 +95,7 @@ def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> 
     return _stages(model, run, constants, range(run.layout.pipeline))
 
 
-def _worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
+def worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
     """The stage that needs most, among the first of each number of blocks: later ones hold fewer micro-steps."""
     units = [(0 in own, len(own)) for own in model.stages(run.layout)]
     chosen = {*(units.index(kind) for kind in units), len(units) - 1}
@@ -324,6 +324,12 @@ def _passes(
         best = max(best, candidate, key=sum)
         kept += float(memory.kept[unit])
     stays = 0.0 if sharing.reshard else float(gathered.sum())
+    # Hooks of FSDP1 on the input of a block whose weights are all frozen hold the node that gathers its gradient, and
+    # with it both tensors, if a reentrant checkpoint made the input a leaf (PyTorch, _register_post_backward_reshard_
+    # only_hook). The gradient that the next block has just made is there in any case.
+    frozen = run.setup.saving.lora_rank is not None and run.setup.saving.recompute == "full"
+    holds = sharing.reentrant and frozen and is_sharded and sharing.fsdp_version is FsdpVersion.FSDP1
+    flowing = 1.0
     for place in range(len(own) - 1, -1, -1):
         unit = own[place]
         begin = max(0, place - ahead + 1)
@@ -331,6 +337,9 @@ def _passes(
         candidate = (kept, float(memory.backward_peak[unit]) + open_bytes + float(made[place]), gradients)
         best = max(best, candidate, key=sum)
         kept += float(memory.backward_net[unit])
+        if holds and is_block[place]:
+            kept += (2.0 - flowing) * float(memory.kept[unit])
+            flowing = 0.0
         gradients += float(whole[place]) if grows else float(whole[place] - left[place])
     return best
 
@@ -436,7 +445,7 @@ def worst_memory(
     if uses_layout(run):
         from forerun.prediction.units import DividedModel
 
-        return _worst_stage(DividedModel.of(model), run, constants)
+        return worst_stage(DividedModel.of(model), run, constants)
     return _of_replica(model.graph, run, estimate_memory(model.graph, run.setup, constants), gradient_bytes)
 
 
@@ -475,7 +484,7 @@ def _largest_micro_batch(
     @cache
     def peak(size: int) -> Interval:
         of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
-        return _worst_stage(model, of_size, constants).peak_bytes
+        return worst_stage(model, of_size, constants).peak_bytes
 
     def largest(end: str) -> float:
         return float(largest_passing(lambda size: getattr(peak(size), end) <= visible_bytes, MAX_BATCH_SIZE))

@@ -58,9 +58,7 @@ OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD, Algorithm.CONTRASTIVE)
 _DEFAULT_TOKENS = 2048
 _OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine")
-_ONLINE_NOTES = (
-    "moves of states to the host and back, the scoring of answers and the loading of data are not counted",
-)
+_ONLINE_NOTES = ("the scoring of answers and the loading of data are not counted",)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
@@ -425,7 +423,8 @@ class _Parts:
         precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
         saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
-            saving = replace(saving, quantize=None, unquantized=None)  # engines write with weights in 16 bits
+            # Engines write with weights in 16 bits.
+            saving = replace(saving, quantize=None, unquantized=None, keep_inputs=False)
         is_fused = self.inference.fused_attention or self.post.engine is Engine.VLLM
         return replace(self.inference, precision=precision, saving=saving, fused_attention=is_fused)
 

@@ -254,6 +254,7 @@ CHARACTERS_PER_TOKEN = 4.4
 tenth from it."""
 
 _LAW = re.compile(r"lognormal:(.*)")
+_NUMBERS = re.compile(r"\d{1,8}(,\d{1,8})*")
 _DRAWN = 4096
 _COUNTS = ("length", "num_tokens", "n_tokens", "tokens", "input_ids", "token_count")
 
@@ -288,8 +289,12 @@ class SampleLengths:
     source: str
 
 
-def read_lengths(words: str) -> SampleLengths:
-    """Lengths from a file, or from a law such as ``lognormal:median=600,p95=3000,max=8192``.
+def _lengths_in_words(given: str | Sequence[int]) -> str:
+    return given if isinstance(given, str) else ",".join(map(str, given))
+
+
+def read_lengths(given: str | Sequence[int]) -> SampleLengths:
+    """Lengths from numbers, a file, or a law such as ``lognormal:median=600,p95=3000,max=8192``.
 
     A CSV file has a column of token counts, called length or tokens, or numbers alone. A line of JSON has such a count,
     a list ``input_ids``, or texts, whose characters are counted at ``CHARACTERS_PER_TOKEN`` a token.
@@ -301,6 +306,9 @@ def read_lengths(words: str) -> SampleLengths:
     Raises:
         UsageError: The file cannot be read, or holds no lengths; the law lacks a number.
     """
+    words = _lengths_in_words(given)
+    if _NUMBERS.fullmatch(words):
+        return _of_numbers(words)
     law = _LAW.fullmatch(words.strip())
     if law is not None:
         return _of_law(law[1])
@@ -309,10 +317,18 @@ def read_lengths(words: str) -> SampleLengths:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise UsageError(
-            f"cannot read the lengths '{words}': {error.strerror}; give a .jsonl or .csv file, or "
-            "lognormal:median=600,p95=3000"
+            f"cannot read the lengths '{words[:200]}': {error.strerror}; give a .jsonl or .csv file, numbers such as "
+            "180,420, or lognormal:median=600,p95=3000"
         ) from None
     return _of_file(path, changed)
+
+
+@lru_cache(maxsize=64)
+def _of_numbers(words: str) -> SampleLengths:
+    tokens = tuple(map(int, words.split(",")))
+    if min(tokens) < 1:
+        raise InvalidSetupError("a sample has at least one token, got a length of 0; leave such samples out")
+    return SampleLengths(tokens=tokens, num_samples=len(tokens), source="the lengths given")
 
 
 @lru_cache(maxsize=64)
@@ -458,10 +474,11 @@ class Samples:
 
     lengths: str | None = _samples(
         None,
-        help="Lengths of the samples: a .jsonl or .csv file of token counts or texts, or a law such as "
-        "lognormal:median=600,p95=3000; --sequence-length then cuts them.",
+        help="Lengths of the samples: a .jsonl or .csv file of token counts or texts, counts such as 180,420, or a law "
+        "such as lognormal:median=600,p95=3000; --sequence-length then cuts them.",
         metavar="FILE",
         is_local=True,
+        read=_lengths_in_words,
     )
     batching: Batching = _samples(
         Batching.PADDED,
@@ -492,7 +509,7 @@ def time_limit_s(job_high_s: float) -> int:
 class SamplesOptions(TypedDict, total=False):
     """Samples of unequal length by name."""
 
-    lengths: str | None
+    lengths: str | Sequence[int] | None
     batching: str | None
 
 

@@ -209,6 +209,12 @@ class Saving:
         "prepare_model_for_kbit_training makes them, or half.",
         default="fp32 under autocast on each device alone, else half",
     )
+    keep_inputs: bool = _saving(
+        False,
+        help="With --quantize nf4 or nf4-dq: products keep their inputs for the backward pass (bitsandbytes before "
+        "0.43.2).",
+        default="no",
+    )
     freeze: tuple[str, ...] = _saving(
         (),
         help="Modules whose weights are not trained, by name, separated by commas, such as model.embed_tokens.",
@@ -272,6 +278,10 @@ class Saving:
             raise InvalidSetupError(
                 "--unquantized has no meaning without --quantize; give the format, such as --quantize nf4"
             )
+        if self.keep_inputs and self.quantize not in (Quantization.NF4, Quantization.NF4_DQ):
+            raise InvalidSetupError(
+                f"--keep-inputs is for weights in 4 bits, got {self.quantize or 'none'}; give --quantize nf4 or nf4-dq"
+            )
 
 
 class SavingOptions(TypedDict, total=False):
@@ -283,6 +293,7 @@ class SavingOptions(TypedDict, total=False):
     lora_dropout: float | None
     quantize: str | None
     unquantized: str | None
+    keep_inputs: bool | None
     freeze: str | Sequence[str] | None
     loss: str | None
     fused_kernels: str | Sequence[str] | None

@@ -192,6 +192,14 @@ class Sharing:
         needs="fsdp",
         only_changed=True,
     )
+    reentrant: bool = _sharing(
+        False,
+        help="With fsdp1, --lora and --recompute full: reentrant checkpoints, with which FSDP keeps inputs of frozen "
+        "blocks and their gradients to the end of the step (use_reentrant of Transformers in 2024).",
+        default="no",
+        needs="fsdp",
+        only_changed=True,
+    )
     overlap_tensor: bool = _sharing(
         False,
         help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
@@ -257,6 +265,7 @@ class SharingOptions(TypedDict, total=False):
     load_whole: bool | None
     reduce_once: bool | None
     wrap_adapters: bool | None
+    reentrant: bool | None
     overlap_tensor: bool | None
     overlap_update: bool | None
 

@@ -551,8 +551,9 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         del found["unquantized"]
     else:
         found["unquantized"] = Unquantized.FP32 if setup.widens_unquantized else Unquantized.HALF
-    if not setup.saving.lora_dropout:
-        del found["lora_dropout"]
+    for name in ("lora_dropout", "keep_inputs"):
+        if not found[name]:
+            del found[name]
     if not setup.saving.fused_kernels:
         del found["fused_kernels"]
     if setup.saving.fp8_recipe in (None, Fp8Recipe.DYNAMIC):

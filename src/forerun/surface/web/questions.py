@@ -13,7 +13,15 @@ from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
-from forerun.surface.web.reach import CAPTURE_NAME, CONFIG_NAME, TRACE_NAME, Reach, code_of, config_file
+from forerun.surface.web.reach import (
+    CAPTURE_NAME,
+    CONFIG_NAME,
+    MOST_VALUES,
+    TRACE_NAME,
+    Reach,
+    code_of,
+    config_file,
+)
 
 MAX_HTTP_CANDIDATES = 20_000
 
@@ -154,6 +162,17 @@ class RunBody(_Body):
 
 
 _LINKS = {"intra", "inter"}
+_LENGTHS: dict[str, Any] = {
+    "lengths": (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=1, max_length=MOST_VALUES)
+        ]
+        | Annotated[str, Field(pattern=r"^(lognormal:[a-z0-9=,.]+|[0-9][0-9,]*)$", max_length=20_000)]
+        | None,
+        Field(default=None, examples=[[180, 420, 1100], "lognormal:median=600,p95=3000"]),
+    )
+}
+"""Lengths of samples as numbers or a law: files of the server are named by nobody."""
 
 
 def _of(name: str) -> Any:
@@ -243,7 +262,7 @@ else:  # made from the declarations: a type checker knows the settings from thes
         "PredictBody",
         __base__=RunBody,
         __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
-        **setting_fields(RunOptions, without=_LINKS, over_http=True),
+        **{**_LENGTHS, **setting_fields(RunOptions, without=_LINKS, over_http=True)},
     )
     DiagnoseBody = create_model(
         "DiagnoseBody",
@@ -255,11 +274,11 @@ else:  # made from the declarations: a type checker knows the settings from thes
         "ScaleBody",
         __base__=RunBody,
         __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
-        **setting_fields(ScaleOptions, without=_LINKS, over_http=True),
+        **{**_LENGTHS, **setting_fields(ScaleOptions, without=_LINKS, over_http=True)},
     )
     PlanBody = create_model(
         "PlanBody",
         __base__=PlanRequest,
         __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
-        **{**_AXES, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
+        **{**_AXES, **_LENGTHS, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
     )

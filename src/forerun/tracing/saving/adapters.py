@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
-from forerun.question.saving import Quantization, Saving
+from forerun.question.saving import Saving
 from forerun.tracing.models.meta_build import first_line
 from forerun.tracing.saving.quantized import QuantizedLinear
 
@@ -20,7 +20,7 @@ def is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
 
 
-def quantize_linears(module: nn.Module, heads: set[nn.Module], kind: Quantization, name: str) -> None:
+def quantize_linears(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str) -> None:
     """Replaces the linear layers but the heads by quantized ones, in place.
 
     Raises:
@@ -34,12 +34,14 @@ def quantize_linears(module: nn.Module, heads: set[nn.Module], kind: Quantizatio
             "convolutions" if any(isinstance(x, _CONVOLUTIONS) for x in module.modules()) else "other layers"
         )
         raise InvalidSetupError(
-            f"{name} has no linear layers besides its head, but {layers}, which {kind} does not hold: leave --quantize "
-            "out"
+            f"{name} has no linear layers besides its head, but {layers}, which {saving.quantize} does not hold: leave "
+            "--quantize out"
         )
+    assert saving.quantize is not None
     for path, layer in found:
         parent, _, key = path.rpartition(".")
-        setattr(module.get_submodule(parent), key, QuantizedLinear(layer, kind))
+        quantized = QuantizedLinear(layer, saving.quantize, keeps_input=saving.keep_inputs)
+        setattr(module.get_submodule(parent), key, quantized)
 
 
 def add_adapters(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str) -> None:

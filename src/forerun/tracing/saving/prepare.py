@@ -38,7 +38,7 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     if saving.loss is not Loss.PLAIN:
         fuse_loss(module, saving.loss, name)
     if saving.quantize is not None:
-        quantize_linears(module, heads, saving.quantize, name)
+        quantize_linears(module, heads, saving, name)
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)

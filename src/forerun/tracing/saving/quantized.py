@@ -55,14 +55,16 @@ class QuantizedLinear(nn.Linear):
     Args:
         layer: The layer, or one of Transformers' ``Conv1D``, whose weight is transposed.
         kind: Format of the weight.
+        keeps_input: Whether products in 4 bits keep their inputs too (before 0.43.2, pull request 1270).
     """
 
-    def __init__(self, layer: nn.Module, kind: Quantization) -> None:
+    def __init__(self, layer: nn.Module, kind: Quantization, *, keeps_input: bool = False) -> None:
         weight: torch.Tensor = layer.weight  # type: ignore[assignment]
         shape = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
         nn.Module.__init__(self)
         self.out_features, self.in_features = (int(size) for size in shape)
         self.kind = kind
+        self.keeps_input = keeps_input or kind is Quantization.INT8
         number = self.out_features * self.in_features
         four = kind is not Quantization.INT8
         size = ((number + 1) // 2, 1) if four else (self.out_features, self.in_features)
@@ -82,7 +84,9 @@ class QuantizedLinear(nn.Linear):
         """The layer's output in the precision of its input."""
         dtype = source.dtype if self.kind is Quantization.INT8 else _compute_dtype(source)
         product = {Quantization.INT8: _EightBits, Quantization.NF4: _FourBits}.get(self.kind, _FourBitsTwice)
-        result: torch.Tensor = product.apply(source.to(dtype), self.weight, self.scales, self.out_features)
+        result: torch.Tensor = product.apply(
+            source.to(dtype), self.weight, self.scales, self.out_features, self.keeps_input
+        )
         if self.bias is not None:
             result = result + self.bias.to(dtype)
         return result.to(source.dtype)
@@ -117,15 +121,22 @@ class _FourBits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out_features: int
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        out_features: int,
+        keeps: bool,
     ) -> torch.Tensor:
         ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
+        if keeps and ctx.needs_input_grad[0]:
+            ctx.save_for_backward(source)
         full = dequantize(weight, scales, out_features, source.shape[-1], source.dtype)
         return functional.linear(source, full)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _input_gradient(ctx, gradient), None, None, None
+        return _input_gradient(ctx, gradient), None, None, None, None
 
 
 class _FourBitsTwice(_FourBits):
@@ -133,16 +144,22 @@ class _FourBitsTwice(_FourBits):
 
     @staticmethod
     def forward(
-        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out_features: int
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        out_features: int,
+        keeps: bool,
     ) -> torch.Tensor:
-        found: torch.Tensor = _FourBits.forward(ctx, source, weight, _in_full(weight, scales), out_features)
+        full = _in_full(weight, scales)
+        found: torch.Tensor = _FourBits.forward(ctx, source, weight, full, out_features, keeps)
         ctx.scales = scales
         return found
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         ctx.scales = _in_full(ctx.weight, ctx.scales)
-        return _input_gradient(ctx, gradient), None, None, None
+        return _input_gradient(ctx, gradient), None, None, None, None
 
 
 def _in_full(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -157,11 +174,15 @@ class _EightBits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out_features: int
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        out_features: int,
+        keeps: bool,
     ) -> torch.Tensor:
         ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
-        if ctx.needs_input_grad[0]:
-            # bitsandbytes keeps inputs of products in 8 bits, none of those in 4 bits.
+        if keeps and ctx.needs_input_grad[0]:
             ctx.save_for_backward(source)
         rows = source.flatten(0, -2).to(torch.float16)
         result: torch.Tensor = eight_bit_product(to_eight_bits(rows, torch.int8), weight.t(), source.dtype)
@@ -169,7 +190,7 @@ class _EightBits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _input_gradient(ctx, gradient), None, None, None
+        return _input_gradient(ctx, gradient), None, None, None, None
 
 
 def input_gradient(layer: QuantizedLinear, gradient: torch.Tensor) -> torch.Tensor:
