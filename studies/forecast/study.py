@@ -116,7 +116,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     for tier in (Tier.SCHEDULE, Tier.BOTH):
         of_tier = [h for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors(
-            [(h.result, _target_times(h).likely_epoch) for h in of_tier]
+            [(h.result, _target_times(h).epochs_to_target[1]) for h in of_tier]
         )
     return found
 

@@ -422,7 +422,7 @@ class RunForecast(Answer):
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
-            "epochs_to_target": {"likely": found.likely_epoch, **ranked(found.epochs_to_target)},
+            "epochs_to_target": ranked(found.epochs_to_target),
             "steps_to_target": None
             if steps is None
             else ranked([epoch * steps for epoch in found.epochs_to_target]),
