@@ -80,6 +80,12 @@ def forecast_page(answer: RunForecast) -> RenderableType:
             f"; it ends better than the best finished run ({decision.best_finished:.4g}) with a probability of "
             f"{format_percent(decision.probability_beats_best)}"
         )
+    divergence = decision.divergence
+    advised.append(f"; it diverges with a probability of {format_percent(divergence.probability)}")
+    if divergence.num_finished:
+        advised.append(
+            f" ({divergence.num_diverged} of {divergence.num_finished} finished runs did from here)"
+        )
     saved = [] if decision.saved_s is None else [format_duration_s(decision.saved_s.value)]
     saved += [] if decision.saved_usd is None else [format_usd(decision.saved_usd.value)]
     if saved and decision.saved_epochs:

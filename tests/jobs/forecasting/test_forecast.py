@@ -18,7 +18,12 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.forecast import forecast_curve
-from forerun.jobs.forecasting.forecast_answer import chance_to_win, stop_advice
+from forerun.jobs.forecasting.forecast_answer import (
+    chance_to_diverge,
+    chance_to_win,
+    diverged_later,
+    stop_advice,
+)
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import parse_schedule
 
@@ -397,6 +402,15 @@ def test_a_run_ahead_of_its_siblings_is_likelier_to_beat_them_and_saves_what_is_
     bare = decision_of(forecast_curve(power_run(0.1, seed=1).first(50), TABLE, end_epoch=100.0), [], None)
     assert bare.best_finished is None
     assert bare.probability_beats_best is None
+
+
+def test_finished_runs_that_diverged_from_here_on_tell_of_this_one():
+    good = power_run(0.1, seed=1)
+    late, early = (replace(good, values=np.where(good.epochs > n, np.nan, good.values)) for n in (80, 20))
+    assert diverged_later([good, late, early], 0.5) == [False, True]  # one was lost before
+    bare, safe, one_of_two = (chance_to_diverge(d, 0.5) for d in ([], [False] * 9, [False, True]))
+    assert 0 < safe.probability < bare.probability < 0.01 < 0.25 < one_of_two.probability < 0.5
+    assert (one_of_two.num_diverged, one_of_two.num_finished) == (1, 2)
 
 
 def power_run(floor, seed):
