@@ -201,7 +201,6 @@ def _log_records(content: bytes) -> Iterator[bytes]:
 
 _LENGTHS = {"max_steps": "step", "epochs": "epoch", "num_epochs": "epoch", "max_epochs": "epoch"}
 _LENGTHS |= {"num_train_epochs": "epoch"}
-_STORE_OF_RUNS = ".db"
 
 
 def is_mlflow_run(folder: Path) -> bool:

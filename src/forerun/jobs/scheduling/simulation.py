@@ -172,7 +172,7 @@ class _Simulation:
             if say is not None and number % _ROUNDS_BETWEEN_WORDS == 0:
                 say(len(self.all) - len(self.coming) - len(self.active), len(self.all))
             came = self._admit(now_s)
-            is_changed |= came
+            is_changed |= came > 0
             if not self.active:
                 if not self.coming:
                     return self._result()
@@ -189,7 +189,9 @@ class _Simulation:
             elif is_changed and self._can_start():
                 self._decide(now_s, is_round=False)
             elif came:
-                self._note_urgent([s for s in self.active if s.current is None], now_s)
+                # One more job makes the shares of others smaller, and none of them urgent.
+                waits_s = self._until_urgent_s(self.active[-came:], now_s)
+                self._urgent_s = min(self._urgent_s, now_s + min(waits_s, default=inf))
             end_s = min(round_s, self._next_event_s(now_s))
             self._fail_nodes(now_s, end_s)
             is_changed |= self._advance(now_s, end_s)
@@ -204,15 +206,16 @@ class _Simulation:
         """Start of the first round at or after a time."""
         return ceil(time_s / self.options.round_s - 1e-9) * self.options.round_s
 
-    def _admit(self, now_s: float) -> bool:
-        came = False
+    def _admit(self, now_s: float) -> int:
+        """Lets jobs in that have come; the number of them, which are the last of the active ones."""
+        came = 0
         # More than ``_round_from`` takes off, or a job a moment after a round would never be let in.
         until_s = now_s + 2e-9 * self.options.round_s
         while self.coming and self.coming[-1].job.arrival_s <= until_s:
             state = self.coming.pop()
             self.active.append(state)
             self.events.append(Event(state.job.arrival_s, state.job.name, EventKind.ARRIVE))
-            came = True
+            came += 1
         if came:
             self.crowd.append((now_s, len(self.active)))
         return came
@@ -244,15 +247,11 @@ class _Simulation:
         # An end that rounding puts at this very moment would never come.
         return max(min(times), now_s + 1e-9 * self.options.round_s)
 
-    def _note_urgent(self, waiting: Sequence[RunningJob], now_s: float) -> None:
-        """Notes when the next of those that wait has waited too long for a bound on fairness, and if one has."""
+    def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
+        """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
         bound = getattr(self.policy, "worst_fairness", inf)
-        if bound < inf:
-            views = [state.view(self.cluster, self.policy.adapts_batch, now_s) for state in waiting]
-            waits_s = [urgent_in_s(view, self.cluster, len(self.active), now_s, bound) for view in views]
-            # Nothing else happens at that moment, so that the policy would not be asked in time.
-            self._urgent_s = now_s + min((wait_s for wait_s in waits_s if wait_s > 0), default=inf)
-            self._is_urgent = 0.0 in waits_s
+        views = [s.view(self.cluster, self.policy.adapts_batch, now_s) for s in waiting if bound < inf]
+        return [urgent_in_s(view, self.cluster, len(self.active), now_s, bound) for view in views]
 
     def _can_start(self) -> bool:
         """True if there may be room for a job that waits."""
@@ -280,7 +279,10 @@ class _Simulation:
         if not getattr(self.policy, "is_raw", False):
             consolidate(views, self.cluster, self.jobs, given, placed)
         waiting = [state for state in self.active if state.job.name not in given]
-        self._note_urgent(waiting, now_s)
+        waits_s = self._until_urgent_s(waiting, now_s)
+        # Nothing else happens at that moment, so that the policy would not be asked in time.
+        self._urgent_s = now_s + min((wait_s for wait_s in waits_s if wait_s > 0), default=inf)
+        self._is_urgent = 0.0 in waits_s
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)
