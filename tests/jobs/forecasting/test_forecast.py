@@ -411,6 +411,10 @@ def test_finished_runs_that_diverged_from_here_on_tell_of_this_one():
     bare, safe, one_of_two = (chance_to_diverge(d, 0.5) for d in ([], [False] * 9, [False, True]))
     assert 0 < safe.probability < bare.probability < 0.01 < 0.25 < one_of_two.probability < 0.5
     assert (one_of_two.num_diverged, one_of_two.num_finished) == (1, 2)
+    # What was lost on its way is no finished run whose end or length counts.
+    own = power_run(0.1, seed=2).first(50)
+    alone, beside = (forecast_curve(own, TABLE, siblings=runs) for runs in ([good], [good, late]))
+    assert beside.final == alone.final
 
 
 def power_run(floor, seed):

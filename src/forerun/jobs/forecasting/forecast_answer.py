@@ -19,7 +19,7 @@ from forerun.jobs.forecasting.curve import (
     error_scale,
     final_error,
 )
-from forerun.jobs.forecasting.forecast import CurveForecast
+from forerun.jobs.forecasting.forecast import CurveForecast, finished_of
 from forerun.jobs.forecasting.prior import CUTS
 from forerun.prediction.estimate import Interval
 
@@ -238,7 +238,7 @@ def decision_of(forecast: CurveForecast, siblings: Sequence[Curve], clock: Clock
         clock: Time and price of an epoch, or None.
     """
     curve = forecast.curve
-    finished = [found.curve for found in map(clean, siblings) if found is not None]
+    finished = finished_of(siblings)
     better = max if curve.is_rising else min
     best = better((final_error(run.values) for run in finished), default=None)
     own = better(curve.values.tolist())
