@@ -20,7 +20,7 @@ import pandas as pd
 
 from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.backtest import StoredRun
-from forerun.jobs.forecasting.curve import Floats, error_scale, metric_kind
+from forerun.jobs.forecasting.curve import Curve, Floats, error_scale, metric_kind
 from forerun.jobs.forecasting.schedule import parse_schedule
 
 CURVE_TABLES = (
@@ -191,6 +191,21 @@ def _mlperf(folder: Path) -> list[StoredRun]:
         found.append(
             _run("mlperf_eval_curves", "ResNet-50", name, epochs, group["accuracy"].to_numpy(float), True)
         )
+    return found
+
+
+def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
+    """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
+    found: dict[str, list[Curve]] = {}
+    for row in _read(folder, "trials/algoperf").itertuples():
+        values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
+        if len(values) >= _FEWEST_POINTS and np.all(np.diff(steps) > 0):
+            metric = str(row.metric)
+            is_rising = metric not in ("loss", "wer")
+            curve = Curve(
+                name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
+            )
+            found.setdefault(f"{row.workload} {row.framework} {row.submission}", []).append(curve)
     return found
 
 

@@ -11,6 +11,7 @@ from forerun.jobs.forecasting.forecaster import Tier
 from studies.forecast.batch_study import BatchRow, BatchStudy, SystemCStudy
 from studies.forecast.own_curves import CUT, OwnBatches, OwnCurves
 from studies.forecast.study import ForecastStudy
+from studies.forecast.sweeps import BUDGETS
 
 _SHOWN = ("annealing 20%", "power law", "optimus", "last value")
 """Forecasters alone that stand beside ours; ``forerun forecast backtest`` prints all of them."""
@@ -126,12 +127,16 @@ def _targets(study: ForecastStudy) -> str:
 
 def _sweeps(study: ForecastStudy) -> str:
     rows = [
-        (name, _two(found.cost), _two(found.found), _three(found.regret))
-        for name, found in study.sweeps.items()
-        if name != "none"
+        (name, *(f"{_three(score.regret)}, {_percent(score.found)}" for score in by_budget.values()))
+        for name, by_budget in study.sweeps.items()
     ]
-    return "### Searches among sixteen trials\n\nAlgoPerf, workloads left out:\n\n" + _table(
-        ("policy", "work", "best found", "regret"), rows
+    found = study.divergence
+    return (
+        "### Searches among sixteen trials\n\nAlgoPerf, workloads left out. Regret, and share of searches that finish "
+        "the best trial, for the work of so many whole trials:\n\n"
+        + _table(("policy", *(f"{budget:g}" for budget in BUDGETS)), rows)
+        + f"\nChance that a trial diverges later: Brier score {found.ours:.4f}, that of the base rate {found.base:.4f} "
+        f"({found.num_diverged} of {found.num_looks:,} looks).\n"
     )
 
 

@@ -29,13 +29,13 @@ from forerun.jobs.forecasting.backtest_table import TargetTimes, futures_of, sav
 from forerun.jobs.forecasting.curve import Floats, final_error
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
-from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
+from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves, read_trials_as_logged
 from studies.forecast.fit_prior import fit_priors
-from studies.forecast.sweeps import SweepScore, sweep_scores
+from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_score, sweep_scores
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 8
+FORECAST_STUDY_VERSION = 9
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -60,7 +60,8 @@ class ForecastStudy:
         epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
         target_coverage: Share of the runs that reach the target from p10 to p90, by tier and cut, trials left out.
         num_runs: Runs of each table.
-        sweeps: Simulated searches, by policy.
+        sweeps: Simulated searches, by policy and budget.
+        divergence: Scores of the chance that a trial diverges.
     """
 
     everything: Backtest
@@ -69,7 +70,8 @@ class ForecastStudy:
     epochs_to_target: Mapping[str, TargetErrors]
     target_coverage: Mapping[str, Mapping[float, float]]
     num_runs: Mapping[str, int]
-    sweeps: Mapping[str, SweepScore]
+    sweeps: Mapping[str, Mapping[float, SweepScore]]
+    divergence: DivergenceScore
 
 
 def forecast_study(
@@ -100,6 +102,7 @@ def forecast_study(
         target_coverage=target_coverage([h for h in held if h.result.run.table != TRIALS_TABLE]),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
         sweeps=sweep_scores([run for run in runs if run.table == TRIALS_TABLE]),
+        divergence=divergence_score(read_trials_as_logged(folder)),
     )
 
 
@@ -116,7 +119,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     for tier in (Tier.SCHEDULE, Tier.BOTH):
         of_tier = [h for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors(
-            [(h.result, _target_times(h).likely_epoch) for h in of_tier]
+            [(h.result, _target_times(h).epochs_to_target[1]) for h in of_tier]
         )
     return found
 

@@ -1,7 +1,8 @@
-"""Simulated searches among AlgoPerf's trials: which are stopped, at what cost, and whether the best is found.
+"""Simulated searches among AlgoPerf's trials at equal budgets, and the chance that a trial diverges.
 
-Trials of one workload and framework are drawn in a random order, sixteen at a time, and run one after the other; a
-policy looks at each at the cuts of the back-tests. Coefficients of ``chance_to_win`` are fitted without the workload.
+Trials of one workload and framework are drawn in a random order, sixteen at a time; a policy says which trial runs on,
+and how far, until the budget is spent. It looks at each at the cuts of the back-tests. Coefficients of
+``chance_to_win`` are fitted without the workload.
 """
 
 from __future__ import annotations
@@ -9,36 +10,49 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from forerun.jobs.forecasting.backtest import StoredRun
-from forerun.jobs.forecasting.curve import Curve, final_error
-from forerun.jobs.forecasting.forecast_answer import chance_to_win, winning_features
+from forerun.jobs.forecasting.curve import Curve, clean, final_error
+from forerun.jobs.forecasting.forecast_answer import chance_to_diverge, chance_to_win, winning_features
 from forerun.jobs.forecasting.prior import CUTS
 
-__all__ = ["Looks", "SweepScore", "fit_chance", "looks_of", "sweep_scores"]
+__all__ = [
+    "BUDGETS",
+    "DivergenceScore",
+    "Looks",
+    "SweepScore",
+    "divergence_score",
+    "fit_chance",
+    "looks_of",
+    "sweep_scores",
+]
 
 _NUM_TRIALS, _FEWEST_OF_POOL = 16, 20
-_RUNGS, _FEWEST_FINISHED = (0.1, 0.3), 4
-_BOUNDS = (0.02, 0.05, 0.28)
+_RUNGS, _ETA, _FEWEST_FINISHED = (0.1, 0.3, 1.0), 3, 4
+_HOPELESS = 0.05
+BUDGETS = (2.0, 4.0, 8.0, 12.0)
+"""Work of a search, in whole trials."""
 
 Trials = Sequence[Curve]
-Policy = Callable[[Curve, float, Trials, dict[float, list[float]]], bool]
-"""True to stop a trial: its curve so far, the share done, finished trials, and values at each cut of those before."""
+Policy = Callable[[Trials], Iterator[tuple[int, float]]]
+"""Yields a trial and the share up to which it runs next."""
+
+Stops = Callable[[Curve, float, Trials], bool]
+"""True to stop a trial: its curve so far, the share done, finished trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepScore:
-    """Means over searches.
+    """Means over searches of one policy and budget.
 
     Attributes:
-        cost: Share of the work of all trials that was done.
-        regret: End of the best finished trial above the best of all, in distances of that from the median.
-        found: Share of searches whose best trial was finished.
+        regret: Best value that was seen above the best end of all trials, in distances of that from the median end.
+        found: Share of searches whose best trial was run to its end.
     """
 
-    cost: float
     regret: float
     found: float
 
@@ -94,8 +108,8 @@ def fit_chance(looks: Looks, without: str = "") -> list[float]:
     return [float(found[0] - slopes @ middle), *map(float, slopes)]
 
 
-def sweep_scores(runs: Sequence[StoredRun], num_searches: int = 4) -> dict[str, SweepScore]:
-    """Score of each policy; pools weigh alike.
+def sweep_scores(runs: Sequence[StoredRun], num_searches: int = 4) -> dict[str, dict[float, SweepScore]]:
+    """Score of each policy by budget; pools weigh alike.
 
     Args:
         runs: AlgoPerf's trials.
@@ -109,19 +123,24 @@ def sweep_scores(runs: Sequence[StoredRun], num_searches: int = 4) -> dict[str, 
     large = {name: trials for name, trials in pools.items() if len(trials) >= _FEWEST_OF_POOL}
     looks = looks_of(large)
     weights = {workload: fit_chance(looks, workload) for workload in map(_workload, large)}
-    found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for name, trials in _searches(large, num_searches):
         known = weights[_workload(name)]
-        policies: dict[str, Policy] = {"none": lambda *_: False, "median stopping": _median, "ASHA": _asha}
-        for bound in _BOUNDS:
-            policies[f"forerun, {bound:g}"] = _by_chance(known, bound)
-        ends = [_end(trial) for trial in trials]
-        for policy, stops in policies.items():
-            cost, best = _search(trials, stops)
-            worst = max(float(np.median(ends)) - min(ends), 1e-9)
-            found[policy].append((cost / len(trials), (best - min(ends)) / worst, float(best <= min(ends))))
-    means = {policy: np.mean(rows, axis=0) for policy, rows in found.items()}
-    return {policy: SweepScore(cost=m[0], regret=m[1], found=m[2]) for policy, m in means.items()}
+        policies: dict[str, Policy] = {
+            "no stopping": _one_by_one(lambda *_: False),
+            "median stopping": _one_by_one(_median),
+            "ASHA": _asha,
+            "Hyperband": _hyperband,
+            "**forerun**": _one_by_one(_by_chance(known)),
+        }
+        for policy, proposes in policies.items():
+            for budget, score in _spend(trials, proposes(trials)).items():
+                found[policy, budget].append(score)
+    means: dict[str, dict[float, SweepScore]] = defaultdict(dict)
+    for (policy, budget), rows in found.items():
+        regret, share = np.mean(rows, axis=0)
+        means[policy][budget] = SweepScore(regret=float(regret), found=float(share))
+    return dict(means)
 
 
 def _workload(pool: str) -> str:
@@ -136,16 +155,39 @@ def _searches(pools: Mapping[str, Trials], number: int) -> Iterator[tuple[str, l
             yield name, [trials[index] for index in order[:_NUM_TRIALS]]
 
 
-def _search(trials: Trials, stops: Policy) -> tuple[float, float]:
-    """Work done, in trials, and the end of the best finished one."""
-    finished: list[Curve] = []
-    rungs: dict[float, list[float]] = defaultdict(list)
-    cost = 0.0
-    for trial in trials:
-        stopped = next((cut for cut in CUTS if stops(_at(trial, cut), cut, finished, rungs)), None)
-        cost += stopped or 1.0
-        finished += [trial] if stopped is None else []
-    return cost, min((_end(trial) for trial in finished), default=np.inf)
+def _spend(trials: Trials, proposed: Iterator[tuple[int, float]]) -> dict[float, tuple[float, float]]:
+    """Regret at each budget, and whether the best trial was finished; a step that the budget ends is not seen."""
+    ends = [_end(trial) for trial in trials]
+    best, unit = min(ends), max(float(np.median(ends)) - min(ends), 1e-9)
+    done, seen, spent, scores = [0.0] * len(trials), float(np.median(ends)), 0.0, {}
+    for index, share in proposed:
+        spent += share - done[index]
+        for budget in BUDGETS:
+            if spent > budget * (1 + 1e-9) and budget not in scores:
+                scores[budget] = (seen, done)
+        done = [*done[:index], share, *done[index + 1 :]]
+        seen = min(seen, ends[index] if share == 1 else float(np.nanmin(_at(trials[index], share).values)))
+    return {
+        budget: (max(0.0, (low - best) / unit), float(shares[ends.index(best)] == 1))
+        for budget, (low, shares) in {**dict.fromkeys(BUDGETS, (seen, done)), **scores}.items()
+    }
+
+
+def _one_by_one(stops: Stops) -> Policy:
+    """One trial after the other, each to its end unless it is stopped."""
+
+    def proposes(trials: Trials) -> Iterator[tuple[int, float]]:
+        finished: list[Curve] = []
+        for index, trial in enumerate(trials):
+            for cut in CUTS:
+                yield index, cut
+                if stops(_at(trial, cut), cut, finished):
+                    break
+            else:
+                yield index, 1.0
+                finished.append(trial)
+
+    return proposes
 
 
 def _at(trial: Curve, cut: float) -> Curve:
@@ -156,24 +198,121 @@ def _end(trial: Curve) -> float:
     return float(final_error(trial.values))
 
 
-def _by_chance(weights: Sequence[float], bound: float) -> Policy:
-    def stops(trial: Curve, cut: float, finished: Trials, rungs: dict[float, list[float]]) -> bool:
+def _by_chance(weights: Sequence[float]) -> Stops:
+    def stops(trial: Curve, cut: float, finished: Trials) -> bool:
         chance = chance_to_win(trial, finished, cut, weights)
-        return chance is not None and chance <= bound * (1 - cut)
+        return chance is not None and chance <= _HOPELESS * (1 - cut)
 
     return stops
 
 
-def _median(trial: Curve, cut: float, finished: Trials, rungs: dict[float, list[float]]) -> bool:
+def _median(trial: Curve, cut: float, finished: Trials) -> bool:
     """Best so far behind the median of running means (Golovin et al. 2017)."""
     means = [float(np.mean(_at(other, cut).values)) for other in finished]
     return len(means) >= _FEWEST_FINISHED and float(trial.values.min()) > float(np.median(means))
 
 
-def _asha(trial: Curve, cut: float, finished: Trials, rungs: dict[float, list[float]], eta: int = 3) -> bool:
-    """Not among the best third at a rung (Li et al. 2020)."""
-    if cut not in _RUNGS:
-        return False
-    value = float(trial.values[-1])
-    rungs[cut].append(value)
-    return len(rungs[cut]) >= eta and value > sorted(rungs[cut])[max(0, len(rungs[cut]) // eta - 1)]
+def _asha(trials: Trials) -> Iterator[tuple[int, float]]:
+    """Asynchronous successive halving: the best third of a rung runs on from where it paused (Li et al. 2020)."""
+    return _halving(trials, iter(range(len(trials))), _RUNGS)
+
+
+def _halving(trials: Trials, coming: Iterator[int], rungs: Sequence[float]) -> Iterator[tuple[int, float]]:
+    at: dict[float, dict[int, float]] = {rung: {} for rung in rungs}
+    while True:
+        chosen = _promoted(at, rungs, 1 / _ETA)
+        if chosen is None and (new := next(coming, None)) is not None:
+            chosen = new, rungs[0]
+        # Without further trials the best of those that pause run on.
+        chosen = chosen or _promoted(at, rungs, 1.0)
+        if chosen is None:
+            return
+        yield chosen
+        index, rung = chosen
+        at[rung][index] = float(_at(trials[index], rung).values[-1])
+
+
+def _promoted(
+    at: Mapping[float, Mapping[int, float]], rungs: Sequence[float], share: float
+) -> tuple[int, float] | None:
+    """The best trial among the best share of a rung that has not run on, at the highest rung that has one."""
+    for low, high in reversed(list(pairwise(rungs))):
+        ranked = sorted(at[low], key=at[low].__getitem__)
+        for index in ranked[: int(len(ranked) * share + 1e-9)]:
+            if index not in at[high]:
+                return index, high
+    return None
+
+
+def _hyperband(trials: Trials) -> Iterator[tuple[int, float]]:
+    """Brackets that begin at each rung and get the same work (Li et al. 2018), each by asynchronous halving."""
+    coming = iter(range(len(trials)))
+    brackets = [_halving(trials, coming, _RUNGS[first:]) for first in range(len(_RUNGS))]
+    spent, done = [0.0] * len(brackets), [0.0] * len(trials)
+    while brackets:
+        which = int(np.argmin(spent))
+        step = next(brackets[which], None)
+        if step is None:
+            del brackets[which], spent[which]
+            continue
+        spent[which] += step[1] - done[step[0]]
+        done[step[0]] = step[1]
+        yield step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceScore:
+    """Brier scores of the chance that a trial diverges later, its family of workloads left out.
+
+    Attributes:
+        ours: Of ``chance_to_diverge``, the other trials of a job being finished.
+        base: Of the share of other families' trials that diverge after the cut.
+        num_looks, num_diverged: Trials at cuts, and those of them that diverged later.
+    """
+
+    ours: float
+    base: float
+    num_looks: int
+    num_diverged: int
+
+
+def divergence_score(jobs: Mapping[str, Trials]) -> DivergenceScore:
+    """Looks at trials that have not diverged and have four points.
+
+    Args:
+        jobs: Trials of each job as logged, NaN included, by its workload and further words.
+    """
+    looks: list[tuple[str, int, bool, list[bool]]] = []
+    for name, trials in jobs.items():
+        ends = [_has_diverged(trial) for trial in trials]
+        for number, cut in enumerate(CUTS):
+            early = [_at(trial, cut) for trial in trials]
+            came = [
+                end
+                for end, then in zip(ends, early, strict=True)
+                if len(then) > 3 and not _has_diverged(then)
+            ]
+            for index, one in enumerate(came):
+                looks.append((_workload(name), number, one, came[:index] + came[index + 1 :]))
+    families, numbers = np.asarray([look[0] for look in looks]), np.asarray([look[1] for look in looks])
+    later = np.asarray([look[2] for look in looks], dtype=float)
+    usual = {
+        family: [
+            float((later[at].sum() + later[families != family].mean()) / (at.sum() + 1))
+            for at in ((families != family) & (numbers == number) for number in range(len(CUTS)))
+        ]
+        for family in dict.fromkeys(families.tolist())
+    }
+    ours = [chance_to_diverge(rest, CUTS[n], usual[family]).probability for family, n, _, rest in looks]
+    base = [usual[family][number] for family, number, _, _ in looks]
+    return DivergenceScore(
+        ours=float(np.mean((np.asarray(ours) - later) ** 2)),
+        base=float(np.mean((np.asarray(base) - later) ** 2)),
+        num_looks=len(looks),
+        num_diverged=int(later.sum()),
+    )
+
+
+def _has_diverged(trial: Curve) -> bool:
+    found = clean(trial)
+    return found is None or found.has_diverged

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forerun.jobs.forecasting.forecast_answer import HOPELESS as HOPELESS
     from forerun.jobs.forecasting.forecast_answer import chance_to_win as chance_to_win
     from forerun.jobs.forecasting.schedule import LearningRateSchedule as LearningRateSchedule
+    from forerun.jobs.forecasting.schedule import followed_schedule as followed_schedule
     from forerun.jobs.forecasting.schedule import schedule_of as schedule_of
 
 _NAMES = {
@@ -31,7 +32,7 @@ _NAMES = {
     "curve_files": ("find_curve_files", "read_curve"),
     "forecast": ("CurveForecast", "forecast_curve"),
     "forecast_answer": ("HOPELESS", "chance_to_win"),
-    "schedule": ("LearningRateSchedule", "schedule_of"),
+    "schedule": ("LearningRateSchedule", "followed_schedule", "schedule_of"),
 }
 """Names by the module of ``jobs.forecasting`` that has them."""
 

@@ -103,9 +103,7 @@ def forecast(
         times=tuple(time_to_target(found, clock) for clock in clocks),
         steps_per_epoch=found.curve.steps_per_epoch(),
         advice=stop_advice(found, epoch_time_s),
-        decision=decision_of(
-            found, [s.curve for s in map(clean, siblings) if s], clocks[0] if clocks else None
-        ),
+        decision=decision_of(found, siblings, clocks[0] if clocks else None),
         coverage=_coverage(table, found.tier, found.progress),
         notes=found.notes,
         outcome=None if cut is None else _outcome(whole, found),

@@ -80,6 +80,12 @@ def forecast_page(answer: RunForecast) -> RenderableType:
             f"; it ends better than the best finished run ({decision.best_finished:.4g}) with a probability of "
             f"{format_percent(decision.probability_beats_best)}"
         )
+    divergence = decision.divergence
+    advised.append(f"; it diverges with a probability of {format_percent(divergence.probability)}")
+    if divergence.num_finished:
+        advised.append(
+            f" ({divergence.num_diverged} of {divergence.num_finished} finished runs did from here)"
+        )
     saved = [] if decision.saved_s is None else [format_duration_s(decision.saved_s.value)]
     saved += [] if decision.saved_usd is None else [format_usd(decision.saved_usd.value)]
     if saved and decision.saved_epochs:
@@ -119,18 +125,17 @@ def _target_rows(answer: RunForecast, target: float) -> list[tuple[str, str, str
         return [(f"target {target:g}", f"reached at {unit} {found.reached_epoch:g}", "")]
     rows = [
         (f"target {target:g} by the end", format_percent(found.probability_at_end), ""),
-        _reached_row(f"{unit}s to the target", found.likely_epoch, found.epochs_to_target, "{:,.1f}".format),
+        _reached_row(f"{unit}s to the target", found.epochs_to_target, "{:,.1f}".format),
     ]
     if steps is not None and unit == "epoch":
-        early, middle, late = (epoch * steps for epoch in found.epochs_to_target)
-        rows.append(_reached_row("steps to the target", middle, (early, middle, late), "{:,.0f}".format))
+        ranks = [epoch * steps for epoch in found.epochs_to_target]
+        rows.append(_reached_row("steps to the target", ranks, "{:,.0f}".format))
     return rows
 
 
-def _reached_row(
-    title: str, likely: float, ranks: tuple[float, float, float], form: Callable[[float], str]
-) -> tuple[str, str, str]:
-    return title, _by_end(likely, form), f"{_by_end(ranks[0], form)} to {_by_end(ranks[2], form)}"
+def _reached_row(title: str, ranks: Sequence[float], form: Callable[[float], str]) -> tuple[str, str, str]:
+    early, middle, late = (_by_end(rank, form) for rank in ranks)
+    return title, middle, f"{early} to {late}"
 
 
 def _clock_columns(has_target: bool) -> Columns[TimeToTarget]:

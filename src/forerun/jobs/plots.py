@@ -74,7 +74,7 @@ def _draw_bands(axes: Axes, found: CurveForecast) -> None:
         (found.low_80, found.high_80, 0.25, "80 % interval"),
     ):
         axes.fill_between(found.epochs, low, high, color=COLOURS[0], alpha=alpha, linewidth=0, label=words)
-    axes.plot(found.epochs, found.values, color=COLOURS[0], label="forecast")
+    axes.plot(found.epochs, found.values, color=COLOURS[0], label="forecast of the trend")
     axes.axvline(float(found.curve.epochs[-1]), color="#888888", linewidth=0.8, linestyle=":")
 
 
@@ -83,7 +83,8 @@ def _draw_target(axes: Axes, found: CurveForecast, value: float) -> None:
     axes.axhline(value, color=COLOURS[2], linestyle="--", linewidth=1, label=f"target {value:g}")
     if not math.isfinite(p50):
         return
-    words = f"reached: p50 {found.curve.unit} {p50:.1f}"
+    # A lucky evaluation comes before the trend, which is what the line of the forecast shows.
+    words = f"first reached: p50 {found.curve.unit} {p50:.1f}"
     words += f", p90 {p90:.1f}" if math.isfinite(p90) else ", p90 not by the end"
     ends = [p10, p90 if math.isfinite(p90) else found.end_epoch]
     axes.plot(ends, [value, value], color=COLOURS[2], linewidth=4, alpha=0.5, label=words)

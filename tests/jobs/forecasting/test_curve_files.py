@@ -334,6 +334,24 @@ PRINTED = {
         ),
         ("eval_loss", "epoch", None),
     ),
+    "trainer with bars": (
+        lambda e: (
+            f"\r {e}%|###      | {500 * e}/15000 [01:00<02:20,  5.00it/s]\r 50%|##  | 5/10 [00:01<00:01]\n"
+            f"{{'eval_loss': {loss_at(e):.4f}, 'epoch': {e}}}"
+        ),
+        ("eval_loss", "epoch", 30),
+    ),
+    "tqdm": (
+        lambda e: f"\r {e}%|###      | {e}/300 [01:00<02:20,  5.00it/s, loss={loss_at(e):.4f}]",
+        ("loss", "step", 300),
+    ),
+    "detectron2": (
+        lambda e: (
+            f"[07/29 15:05:20 d2.utils.events]:  eta: 1 day, 0:59:{59 - e:02d}  iter: {e}  "
+            f"total_loss: {loss_at(e):.4f}  loss_cls: 4.3  time: 1.0  data_time: 0.01  lr: 1.6e-05  max_mem: 2443M"
+        ),
+        ("total_loss", "step", 90000),
+    ),
     "keras": (
         lambda e: f"Epoch {e}/50\n100/100 - 5s - loss: 9.0 - acc: 0.5 - val_loss: {loss_at(e):.4f}",
         ("val_loss", "epoch", 50),
@@ -380,6 +398,12 @@ def test_rows_of_json_are_read_whatever_the_file_is_called(tmp_path):
     curve = read_curve(write(tmp_path, "".join(f"{json.dumps(row)}\n" for row in rows), "run.log.json"))
     assert curve.metric == "bbox_mAP"
     np.testing.assert_allclose(curve.values, 0.1 * np.arange(1, 6))
+
+
+def test_a_last_row_without_its_end_counts_if_it_is_whole(tmp_path):
+    rows = "\n".join(json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 6))
+    assert len(read_curve(write(tmp_path, rows, "whole.jsonl"))) == 5
+    assert len(read_curve(write(tmp_path, rows[:-4], "cut.jsonl"))) == 4
 
 
 def test_a_folder_of_checkpoints_is_its_last_state(tmp_path):

@@ -18,7 +18,12 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.forecast import forecast_curve
-from forerun.jobs.forecasting.forecast_answer import chance_to_win, stop_advice
+from forerun.jobs.forecasting.forecast_answer import (
+    chance_to_diverge,
+    chance_to_win,
+    diverged_later,
+    stop_advice,
+)
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import parse_schedule
 
@@ -92,13 +97,6 @@ def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
     assert easy.epochs_to_target[1] <= hard.epochs_to_target[1]
 
 
-def test_the_likely_epoch_lies_in_the_range_and_not_behind_its_middle():
-    found = ask(end_epoch=100.0, target=parse_target("accuracy>=0.92"))
-    p10, p50, p90 = found.epochs_to_target
-    assert p10 <= found.likely_epoch <= p50 <= p90
-    assert ask(end_epoch=40, target=parse_target("accuracy>=0.9999")).likely_epoch == float("inf")
-
-
 def test_a_level_run_reaches_a_target_as_independent_draws_do():
     # One spread above the target, an evaluation is lucky with the probability Phi(-1).
     found = target_times(np.ones((len(RANKS), 20)), np.arange(11.0, 31), 0.9, 10.0, 0.1)
@@ -110,7 +108,7 @@ def test_a_level_run_reaches_a_target_as_independent_draws_do():
 def test_a_sure_run_reaches_a_target_at_the_first_evaluation_beyond_it():
     falling = np.tile(np.linspace(1.0, 0.05, 20), (len(RANKS), 1))
     found = target_times(falling, np.arange(1.0, 21), 0.52, 0.0, 0.0)
-    assert (*found.epochs_to_target, found.likely_epoch) == (11,) * 4
+    assert found.epochs_to_target == (11,) * 3
 
 
 def test_a_run_wanders_between_ranks():
@@ -404,6 +402,19 @@ def test_a_run_ahead_of_its_siblings_is_likelier_to_beat_them_and_saves_what_is_
     bare = decision_of(forecast_curve(power_run(0.1, seed=1).first(50), TABLE, end_epoch=100.0), [], None)
     assert bare.best_finished is None
     assert bare.probability_beats_best is None
+
+
+def test_finished_runs_that_diverged_from_here_on_tell_of_this_one():
+    good = power_run(0.1, seed=1)
+    late, early = (replace(good, values=np.where(good.epochs > n, np.nan, good.values)) for n in (80, 20))
+    assert diverged_later([good, late, early], 0.5) == [False, True]  # one was lost before
+    bare, safe, one_of_two = (chance_to_diverge(d, 0.5) for d in ([], [False] * 9, [False, True]))
+    assert 0 < safe.probability < bare.probability < 0.01 < 0.25 < one_of_two.probability < 0.5
+    assert (one_of_two.num_diverged, one_of_two.num_finished) == (1, 2)
+    # What was lost on its way is no finished run whose end or length counts.
+    own = power_run(0.1, seed=2).first(50)
+    alone, beside = (forecast_curve(own, TABLE, siblings=runs) for runs in ([good], [good, late]))
+    assert beside.final == alone.final
 
 
 def power_run(floor, seed):

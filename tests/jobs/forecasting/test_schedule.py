@@ -232,3 +232,14 @@ def test_rates_set_once_an_epoch_end_with_the_last_epoch():
 )
 def test_rates_that_follow_no_shape_tell_nothing(rates, end):
     assert followed_schedule(np.arange(1.0, 31), rates, end) is None
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("end", [20.0, 30.0, None])
+def test_rates_of_either_end_of_an_epoch_are_continued_as_a_cosine(first, end):
+    epochs = np.arange(1.0, 31)
+    rates = 0.05 * (1 + np.cos(np.pi * (epochs - first) / 30))
+    found = followed_schedule(epochs[:15], rates[:15], end)
+    assert found.num_epochs == 30
+    np.testing.assert_allclose(found.rate(epochs), rates / rates[0], atol=0.002)
+    assert followed_schedule(epochs[:15], rates[:15], 40.0) is None  # its rate ends before

@@ -25,8 +25,8 @@ def test_a_job_served_with_its_share_keeps_its_fairness():
     assert share is not None
     whole_s = waiting.remaining_s(share)
     assert finish_time_fairness(waiting, FOUR, 4, now_s=2 * whole_s) == pytest.approx((3.0, 2.0, whole_s))
-    assert urgent_in_s(waiting, FOUR, 4, 0.0, bound=10.0) == pytest.approx(whole_s)
-    assert urgent_in_s(waiting, FOUR, 4, 9 * whole_s, bound=10.0) == float("inf")
+    assert urgent_in_s(waiting, FOUR, 4, 0.0, bound=10.0) == pytest.approx(whole_s / 2)
+    assert urgent_in_s(waiting, FOUR, 4, 9 * whole_s, bound=10.0) == 0
 
 
 def test_a_bound_keeps_a_long_job_from_starving():
@@ -53,6 +53,17 @@ def test_a_bound_moves_a_job_off_devices_that_are_far_too_slow():
     # It starts at once on the kind that is free, and gets the other when decisions are made.
     assert bounded[1].start_s == 7.0
     assert bounded[1].end_s - 7.0 <= 10.0 * bounded[1].fair_share_s < free[1].end_s - 7.0
+
+
+def test_a_job_that_waited_too_long_does_not_wait_for_the_round():
+    long = job("long", work=3e6, is_elastic=False, num_workers=4, restart_s=10.0)
+    short = job("short", work=1e4, is_elastic=False, num_workers=4, arrival_s=7.0, restart_s=10.0)
+    options = SimulationOptions(round_s=3600.0)
+    free, bounded = (
+        simulate([long, short], FOUR, foresight_within(f), options).outcomes[1] for f in (np.inf, 10.0)
+    )
+    assert bounded.end_s - 7.0 < 10.0 * bounded.fair_share_s < free.end_s - 7.0
+    assert bounded.start_s < 3600.0 <= free.start_s
 
 
 SHORT_BESIDE_LONG = (

@@ -34,7 +34,7 @@ def test_a_job_starts_when_it_comes_or_devices_come_free(policy):
     jobs = [
         job("first", work=1e4, num_workers=2, **fixed),
         job("comes", work=1e5, num_workers=2, arrival_s=7.0, **fixed),
-        job("waits", work=1e4, num_workers=2, arrival_s=11.0, **fixed),
+        job("waits", work=1e5, num_workers=2, arrival_s=11.0, **fixed),  # too long to have waited too long
     ]
     first, comes, waits = run(jobs, policy, round_s=300.0).outcomes
     assert comes.start_s == 7.0

@@ -88,6 +88,13 @@ def test_without_a_target_or_with_a_changing_rate_the_run_goes_on(tmp_path):
     assert callback.forecast is not None
 
 
+def test_logged_rates_that_follow_a_cosine_are_the_schedule(tmp_path):
+    callback = CurveCallback(tmp_path / "run.csv", target="val_accuracy>=0.99", num_epochs=30)
+    for epoch, value in enumerate(accuracies(15), start=1):
+        callback.log(epoch, val_accuracy=value, learning_rate=0.05 * (1 + np.cos(np.pi * epoch / 30)))
+    assert callback.forecast.tier == "schedule"
+
+
 def test_a_schedule_object_needs_a_length(tmp_path):
     with pytest.raises(InvalidSetupError, match="num_epochs"):
         CurveCallback(tmp_path / "a.csv", target="loss<=1", schedule=lambda step: 0.1)

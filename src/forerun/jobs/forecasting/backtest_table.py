@@ -245,12 +245,10 @@ class TargetTimes:
     Attributes:
         probability: Of having reached it by each point to come, (m,).
         epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
-        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
     """
 
     probability: Floats
     epochs_to_target: tuple[float, float, float]
-    likely_epoch: float
 
 
 def stored_quantiles(tier: Tier, table: BacktestTable, progress: float) -> Floats:
@@ -318,14 +316,10 @@ def target_times(
     reached = 1 - np.cumprod(1 - luck, axis=1).mean(axis=0)
     epochs = np.append(to_come, np.inf)
     times = tuple(float(epochs[np.searchsorted(reached, share)]) for share in (0.1, 0.5, 0.9))
-    # The epoch whose expected relative error is least: the median with weights 1 / epoch, never standing for the end.
-    chances = np.diff(reached, prepend=0.0, append=1.0)
-    weights = np.cumsum(chances / np.maximum(np.append(to_come, to_come[-1]), 1e-12))
     return TargetTimes(
         # The ranks end at 2.5 and 97.5 %: what lies outside is said to be neither certain nor impossible.
         probability=0.025 + 0.95 * reached,
         epochs_to_target=(times[0], times[1], times[2]),
-        likely_epoch=float(epochs[np.searchsorted(weights, 0.5 * weights[-1])]),
     )
 
 
@@ -350,4 +344,4 @@ def _wandering(futures: Floats, share: Floats) -> Floats:
 def reached_at(epoch: float, num_points: int) -> TargetTimes:
     """Times of a target whose epoch is known: one that was reached already, or, with an infinite epoch, never is."""
     probability = np.full(num_points, 0.0 if math.isinf(epoch) else 1.0)
-    return TargetTimes(probability=probability, epochs_to_target=(epoch,) * 3, likely_epoch=epoch)
+    return TargetTimes(probability=probability, epochs_to_target=(epoch,) * 3)

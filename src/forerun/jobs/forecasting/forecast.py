@@ -155,7 +155,7 @@ def forecast_curve(
     seen = cleaned.curve
     scale = _scale(seen, target)
     reached = _reached(seen, target)
-    finished = [c.curve for c in (clean(s) for s in siblings) if c is not None]
+    finished = finished_of(siblings)
     end, end_note = _end(seen, end_epoch, schedule, finished)
     follows_metric = schedule is not None and schedule.follows_metric
     if reached is None:
@@ -169,6 +169,12 @@ def forecast_curve(
     notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
     notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
     return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)
+
+
+def finished_of(siblings: Sequence[Curve]) -> list[Curve]:
+    """Runs with numbers to their end: one that was lost in NaN says neither where nor when it would have ended."""
+    found = [c for c in map(clean, siblings) if c is not None]
+    return [c.curve for c in found if not (c.has_diverged and c.num_missing)]
 
 
 def _usable(curve: Curve) -> CleanCurve:

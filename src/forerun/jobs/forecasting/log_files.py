@@ -117,8 +117,7 @@ def read_history(file: Path) -> LogColumns:
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".jsonl" or _begins_with_rows(text):
-            complete = text if text.endswith("\n") else text[: text.rfind("\n") + 1] or text
-            document: Any = [json.loads(line) for line in complete.splitlines() if line.strip()]
+            document: Any = _lines_of_json(text)
         else:
             document = json.loads(text)
         if isinstance(document, dict) and "log_history" in document:
@@ -133,6 +132,17 @@ def read_history(file: Path) -> LogColumns:
             f"{type(error).__name__}: {error}"
         ) from error
     return LogColumns(columns=of_tracker(columns))
+
+
+def _lines_of_json(text: str) -> list[Any]:
+    """An object a line; the last is left out where it is cut off, as a running job leaves it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError:
+        if text.endswith("\n"):
+            raise
+        return [json.loads(line) for line in lines[:-1]]
 
 
 def _begins_with_rows(text: str) -> bool:
@@ -191,7 +201,6 @@ def _log_records(content: bytes) -> Iterator[bytes]:
 
 _LENGTHS = {"max_steps": "step", "epochs": "epoch", "num_epochs": "epoch", "max_epochs": "epoch"}
 _LENGTHS |= {"num_train_epochs": "epoch"}
-_STORE_OF_RUNS = ".db"
 
 
 def is_mlflow_run(folder: Path) -> bool:

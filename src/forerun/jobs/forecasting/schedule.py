@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -254,31 +254,43 @@ def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> Learn
     if end is not None:
         end = max(end, float(epochs[-1]))
         _, words, miss = _shape_of(behind, relative, end)
-        return logged_schedule(epochs, rates, end) if miss <= _LIKE and "constant" not in words else None
+        if miss <= _LIKE and "constant" not in words:
+            return logged_schedule(epochs, rates, end)
     # The rate of an epoch may be that of its beginning, and the peak one point before the first of a log.
     starts = [float(behind[0]), 2 * float(behind[0]) - float(behind[1])][: 1 + (begin == 0)]
     # Any end would do for a line to an unknown height: 10 % is left to cosines, which bend.
     shapes = [(low, bends) for low in _LOWEST for bends in (False, True) if bends or low <= _LOWEST[1]]
     fits = [_end_of(behind, relative, start, *shape) for start in starts for shape in shapes]
-    best = min(miss for miss, _ in fits)
-    near = [end for miss, end in fits if miss <= max(3 * best, 1e-5)]
+    best, found_end, shape, words = min(fits, key=lambda fit: fit[0])
+    near = [end for miss, end, *_ in fits if miss <= max(3 * best, 1e-5)]
     if best > _ON_SHAPE or max(near) > 1.03 * min(near):
         return None
-    found_end = near[0]
     whole = round(found_end)
     found_end = float(whole) if abs(found_end - whole) < 0.002 * found_end else found_end
-    found = logged_schedule(epochs, rates, max(found_end, float(epochs[-1])))
+    # A run may be stopped before its rate is at its end, not go on behind it.
+    if end is not None and end > found_end + 1.5 * (epochs[-1] - epochs[-2]):
+        return None
     note = f"the length of the run was not given: taken as {found_end:.4g}, where its learning rate ends"
-    return replace(found, notes=(*found.notes, note))
+    last = float(epochs[-1])
+    return LearningRateSchedule(
+        text=LOGGED,
+        rate=lambda t: np.where(t <= last, np.interp(t, epochs, rates / peak), shape(t)),
+        num_epochs=max(found_end, last),
+        notes=(f"logged rates: {words}", *([note] if end is None else [])),
+    )
 
 
-def _end_of(epochs: Floats, relative: Floats, start: float, low: float, bends: bool) -> tuple[float, float]:
-    """Largest distance of rates from a shape through the last of them, and the last epoch of the run by it."""
+_Fit = tuple[float, float, Callable[[Floats], Floats], str]
+
+
+def _end_of(epochs: Floats, relative: Floats, start: float, low: float, bends: bool) -> _Fit:
+    """Largest distance of rates from a shape through the last of them, the run's last epoch by it, itself, its name."""
+    words = f"a {'cosine' if bends else 'straight line'} to {low:.0%} of the peak"
     first, last, scale = float(epochs[0]), float(epochs[-1]), 1.0
     for _ in range(5):
         share = (float(relative[-1]) * scale - low) / (1 - low)
         if not 0 < share < 1:
-            return math.inf, last
+            return math.inf, last, np.ones_like, words
         left = math.acos(1 - 2 * share) / math.pi if bends else share
         zero = start + (last - start) / (1 - left)
         line = _share_left(zero, start)
@@ -287,7 +299,7 @@ def _end_of(epochs: Floats, relative: Floats, start: float, low: float, bends: b
     miss = float(np.max(np.abs(shape(epochs) / scale - relative)))
     is_by_epoch = start == first == 1 and bool(np.all(epochs == np.round(epochs)))
     # Rates of the beginning of each epoch: the last epoch is the one before the rate is at its end.
-    return miss, zero - is_by_epoch
+    return miss, zero - is_by_epoch, lambda t: shape(t) / scale, words
 
 
 def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str, float]:

@@ -10,6 +10,8 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     step: 10  loss:  7.8  memory: 47.65GiB                              torchtitan
     Epoch: [3][100/5005]  Loss 1.2e+00 (1.3e+00)                        PyTorch's examples, then  * Acc@1 58.1
     {'loss': 2.5, 'learning_rate': 2e-05, 'epoch': 0.1}                 Trainer; fairseq behind 'date | train |'
+     30%|###       | 300/1000 [01:00<02:20, loss=2.3]                   tqdm, whose total is the length in steps
+    eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
 ("train_iters ... 5000"). A line without a place belongs to the last one. Rows at step 0 say what an untrained model
@@ -50,12 +52,18 @@ _VALIDATION = re.compile(
 _SPLIT_BEHIND = re.compile(r"^(\w+)/(train|val|valid|validation|eval|test)$")
 _LENGTHS = {
     "step": re.compile(
-        r"\b(?:max_steps|max_iters|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)\W+(\d+)\b"
+        r"\b(?:max_steps|max_iters|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
+        r"\W+(\d+)\b"
     ),
     "epoch": re.compile(
         r"\b(?:num_train_epochs|(?:max_|num_|total_)?epochs|max_epoch)['\"]?\s*[=:]\s*(\d+)\b"
     ),
 }
+_BAR = re.compile(r"^\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+_ETA = re.compile(
+    r"\beta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)\s+iter: (\d+)\s.{0,600}?(?<!_)time: ([\d.]+)"
+)
+_WHOLE = 0.02
 _HEAD_BYTES = 1_000_000
 _FEWEST_LINES = 2
 
@@ -90,16 +98,20 @@ def read_text_log(file: Path) -> LogColumns:
         )
     columns = columns_of_rows(found.rows)
     unit = "epoch" if "epoch" in columns else "step"
-    return LogColumns(columns=columns, planned_end=found.lengths.get(unit), planned_unit=unit)
+    return LogColumns(
+        columns=columns, planned_end=(found.guesses | found.lengths).get(unit), planned_unit=unit
+    )
 
 
 class _Reading:
-    """Rows of a text, and the lengths of the run that it names by their unit."""
+    """Rows of a text, and lengths of the run by their unit: those that it names, and those that bars and times tell."""
 
     def __init__(self, text: str) -> None:
         self.rows: list[dict[str, Any]] = []
         self.lengths: dict[str, float] = {}
+        self.guesses: dict[str, float] = {}
         self._place: dict[str, float] = {}
+        self._bar = (0.0, 0.0)
         for line in _COLOURS.sub("", text).splitlines():
             self._read(line)
 
@@ -107,6 +119,13 @@ class _Reading:
         for unit, pattern in _LENGTHS.items():
             if match := pattern.search(line):
                 self.lengths.setdefault(unit, float(match[1]))
+        if (bar := _BAR.match(line)) and float(bar[2]) >= self._bar[1]:  # those of evaluations are shorter
+            self._bar = float(bar[1]), float(bar[2])
+            self.guesses["step"] = self._bar[1]
+        if eta := _ETA.search(line):
+            days, hours, minutes, seconds, step, time_s = (float(part or 0) for part in eta.groups())
+            left_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
+            self.guesses["step"] = float(f"{step + 1 + left_s / max(time_s, 1e-9):.3g}")
         if plain := _PLAIN.fullmatch(line):
             pairs: Iterable[tuple[str, float]] = [
                 ("step", float(plain["step"])),
@@ -130,6 +149,11 @@ class _Reading:
                 name = re.sub("^test", "val", name)
                 is_named = name.startswith(("val", "eval", "train", "hella"))
                 found[name if is_named or not of_validation else f"val_{name}"] = value
+        if bar and not place:
+            place["step"] = self._bar[0]
+        elif self._bar[0] and "step" not in place and place.get("epoch"):
+            end = place["epoch"] * self._bar[1] / self._bar[0]
+            self.guesses["epoch"] = round(end) if abs(end - round(end)) < _WHOLE * end else end
         self._place = place or self._place
         has_metric = any(name not in ("lr", "elapsed_s") for name in found)
         if has_metric and self._place and self._place.get("step") != 0:

@@ -20,10 +20,15 @@ from typing import NamedTuple
 from forerun.jobs.scheduling.job import Allocation, SharedCluster
 from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
 
-_ROOM = 1 / 9
+_ROOM = 1 / 18
 """Share of the room under a bound at which a waiting job is served first: rounds and restarts are long beside a job of
-half a minute, and forecasts of its work are off. At the usual bound of 10 a job may wait for its own length. A share of
-the bound itself would call every job of a bound below 5 urgent before it has waited."""
+half a minute, and its work may be forecast ten times too long before its first epoch. At the usual bound of 10 a job
+may wait for half of its own length. A share of the bound itself would call every job of a bound below 5 urgent before
+it has waited."""
+
+_SLOW = 2 / 3
+"""The same for the end that is foreseen of a job that runs on slow devices: two speeds, each off by a quarter, are left
+room for."""
 
 
 def fair_share(view: JobView, cluster: SharedCluster, num_jobs: int) -> Allocation | None:
@@ -90,14 +95,15 @@ def serve_urgent(
     rated = [
         (finish_time_fairness(view, cluster, len(jobs), now_s), view) for view in jobs if not view.is_held
     ]
-    # A job that waited too long wants its share, and so does one that runs so slowly that it would end past the bound.
+    # A job that waited too long wants its share, and so does one that runs so slowly that it would end near the bound.
     wanting = {
         view.job.name: (found, view)
         for found, view in rated
         if (
             found.is_late(bound)
             if view.current is None
-            else now_s - view.job.arrival_s + view.remaining_s(view.current) > bound * found.whole_s
+            else now_s - view.job.arrival_s + view.remaining_s(view.current)
+            > (1 + _SLOW * (bound - 1)) * found.whole_s
         )
     }
     worst, first = max(wanting.values(), key=lambda item: item[0].rho, default=(None, None))
@@ -141,10 +147,9 @@ def serve_urgent(
 
 
 def urgent_in_s(view: JobView, cluster: SharedCluster, num_jobs: int, now_s: float, bound: float) -> float:
-    """Time after which a job that waits becomes urgent [s]; infinite if it never does, or is so already."""
+    """Time after which a job that waits becomes urgent [s]; zero if it is so already."""
     found = finish_time_fairness(view, cluster, num_jobs, now_s)
-    wait_s = (_ROOM * (bound - 1) - found.waited) * found.whole_s
-    return wait_s if wait_s > 0 else inf
+    return max(0.0, (_ROOM * (bound - 1) - found.waited) * found.whole_s)
 
 
 _MOST_QUESTIONS = 4
@@ -177,15 +182,17 @@ def decide(
     given = policy.allocate(jobs, cluster, now_s)
     if getattr(policy, "is_raw", False):
         return given
+    yielding: set[str] = set()
     for question in range(_MOST_QUESTIONS):
         changes = _Changes(jobs, cluster, given, round_s)
         kept = changes.unpaid()
+        yielding = changes.yielding or yielding
         if not kept:
             break
         # Each answer may call for other jobs to be held, without end: the last question holds all that run, but for
         # those that make room for urgent ones.
         if question == _MOST_QUESTIONS - 2:
-            kept = [view for view in changes.running if view.job.name not in changes.yielding]
+            kept = [view for view in changes.running if view.job.name not in yielding]
         for view in kept:
             view.is_held = True
         given = policy.allocate(jobs, cluster, now_s)

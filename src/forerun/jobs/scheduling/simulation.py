@@ -163,7 +163,7 @@ class _Simulation:
         if isfinite(options.checkpoint_interval_s):
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
-        self._urgent_s = inf
+        self._urgent_s, self._is_urgent = inf, False
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -171,7 +171,8 @@ class _Simulation:
         for number in range(_MOST_ROUNDS):
             if say is not None and number % _ROUNDS_BETWEEN_WORDS == 0:
                 say(len(self.all) - len(self.coming) - len(self.active), len(self.all))
-            is_changed |= self._admit(now_s)
+            came = self._admit(now_s)
+            is_changed |= came > 0
             if not self.active:
                 if not self.coming:
                     return self._result()
@@ -180,11 +181,17 @@ class _Simulation:
                 continue
             if now_s >= round_s:
                 # A stable policy would answer the same until something changes, so that most rounds are passed over.
-                if is_changed or not self.policy.is_stable or now_s >= self._urgent_s:
+                if is_changed or not self.policy.is_stable or self._is_urgent or now_s >= self._urgent_s:
                     self._decide(now_s)
                 round_s, is_changed = self._next_round_s(now_s), False
+            elif now_s >= self._urgent_s:
+                self._decide(now_s)
             elif is_changed and self._can_start():
                 self._decide(now_s, is_round=False)
+            elif came:
+                # One more job makes the shares of others smaller, and none of them urgent.
+                waits_s = self._until_urgent_s(self.active[-came:], now_s)
+                self._urgent_s = min(self._urgent_s, now_s + min(waits_s, default=inf))
             end_s = min(round_s, self._next_event_s(now_s))
             self._fail_nodes(now_s, end_s)
             is_changed |= self._advance(now_s, end_s)
@@ -199,15 +206,16 @@ class _Simulation:
         """Start of the first round at or after a time."""
         return ceil(time_s / self.options.round_s - 1e-9) * self.options.round_s
 
-    def _admit(self, now_s: float) -> bool:
-        came = False
+    def _admit(self, now_s: float) -> int:
+        """Lets jobs in that have come; the number of them, which are the last of the active ones."""
+        came = 0
         # More than ``_round_from`` takes off, or a job a moment after a round would never be let in.
         until_s = now_s + 2e-9 * self.options.round_s
         while self.coming and self.coming[-1].job.arrival_s <= until_s:
             state = self.coming.pop()
             self.active.append(state)
             self.events.append(Event(state.job.arrival_s, state.job.name, EventKind.ARRIVE))
-            came = True
+            came += 1
         if came:
             self.crowd.append((now_s, len(self.active)))
         return came
@@ -216,7 +224,7 @@ class _Simulation:
         """End of this round, or of the last one in which nothing changes."""
         next_s = now_s + self.options.round_s
         # Other policies are asked in each round, and failures are drawn round by round.
-        if not self.policy.is_stable or isfinite(self.options.node_mtbf_s):
+        if not self.policy.is_stable or self._is_urgent or isfinite(self.options.node_mtbf_s):
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
         times += [self._urgent_s] if self._urgent_s < inf else []
@@ -229,15 +237,21 @@ class _Simulation:
         return max(next_s, self._round_from(min(times))) if times else next_s
 
     def _next_event_s(self, now_s: float) -> float:
-        """Next moment at which a job may start inside a round: one comes, or one ends while others wait."""
-        times = [self.coming[-1].job.arrival_s] if self.coming else []
+        """Next moment of a decision inside a round: a job comes, ends while others wait, or has waited too long."""
+        times = [self._urgent_s, *([self.coming[-1].job.arrival_s] if self.coming else [])]
         if any(state.current is None for state in self.active):
             for state in self.active:
                 if state.rate > 0 and state.next_phase_samples() >= state.left_samples:
                     rate = state.rate * self._useful_share
                     times.append(now_s + state.pause_s + state.left_samples / rate)
         # An end that rounding puts at this very moment would never come.
-        return max(min(times, default=inf), now_s + 1e-9 * self.options.round_s)
+        return max(min(times), now_s + 1e-9 * self.options.round_s)
+
+    def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
+        """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
+        bound = getattr(self.policy, "worst_fairness", inf)
+        views = [s.view(self.cluster, self.policy.adapts_batch, now_s) for s in waiting if bound < inf]
+        return [urgent_in_s(view, self.cluster, len(self.active), now_s, bound) for view in views]
 
     def _can_start(self) -> bool:
         """True if there may be room for a job that waits."""
@@ -264,12 +278,11 @@ class _Simulation:
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
         if not getattr(self.policy, "is_raw", False):
             consolidate(views, self.cluster, self.jobs, given, placed)
-        bound = getattr(self.policy, "worst_fairness", inf)
-        if bound < inf:
-            waiting = (view for view in views if view.job.name not in given)
-            waits_s = (urgent_in_s(view, self.cluster, len(views), now_s, bound) for view in waiting)
-            # Nothing else happens at that moment, so that a stable policy would not be asked in time.
-            self._urgent_s = now_s + min(waits_s, default=inf)
+        waiting = [state for state in self.active if state.job.name not in given]
+        waits_s = self._until_urgent_s(waiting, now_s)
+        # Nothing else happens at that moment, so that the policy would not be asked in time.
+        self._urgent_s = now_s + min((wait_s for wait_s in waits_s if wait_s > 0), default=inf)
+        self._is_urgent = 0.0 in waits_s
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)

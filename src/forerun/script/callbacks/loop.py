@@ -30,6 +30,7 @@ from forerun.jobs import (
     LearningRateSchedule,
     Target,
     find_curve_files,
+    followed_schedule,
     forecast_curve,
     parse_target,
     read_curve,
@@ -45,7 +46,8 @@ class CurveCallback:
     Args:
         path: CSV file that receives the curve.
         target: Target of a metric, such as ``val_accuracy>=0.92``; without a target the run is never stopped.
-        schedule: Words, a PyTorch scheduler, a Keras schedule or a function, see ``forerun.jobs.schedule_of``.
+        schedule: Words, a PyTorch scheduler, a Keras schedule or a function, see ``forerun.jobs.schedule_of``; None:
+            the line or cosine that logged rates follow.
         num_epochs: Length of the run in epochs; None takes the length of the schedule.
         history: Folder of finished runs of the same job.
         stop_when_reached: True ends the run when the target is reached.
@@ -102,13 +104,16 @@ class CurveCallback:
     def _forecast(self, target: Target) -> CurveForecast | None:
         """A forecast; None while there are too few points."""
         curve = read_curve(self.log_file.path, target.metric, target.is_rising)
+        schedule = self._schedule
+        if schedule is None and curve.learning_rates is not None:
+            schedule = followed_schedule(curve.epochs, curve.learning_rates, self._num_epochs)
         try:
             return forecast_curve(
                 curve,
                 self._table,
                 target=target,
                 end_epoch=self._num_epochs,
-                schedule=self._schedule,
+                schedule=schedule,
                 siblings=self._history,
             )
         except ForecastError:
