@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,9 @@ settings.load_profile("repeatable")
 # Two workers share the cores: more threads of libraries would spin for each other. They read this when they load.
 for _library in ("OMP", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+# With this module TensorBoard does without TensorFlow, whose LLVM cannot share a process with Triton's.
+sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
 
 
 def pytest_collection_finish():

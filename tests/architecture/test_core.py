@@ -28,7 +28,7 @@ ANSWERED = [
     f"plan {R50} --on t4,l4 --batch-size 32,64 --precision amp --dataset imagenet",
     f"scale {R50} --on v100-sxm2-16gb --devices 1,2,4",
     "layouts llama-3.1-8b --on 2x8xh100-sxm --inter 8xinfiniband-ndr --precision amp-bf16 --global-batch 256",
-    f"advise {R50} --on t4",
+    "advise cnn:depth=2,base_filters=32 --on t4",
 ]
 REFUSED = ["predict onnx:model.onnx --on t4", "forecast run.csv"]
 

@@ -52,8 +52,7 @@ def test_the_memory_tracker_agrees_with_live_bytes_under_the_same_autocast_rules
     assert as_it_comes.value > with_rules.value
 
 
-def test_a_tool_that_fails_or_ends_its_process_leaves_a_reason():
-    with ToolProcess() as process:
-        assert process.ask(fail).reason == "ValueError: expected a wheel"
-        assert process.ask(die).reason == "the tool ended its process"
-        assert process.ask(float, 3).value == 3.0
+def test_a_tool_that_fails_or_ends_its_process_leaves_a_reason(tool):
+    assert tool.ask(fail).reason == "ValueError: expected a wheel"
+    assert tool.ask(die).reason == "the tool ended its process"
+    assert tool.ask(float, 3).value == 3.0

@@ -24,14 +24,14 @@ needs_tensorflow = pytest.mark.skipif(
     util.find_spec("tensorflow") is None, reason="the extra 'keras' is not installed"
 )
 
-LAYERS = """
+LAYERS_AND_STEPS = """
 import json, sys
-from forerun.adapters.keras.runner import open_tensorflow, set_keras_defaults, use_tensorflow
+from forerun.adapters.keras.runner import open_tensorflow, run_keras_job, set_keras_defaults, use_tensorflow
 use_tensorflow()
 from forerun.base.errors import ForerunError
 from forerun.adapters.keras import layers as keras_layers
 from forerun.adapters.keras.layers import build_keras_layer
-from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.question.setup import Layout, TrainingSetup
 open_tensorflow("cpu", Protocol(num_threads=1))
 set_keras_defaults(TrainingSetup(layout=Layout.NHWC))
@@ -49,24 +49,15 @@ for name in ("none", "sgd-plain"):
     before = layer.get_weights()[0].copy()
     keras_layers._train_step(layer, given, TrainingSetup(optimizer=name), True)()
     told[f"changed by {name}"] = bool((layer.get_weights()[0] != before).any())
-print(json.dumps(told))
-"""
-
-STEPS = """
-import json, sys
-from forerun.base.errors import ForerunError
-from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.adapters.keras.runner import run_keras_job
-from forerun.evidence.measurement.jobs import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=4, num_threads=1)
-told = []
-for text in json.loads(sys.argv[1]):
+steps = []
+for text in json.loads(sys.argv[2]):
     try:
         found = run_keras_job(MeasurementJob.from_json(text), "cpu", protocol)
-        told.append([len(found.repetitions_s), found.results])
+        steps.append([len(found.repetitions_s), found.results])
     except ForerunError as error:
-        told.append([type(error).__name__, str(error)])
-print(json.dumps(told))
+        steps.append([type(error).__name__, str(error)])
+print(json.dumps([told, steps]))
 """
 
 COMMANDS = """
@@ -109,9 +100,29 @@ def test_every_kind_is_tested_here():
     assert set(SIZES) == set(LAYER_KINDS)
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What layers and what jobs tell, of one process that loads TensorFlow."""
+    path = tmp_path_factory.mktemp("keras") / "models.py"
+    path.write_text(MODELS_PY)
+
+    def job(subject, **parameters):
+        asked = {"batch_size": 4, "layout": "nhwc", "optimizer": "sgd", **parameters}
+        return json.dumps({"kind": "step", "subject": subject, "family": "test", "parameters": asked})
+
+    jobs = [
+        job("keras:mlp:depth=1,width=3", image_size=6),
+        job(f"{path}:two_inputs", optimizer="adam"),
+        job("keras:mlp:depth=1,width=3", phase="inference"),
+        job("keras:mlp", optimizer="lamb"),
+        job("keras:ResNet51"),
+    ]
+    return run_script(LAYERS_AND_STEPS, json.dumps(SIZES), json.dumps(jobs))
+
+
 @needs_tensorflow
-def test_a_layer_of_keras_is_the_layer_that_its_sizes_say():
-    told = run_script(LAYERS, json.dumps(SIZES))
+def test_a_layer_of_keras_is_the_layer_that_its_sizes_say(answers):
+    told, _ = answers
     for kind, asked in SIZES.items():
         figures = layer_figures(kind, asked)
         shape = figures.output_shape[1:]
@@ -173,22 +184,8 @@ def test_layers_and_models_are_measured_kept_resumed_and_fit_for_a_regressor(tmp
 
 
 @needs_tensorflow
-def test_steps_of_fit_are_timed_for_any_model_and_bad_jobs_say_why(tmp_path):
-    path = tmp_path / "models.py"
-    path.write_text(MODELS_PY)
-
-    def job(subject, **parameters):
-        asked = {"batch_size": 4, "layout": "nhwc", "optimizer": "sgd", **parameters}
-        return json.dumps({"kind": "step", "subject": subject, "family": "test", "parameters": asked})
-
-    jobs = [
-        job("keras:mlp:depth=1,width=3", image_size=6),
-        job(f"{path}:two_inputs", optimizer="adam"),
-        job("keras:mlp:depth=1,width=3", phase="inference"),
-        job("keras:mlp", optimizer="lamb"),
-        job("keras:ResNet51"),
-    ]
-    (mlp, two, phase, optimizer, name) = run_script(STEPS, json.dumps(jobs))
+def test_steps_of_fit_are_timed_for_any_model_and_bad_jobs_say_why(answers):
+    _, (mlp, two, phase, optimizer, name) = answers
     assert mlp[0] == 4
     assert mlp[1]["num_parameters"] == (6 * 6 + 1) * 3 + 4 * 10
     assert mlp[1]["first_step_s"] > 0

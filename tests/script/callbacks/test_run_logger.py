@@ -22,7 +22,6 @@ def train(log, num_steps=9):
 
 def test_tensorboard_has_both_times(estimate, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is an extra")
-    import torchvision  # noqa: F401 - aborts if TensorFlow, which TensorBoard's reader loads, came before it
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 

@@ -39,21 +39,27 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("captured")
 
 
-@pytest.fixture(scope="module")
-def captured(folder, tmp_path_factory):
+@contextlib.contextmanager
+def capturing(folder, scratch, files="view"):
     """A function that captures the text of a script; all scripts share one start of Python and PyTorch."""
     script = folder / "script.py"
     script.write_text("", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         command = parse_command([sys.executable, str(script)])
-        with ScriptServer(command, tmp_path_factory.mktemp("scratch"), 240) as server:
+        with ScriptServer(command, scratch, 240, files) as server:
 
             def capture(text):
                 script.write_text(text, encoding="utf-8")
                 return captured_by(command, server)
 
             yield capture
+
+
+@pytest.fixture(scope="module")
+def captured(folder, tmp_path_factory):
+    with capturing(folder, tmp_path_factory.mktemp("scratch")) as capture:
+        yield capture
 
 
 @pytest.fixture(scope="module")
@@ -105,22 +111,22 @@ def test_files_that_the_script_replaces_and_removes_are_kept(captured, folder):
     assert len(after) == len(before) + 1
 
 
-def test_without_a_view_a_change_is_refused(tmp_path, monkeypatch):
+def test_without_a_view_a_change_is_refused_and_a_note_says_so(tmp_path, tmp_path_factory):
     make_files(tmp_path)
-    (tmp_path / "script.py").write_text(CHANGING, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(FailureError, match=r"may not change .*last.pt .*--unsafe-files"):
-        capture_command([sys.executable, "script.py"], timeout_s=240, files="guard")
+    with capturing(tmp_path, tmp_path_factory.mktemp("scratch"), "guard") as capture:
+        with pytest.raises(FailureError, match=r"may not change .*last.pt .*--unsafe-files"):
+            capture(CHANGING)
+        found = capture(TIED)
+    assert any("no copy-on-write view" in note for note in found.facts.notes())
+    (tmp_path / "script.py").unlink()
     assert contents(tmp_path) == before
 
 
-def test_without_a_view_a_note_says_so(tmp_path, monkeypatch):
-    (tmp_path / "script.py").write_text(TIED, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    found = capture_command([sys.executable, "script.py"], timeout_s=240, files="guard")
-    assert any("no copy-on-write view" in note for note in found.facts.notes())
-    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+def test_an_error_of_the_script_names_its_line(captured):
+    text = "import torch\nx = torch.ones(2, device='cuda')\ntorch.load('absent.pt', map_location='cuda')\n"
+    with pytest.raises(FailureError, match=r"absent\.pt.*\(script\.py, line 3\)"):
+        captured(text)
 
 
 def test_the_state_of_the_optimizer_is_in_the_memory_stream(tied):

@@ -2,10 +2,8 @@
 
 import sys
 
-import pytest
 import torch
 
-from forerun.base.errors import FailureError
 from forerun.script.capture_script import capture_command
 
 SCRIPT = """
@@ -54,11 +52,3 @@ def test_checkpoints_come_back_where_the_script_wants_them(tmp_path, monkeypatch
     found = capture_command([sys.executable, "script.py"], timeout_s=240)
     assert found.facts.batch_size == 4
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_an_error_of_the_script_names_its_line(tmp_path, monkeypatch):
-    text = "import torch\nx = torch.ones(2, device='cuda')\ntorch.load('absent.pt', map_location='cuda')\n"
-    (tmp_path / "script.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FailureError, match=r"absent\.pt.*\(script\.py, line 3\)"):
-        capture_command([sys.executable, "script.py"], timeout_s=240)

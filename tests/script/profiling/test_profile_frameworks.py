@@ -121,11 +121,11 @@ def sample_s(answer: dict) -> float:
     return float(answer["stderr"].split("SPENT")[1].split()[0])
 
 
-TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCH_RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def test_torchrun_has_the_parts_of_one_rank_and_the_speed_of_all(tmp_path):
-    answer = profiled(tmp_path, TORCHRUN, *TWO_RANKS)
+    answer = profiled(tmp_path, TORCHRUN, *TORCH_RUN, "2")
     check(answer, num_steps=12, samples_per_step=4, by_hand_s=4 * sample_s(answer))
     assert answer["num_ranks"] == 2
     assert answer["steps_per_epoch"] == 6
@@ -134,9 +134,9 @@ def test_torchrun_has_the_parts_of_one_rank_and_the_speed_of_all(tmp_path):
 
 
 def test_torchrun_is_stopped_after_the_steps_asked_for(tmp_path):
-    # torchrun ends with a failure of its own when a rank is stopped.
+    # torchrun ends with a failure of its own when a rank is stopped, also when it is the only one.
     text = TORCHRUN.replace("range(2)", "range(100)")
-    answer = profiled(tmp_path, text, *TWO_RANKS, options=("--steps", "8"))
+    answer = profiled(tmp_path, text, *TORCH_RUN, "1", options=("--steps", "8"))
     assert answer["outcome"] == "stopped"
     assert answer["num_steps"] == 8
     assert answer["has_window"]

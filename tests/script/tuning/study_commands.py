@@ -27,7 +27,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """As ``run``, without a process: for what is refused before anything is started."""
+    """As ``run``, without a process of its own for the command; the scripts that it starts have theirs."""
     with contextlib.chdir(folder):
         done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from study_commands import last_line, run, run_here
+from study_commands import last_line, run_here
 
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
@@ -54,9 +54,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def tune(folder, *words, run=run):
+def tune(folder, *words):
     options = ("--trial-time", "0.2s", "--no-check", "--json", "--seed", "0", "--device", "cpu")
-    return run(folder, "tune", "space.yaml", *options, *words, "--", sys.executable, "train.py")
+    return run_here(folder, "tune", "space.yaml", *options, *words, "--", sys.executable, "train.py")
 
 
 def test_first_trials_are_planned_and_a_study_resumes_with_or_without_the_model(folder):
@@ -103,7 +103,7 @@ def test_without_a_calibration_a_processor_says_that_the_profile_is_used_alone(f
     ],
 )
 def test_a_model_that_cannot_be_meant_is_one_line_and_nothing_runs(folder, words, message):
-    done = tune(folder, *words, run=run_here)
+    done = tune(folder, *words)
     assert done.returncode == 2
     assert message in last_line(done)
     assert len(done.stderr.strip().splitlines()) == 1

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from study_commands import environment, run
+from study_commands import environment, run_here
 
 SCRIPT = """
 import argparse, time
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 def test_a_study_finds_the_larger_batch_checks_it_and_applies(folder):
     digest = hashlib.sha256((folder / "train.py").read_bytes()).hexdigest()
-    tuned = run(
+    tuned = run_here(
         folder, "tune", "space.yaml", "--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--",
         sys.executable, "train.py",
     )  # fmt: skip
@@ -60,7 +60,9 @@ def test_a_study_finds_the_larger_batch_checks_it_and_applies(folder):
     assert answer["checked"]["speedup"] > 2
     assert [trial["source"] for trial in answer["trials"]][:2] == ["script", "cost model"]
     assert hashlib.sha256((folder / "train.py").read_bytes()).hexdigest() == digest
-    shown = run(folder, "apply", "forerun-study/best.yaml", "--dry-run", "--", sys.executable, "train.py")
+    shown = run_here(
+        folder, "apply", "forerun-study/best.yaml", "--dry-run", "--", sys.executable, "train.py"
+    )
     assert "--batch-size 16 --lr 0.4" in shown.stdout
 
 
@@ -69,7 +71,7 @@ def test_a_killed_study_resumes_with_every_finished_trial(folder):
         "tune",
         "space.yaml",
         "--budget",
-        "4 trials",
+        "2 trials",
         "--trial-time",
         "0.3s",
         "--no-check",
@@ -86,30 +88,22 @@ def test_a_killed_study_resumes_with_every_finished_trial(folder):
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
-    again = run(folder, *words, sys.executable, "train.py")
+    again = run_here(folder, *words, sys.executable, "train.py")
     assert again.returncode == 0, again.stderr
     answer = json.loads(again.stdout)
     assert answer["is_resumed"]
-    assert len(answer["trials"]) == 4
+    assert len(answer["trials"]) == 2
     assert answer["trials"][0]["number"] == 0
     assert "profiling the script" not in again.stderr
 
 
-@pytest.mark.parametrize(
-    ("space", "script", "status", "message"),
-    [
-        (SPACE.replace("--lr", "--rate"), SCRIPT, 2, "no argument '--rate'"),
-        (SPACE, "raise SystemExit(1)", 1, "status 1"),
-    ],
-)
-def test_bad_input_is_one_clear_line(folder, space, script, status, message):
-    (folder / "train.py").write_text(script)
-    (folder / "space.yaml").write_text(space)
-    done = run(
+def test_an_argument_that_the_script_lacks_is_one_clear_line(folder):
+    (folder / "space.yaml").write_text(SPACE.replace("--lr", "--rate"))
+    done = run_here(
         folder, "tune", "space.yaml", "--budget", "2 trials", "--json", "--", sys.executable, "train.py"
     )
-    assert done.returncode == status
-    assert message in done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2
+    assert "no argument '--rate'" in done.stderr.strip().splitlines()[-1]
     assert done.stdout == ""
 
 
@@ -136,7 +130,7 @@ def test_a_script_without_a_loader_that_reads_its_own_arguments_is_tuned(folder)
     space = "{batch_size: {values: [4, 16], map: --batch_size=}, optimizer_implementation: {values: [foreach, fused]}}"
     (folder / "space.yaml").write_text(f"metric: val loss\nparameters: {space}")
     words = ("--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--")
-    tuned = run(folder, "tune", "space.yaml", *words, sys.executable, "train.py", "--batch_size=4")
+    tuned = run_here(folder, "tune", "space.yaml", *words, sys.executable, "train.py", "--batch_size=4")
     assert tuned.returncode == 0, tuned.stderr
     answer = json.loads(tuned.stdout)
     assert [trial["outcome"] for trial in answer["trials"]] == ["done"] * 3

@@ -189,17 +189,6 @@ def test_a_metric_that_is_never_printed_ends_a_study_at_its_first_run(folder):
     assert done.stderr.count("trial ") == 1
 
 
-def test_daemons_of_trials_do_not_outlive_them(folder):
-    word = f"daemon-of-{os.getpid()}"
-    code = f"import time; time.sleep(600)  # {word}"
-    start = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
-    (folder / "train.py").write_text(training(before=start))
-    done = tune(folder, "--no-check")
-    assert done.returncode == 0, done.stderr
-    living = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    assert not [words for words in living if word in " ".join(words)]
-
-
 def corrupt(folder):
     path = folder / "images" / "4.jpg"
     path.write_bytes(path.read_bytes()[:700])
@@ -213,7 +202,11 @@ def images(folder):
     return folder
 
 
-def test_a_corrupt_image_of_a_study_is_named_and_nothing_is_lost(images):
+def test_a_corrupt_image_of_a_study_is_named_nothing_is_lost_and_no_daemon_outlives_its_trial(images):
+    word = f"daemon-of-{os.getpid()}"
+    code = f"import time; time.sleep(600)  # {word}"
+    start = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
+    (images / "train.py").write_text(training(before=start))
     script = ("--images", "images", "--epochs", "40")
     first = tune(images, "--no-check", script=script)
     assert first.returncode == 0, first.stderr
@@ -226,6 +219,8 @@ def test_a_corrupt_image_of_a_study_is_named_and_nothing_is_lost(images):
     assert answer["best_values"] == answer["trials"][0]["values"]
     for told in (answer["trials"][1]["reason"], again.stderr):
         assert "in the image 'images/4.jpg'" in told
+    living = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert not [words for words in living if word in " ".join(words)]
 
 
 def test_a_corrupt_image_in_a_worker_is_named_by_profile_and_by_a_new_study(images):
@@ -242,20 +237,20 @@ def test_runs_whose_forecast_cannot_win_are_ended(folder):
     # Time for a forecast, also on a busy machine: half of the epochs are long.
     (folder / "train.py").write_text(training().replace("print(", "time.sleep(epoch // 8 * 0.5); print("))
     words = ("--objective", "accuracy", "--prune", "--sampler", "random")
-    done = tune(folder, *words, trials=6, script=("--epochs", "16"))
+    done = tune(folder, *words, trials=4, script=("--epochs", "16"))
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
     for trial in trials:
         assert (len(trial["curve"]) < 16) == (trial["outcome"] == "pruned")
     # The script's own ceiling is tried first, a whole run with which the others are compared.
-    assert [trial["outcome"] for trial in trials] == ["done"] + ["pruned"] * 5
+    assert [trial["outcome"] for trial in trials] == ["done"] + ["pruned"] * 3
     assert json.loads(done.stdout)["best_values"]["ceiling"] == 0.9
 
 
 def test_compare_runs_in_turns_and_tells_speed_and_accuracy(folder):
     (folder / "large.yaml").write_text("arguments: {--batch-size: 6}\nhooks: {channels_last: true}")
     words = ("large.yaml", "--repetitions", "2", "--", sys.executable, "train.py", "--epochs", "12")
-    done = run(folder, "compare", "--json", "script", *words)
+    done = run_here(folder, "compare", "--json", "script", *words)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [line[0] for line in done.stderr.splitlines()] == ["A", "B", "B", "A"]
@@ -269,7 +264,7 @@ def test_compare_runs_in_turns_and_tells_speed_and_accuracy(folder):
 
 def test_compare_tells_which_configuration_failed(folder):
     (folder / "bad.yaml").write_text("arguments: {--ceiling: high}\nhooks: {}")
-    done = run(folder, "compare", "bad.yaml", "script", "--", sys.executable, "train.py")
+    done = run_here(folder, "compare", "bad.yaml", "script", "--", sys.executable, "train.py")
     assert done.returncode == 1
     assert "expected A to run to its end, but it crashed" in last_line(done)
     assert "invalid float value: 'high'" in last_line(done)

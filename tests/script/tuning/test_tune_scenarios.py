@@ -122,17 +122,6 @@ def test_first_trials_are_planned_from_the_network_where_it_can_be_predicted(fol
         assert {trial["source"] for trial in study["trials"]} == {"script", "plan"}
 
 
-def test_a_scenario_of_another_device_is_not_taken_for_this_one(folder, done):
-    shutil.copytree(folder / "study" / "baseline", folder / "moved" / "baseline")
-    path = folder / "moved" / "baseline" / "scenario.json"
-    kept = json.loads(path.read_text())
-    assert kept["asked"]["device"] == "cpu"
-    words = ["baseline" if word == "all" else "moved" if word == "study" else word for word in WORDS]
-    assert "done before" in run(folder, *words).stderr
-    path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "device": "cuda:0"}}))
-    assert "done before" not in run(folder, *words).stderr
-
-
 def test_a_saved_model_loads_again_and_is_the_one_that_was_tested(folder, tables):
     import torch
     from torchvision import transforms
@@ -171,35 +160,42 @@ def test_events_are_those_of_the_epochs(folder, tables):
 
 def test_a_second_call_does_nothing_again(folder, done):
     before = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("model.safetensors")}
-    again = run(folder, *WORDS)
+    again = run_here(folder, *WORDS)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("done before") == len(SCENARIOS)
     assert again.stdout == done.stdout
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    page = run(folder, *WORDS[:-1])
+    page = run_here(folder, *WORDS[:-1])
     for words in ("test accuracy", "CPU utilisation", "images/s", "resolution", "hardware: --"):
         assert words in page.stdout
 
 
-def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
+def test_a_scenario_of_another_device_is_done_anew_a_corrupt_image_named_and_nothing_lost(folder, done):
+    shutil.copytree(folder / "study" / "baseline", folder / "other" / "baseline")
+    path = folder / "other" / "baseline" / "scenario.json"
+    kept = json.loads(path.read_text())
+    assert kept["asked"]["device"] == "cpu"
+    words = ["baseline" if word == "all" else "other" if word == "study" else word for word in WORDS]
+    assert "done before" in run_here(folder, *words).stderr
+    path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "device": "cuda:0"}}))
     victim = folder / "images" / "seg_train" / "sea" / "00004.jpg"
     whole = victim.read_bytes()
     victim.write_bytes(whole[: len(whole) // 3])
     try:
-        words = ["baseline" if word == "all" else "other" if word == "study" else word for word in WORDS]
-        failed = run(folder, *words)
+        failed = run_here(folder, *words)
         module = "forerun.script.tuning.squeezenet_training"
         command = [sys.executable, "-m", module, "--data", "images", "--weights", "none", "--workers", "1"]
         alone = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
     finally:
         victim.write_bytes(whole)
     assert failed.returncode == 1
+    assert "done before" not in failed.stderr
     assert last_line(failed).startswith("error: scenario baseline crashed")
     assert alone.returncode == 1
     for said in (last_line(failed), alone.stderr):
         assert "expected an image at 'images/seg_train/sea/00004.jpg'" in said
     assert len(alone.stderr.splitlines()) == 1
-    assert run(folder, *WORDS).stdout == done.stdout
+    assert run_here(folder, *WORDS).stdout == done.stdout
 
 
 @pytest.mark.parametrize(
