@@ -7,9 +7,9 @@ the same network on the same device in the same way:
 
 with m ~ N(0, model^2) the error of the cost model on this network and device, s ~ N(0, system^2) all that one does not
 know about a system (its clocks, host and libraries). Of a published row i with batch b_i, m is another one by
-N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + model^2 (q_i^2 - 1), with q_i the ratio, above 1, of the times
-of a sample in the two: a step that fills the device says nothing about one that waits for launches. With residuals r_i
-the step of a system that was not measured is
+N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + model^2 (q_i - 1)^2, with q_i the ratio, above 1, of the times
+of a sample in the two: 1 / q_i of the slower one is the same work, the rest waits for launches and has an error of its
+own. With residuals r_i the step of a system that was not measured is
 
     K    = model^2 1 1' + diag(system^2 + apart_i^2)
     mean = model^2 1' K^-1 r

@@ -536,7 +536,7 @@ def _with_published(
         log_filled = np.abs(one.log_predicted - np.log(one.batch_sizes) - per_sample)
         log_factor[index], variance = posterior_of_system(
             one.residuals,
-            spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(2 * log_filled),
+            spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2,
             model_variance,
             system**2,
         )
