@@ -78,10 +78,14 @@ CONVOLVED = ("resnet50", "mobilenet_v3_small", "squeezenet1_0", "vgg11", "densen
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_half_precision_throughout_is_no_slower_than_autocast(name):
     weights, devices = load_weights(shipped_weights_path()), [find_device(one) for one in HALF_DEVICES]
-    for layout, compiles in (("nchw", False), ("nhwc", False), ("nhwc", True)):
+    for layout, compiles, phase in (
+        ("nchw", False, "train"),
+        ("nhwc", True, "train"),
+        ("nchw", False, "inference"),
+    ):
         steps = []
         for precision in ("fp16", "amp"):
-            setup = TrainingSetup(precision=precision, layout=layout, compile=compiles)
+            setup = TrainingSetup(precision=precision, layout=layout, compile=compiles, phase=phase)
             model = prepare(trace(ModelRequest(model=f"torchvision:{name}"), setup))
             sizes = [replace(setup, batch_size_per_device=size) for size in (8, 128) for _ in devices]
             steps.append(predict_intervals(model, devices * 2, sizes, weights)[0])

@@ -147,14 +147,14 @@ class TimedSteps:
         """Time of a step, (p,) [s]."""
         return self.times.step_s + self.loop_s + self.transfer_s
 
-    def quickest(self, rows: Sequence[int], other: TimedSteps) -> TimedSteps:
-        """The steps with those of others, one for each of some rows, where these are quicker."""
-        quicker = other.step_s < self.step_s[rows]
-        found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, quicker)}
+    def bounded(self, rows: Sequence[int], other: TimedSteps, *, is_least: bool = False) -> TimedSteps:
+        """The steps with those of others, one for each of some rows, where these are shorter, or longer if least."""
+        chosen = (other.step_s > self.step_s[rows]) if is_least else (other.step_s < self.step_s[rows])
+        found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
         for name in [item.name for item in fields(self)][1:]:
             column = list(getattr(self, name)) or [()] * len(self.loop_s)
             theirs = list(getattr(other, name)) or [()] * len(rows)
-            for row, index in zip(np.asarray(rows)[quicker], np.flatnonzero(quicker), strict=True):
+            for row, index in zip(np.asarray(rows)[chosen], np.flatnonzero(chosen), strict=True):
                 column[row] = theirs[index]
             is_array = isinstance(getattr(self, name), np.ndarray)
             found[name] = np.asarray(column) if is_array else tuple(column)
@@ -328,37 +328,66 @@ def timed_steps(
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
     setups = [_in_known_formats(*each) for each in zip(devices, setups, strict=True)]
+    found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels)
+    points = points_of(model, devices, setups, torch_version)
+    rows = [i for i, point in enumerate(points) if _shares_convolutions(model, point, weights)]
+    fewest = [i for i in rows if not setups[i].compile and _is_inference_under_autocast(setups[i])]
+    if fewest:
+        pure = [_in_pure_half(setups[i]) for i in fewest]
+        chosen = [devices[i] for i in fewest]
+        other = _measured_steps(model, chosen, pure, weights, torch_version, with_kernels)
+        found = found.bounded(fewest, other, is_least=True)
+    rows = [i for i in rows if setups[i].precision in _AUTOCAST_OF]
+    if rows:
+        autocast = [replace(setups[i], precision=_AUTOCAST_OF[setups[i].precision]) for i in rows]
+        chosen = [devices[i] for i in rows]
+        other = timed_steps(model, chosen, autocast, weights, torch_version, with_kernels=with_kernels)
+        found = found.bounded(rows, other)
+    return found
+
+
+def _measured_steps(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    torch_version: str | None,
+    with_kernels: bool,
+) -> TimedSteps:
+    """Steps by the cost model and published ones."""
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
-    found = _with_published(found, model, devices, measured, weights, with_steps=with_kernels)
-    points = points_of(model, devices, measured, torch_version)
-    rows = [i for i, point in enumerate(points) if _is_bounded_by_autocast(model, point, weights)]
-    if not rows:
-        return found
-    autocast = [replace(setups[i], precision=_AUTOCAST_OF[setups[i].precision]) for i in rows]
-    chosen = [devices[i] for i in rows]
-    other = timed_steps(model, chosen, autocast, weights, torch_version, with_kernels=with_kernels)
-    return found.quickest(rows, other)
+    return _with_published(found, model, devices, measured, weights, with_steps=with_kernels)
 
 
 _AUTOCAST_OF = {Precision.FP16: Precision.AMP, Precision.BF16: Precision.AMP_BF16}
+_PURE_OF = {autocast: pure for pure, autocast in _AUTOCAST_OF.items()}
+_MOST_IN_PURE_HALF = 12
+"""Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
 
-def _is_bounded_by_autocast(model: PreparedModel, point: Point, weights: CostModel) -> bool:
-    """True for trainings of convolutions in half precision throughout, which are no slower than under autocast.
+def _shares_convolutions(model: PreparedModel, point: Point, weights: CostModel) -> bool:
+    """True for convolutions of half precision, which are the same throughout and under autocast, with more casts there.
 
-    The two have the same convolutions, and autocast has casts besides: Lambda's ResNet-50 takes as long in both on 16
-    boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00). Other rows of the first kind have a dozen samples
-    and old releases: they hold for their release. In inference nobody measured autocast in small batches.
+    Lambda's ResNet-50 trains as long in both on 16 boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00).
+    So half precision throughout is no slower than autocast, and in inference autocast no quicker than a dozen samples
+    in half precision throughout. Rows of a release hold for it.
     """
-    setup = point.setup
     return (
-        setup.precision in _AUTOCAST_OF
-        and setup.phase is Phase.TRAIN
+        point.setup.precision.is_half
         and weights.calibrated_device is None
         and bool(np.isin(model.ops.op_class, CONVOLUTIONS).any())
         and not weights.knows_release(point)
     )
+
+
+def _is_inference_under_autocast(setup: TrainingSetup) -> bool:
+    return setup.precision in _PURE_OF and setup.phase is not Phase.TRAIN
+
+
+def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
+    size = min(setup.batch_size_per_device, _MOST_IN_PURE_HALF)
+    return replace(setup, precision=_PURE_OF[setup.precision], batch_size_per_device=size)
 
 
 def _in_known_formats(device: Device, setup: TrainingSetup) -> TrainingSetup:
