@@ -112,6 +112,17 @@ def test_rows_of_a_release_hold_for_that_release():
     assert own.step_s.value > newest.step_s.value
 
 
+def test_boards_that_differ_in_their_size_of_memory_alone_answer_alike():
+    model, weights = prepare(traced()), load_weights(shipped_weights_path())
+    boards = [find_device(name) for name in ("v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-32gb")]
+    for precision in ("amp", "fp32", "fp16"):
+        setups = [replace(AMP, precision=precision, batch_size_per_device=64)] * len(boards)
+        value, low, high = predict_intervals(model, boards, setups, weights)
+        assert (value[0], low[0], high[0]) == pytest.approx((value[1], low[1], high[1]))
+    assert published_rows(model.graph, boards[1], AMP) == published_rows(model.graph, boards[0], AMP)
+    assert not published_rows(model.graph, boards[2], AMP)
+
+
 def test_the_search_answers_the_same(resnet):
     where = {"devices": A100["device"], "batch_sizes": [256], "precisions": "amp"}
     found = forerun.plan("torchvision:resnet50", **where).chosen
