@@ -329,14 +329,12 @@ def timed_steps(
     """
     setups = [_in_known_formats(*each) for each in zip(devices, setups, strict=True)]
     found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels)
-    points = points_of(model, devices, setups, torch_version)
-    rows = [i for i, point in enumerate(points) if _shares_convolutions(model, point, weights)]
-    fewest = [i for i in rows if not setups[i].compile and _is_inference_under_autocast(setups[i])]
-    if fewest:
-        pure = [_in_pure_half(setups[i]) for i in fewest]
-        chosen = [devices[i] for i in fewest]
+    rows = _with_convolutions_in_half(model, devices, setups, weights, torch_version)
+    few = [i for i in rows if setups[i].precision in _PURE_OF]
+    if few:
+        chosen, pure = [devices[i] for i in few], [_in_pure_half(setups[i]) for i in few]
         other = _measured_steps(model, chosen, pure, weights, torch_version, with_kernels)
-        found = found.bounded(fewest, other, is_least=True)
+        found = found.bounded(few, other, is_least=True)
     rows = [i for i in rows if setups[i].precision in _AUTOCAST_OF]
     if rows:
         autocast = [replace(setups[i], precision=_AUTOCAST_OF[setups[i].precision]) for i in rows]
@@ -366,23 +364,33 @@ _MOST_IN_PURE_HALF = 12
 """Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
 
-def _shares_convolutions(model: PreparedModel, point: Point, weights: CostModel) -> bool:
-    """True for convolutions of half precision, which are the same throughout and under autocast, with more casts there.
+def _with_convolutions_in_half(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    torch_version: str | None,
+) -> list[int]:
+    """Steps in half precision throughout, and inference under autocast, that the other of the two bounds.
 
-    Lambda's ResNet-50 trains as long in both on 16 boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00).
-    So half precision throughout is no slower than autocast, and in inference autocast no quicker than a dozen samples
-    in half precision throughout. Rows of a release hold for it.
+    Their convolutions are the same, with more casts under autocast: Lambda's ResNet-50 trains as long in both on 16
+    boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00). So half precision throughout is no slower than
+    autocast, and in inference autocast no quicker than a dozen samples in half precision throughout. Rows of a release
+    hold for it.
     """
-    return (
-        point.setup.precision.is_half
-        and weights.calibrated_device is None
-        and bool(np.isin(model.ops.op_class, CONVOLUTIONS).any())
+    if weights.calibrated_device is not None or not np.isin(model.ops.op_class, CONVOLUTIONS).any():
+        return []
+    points = points_of(model, devices, setups, torch_version)
+    return [
+        index
+        for index, (setup, point) in enumerate(zip(setups, points, strict=True))
+        if (setup.precision in _AUTOCAST_OF or _is_eager_inference_under_autocast(setup))
         and not weights.knows_release(point)
-    )
+    ]
 
 
-def _is_inference_under_autocast(setup: TrainingSetup) -> bool:
-    return setup.precision in _PURE_OF and setup.phase is not Phase.TRAIN
+def _is_eager_inference_under_autocast(setup: TrainingSetup) -> bool:
+    return setup.precision in _PURE_OF and setup.phase is not Phase.TRAIN and not setup.compile
 
 
 def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
