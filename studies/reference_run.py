@@ -61,6 +61,7 @@ from studies.optime.fit import (
     provenance,
     source_of,
     system_of,
+    with_offsets_of_architectures,
 )
 from studies.optime.layer_study import layer_study
 from studies.optime.runtime_study import RuntimeRow, runtime_study, tracker_study
@@ -86,7 +87,7 @@ from studies.own.tuning_page import tuning_section
 from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study
 from studies.step_sections import StepSections, ask_origins, origins_section
-from studies.tables.operators import OperatorTable, read_operator_tables
+from studies.tables.operators import OperatorTable, read_amd_convolutions, read_operator_tables
 from studies.tables.reference_steps import ReferenceSteps, read_reference_steps, require_reference_folder
 from studies.tables.timm import read_timm_train
 from studies.tables.transformers import read_neusight_e2e
@@ -236,7 +237,8 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
         "ensemble", quick, lambda: corpus.fitted_without(np.zeros(len(corpus.steps), bool), settings).weights
     )
     steps = [step for step, good in zip(corpus.steps, fittable(corpus.steps), strict=True) if good]
-    save_weights(replace(weights, provenance=provenance(steps, corpus.operators, settings)), out)
+    weights = replace(weights, provenance=provenance(steps, corpus.operators, settings))
+    save_weights(with_offsets_of_architectures(weights, read_amd_convolutions(folder)), out)
 
 
 def fit_shipped_evidence(out: Path, quick: bool = False) -> None:
@@ -247,7 +249,7 @@ def fit_shipped_evidence(out: Path, quick: bool = False) -> None:
     others, spreads = known_networks(folder), _spreads(folder, quick)
     evidence = evidence_of(
         steps,
-        [table.device for table in _operators(folder)],
+        [table.device for table in (*_operators(folder), *read_amd_convolutions(folder))],
         widths=fit_widths(judged_rows(held_out), spreads),
         spreads=spreads,
         scales=overall_scales(by_system(held_out.devices) | by_system(held_out.sources)),

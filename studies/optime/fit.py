@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from forerun.cost.time.weights import run_kind
+from forerun.cost.time.features import format_classes, point_arrays
+from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.step_times import step_times
+from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import (
     EncodedSamples,
@@ -19,6 +22,9 @@ from forerun.evidence.fitting.op_time_fit import (
     encode_samples,
     fit_op_network,
 )
+from forerun.graph.graph import OpClass
+from forerun.question.devices.device import NumberFormat
+from forerun.question.setup import Precision, TrainingSetup
 from studies.tables.operators import OperatorTable
 
 TABLE_SHARES = {
@@ -94,6 +100,48 @@ def fit_ensemble(
 ) -> list[OpNetwork]:
     """One network per setting, fitted to the chosen samples, steps and operators."""
     return [fit_op_network(encoded, chosen, setting) for setting in settings]
+
+
+def with_offsets_of_architectures(weights: CostModel, tables: Sequence[OperatorTable]) -> CostModel:
+    """The cost model with offsets of architectures from convolutions that its networks were not fitted on.
+
+    Offset of an architecture and format: the median of log(measured / predicted) over the rows of its devices that
+    have the format, with kernels predicted as in a training under autocast or in fp32. The networks stay.
+    """
+    logs: dict[tuple[str, int], list[np.ndarray]] = {}
+    for table in tables:
+        sample, precision = table.sample, table.sample.point.setup.precision
+        if NumberFormat(str(precision)) not in table.device.peak_flops_per_s:
+            continue
+        setup = TrainingSetup(precision=_AS_TRAINED.get(precision, precision))
+        point, offsets = replace(sample.point, setup=setup), np.zeros((len(weights.networks), 1, NUM_LATENTS))
+        times = step_times(sample.ops, [point], weights, offsets, with_kernels=True)
+        assert times.kernel_s is not None
+        column = int(format_classes(sample.ops, point_arrays([point]))[0, 0])
+        logs.setdefault((table.device.architecture, column), []).append(
+            np.log(sample.time_s / times.kernel_s[0])
+        )
+    names = tuple(sorted({*weights.architectures, *(architecture for architecture, _ in logs)}))
+    added = np.zeros((len(names), NUM_FORMATS * len(OpClass)), dtype=np.float32)
+    for (architecture, column), parts in logs.items():
+        added[names.index(architecture), column] = np.median(np.concatenate(parts))
+    places = [names.index(name) for name in weights.architectures]
+
+    def grown(network: NetworkWeights) -> NetworkWeights:
+        table = added.copy()
+        table[places] += network.architecture_offsets
+        return replace(network, architecture_offsets=table)
+
+    rows = Counter(table.source for table in tables for _ in table.operators)
+    return replace(
+        weights,
+        architectures=names,
+        networks=tuple(map(grown, weights.networks)),
+        provenance={**weights.provenance, "offset_rows": dict(rows)},
+    )
+
+
+_AS_TRAINED = {Precision.FP16: Precision.AMP, Precision.BF16: Precision.AMP_BF16}
 
 
 def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:

@@ -104,9 +104,7 @@ def read_operator_tables(folder: Path) -> list[OperatorTable]:
     Args:
         folder: Where the public tables are.
     """
-    random = np.random.default_rng(_SEED)
-    grouped: dict[tuple[str, str, Precision, str], list[_Rows]] = {}
-    for read in (
+    readers = (
         _neusight,
         _gemm,
         _attention,
@@ -114,7 +112,22 @@ def read_operator_tables(folder: Path) -> list[OperatorTable]:
         _deepbench_conv,
         _deepbench_rnn,
         _tensorflow_conv,
-    ):
+    )
+    return _tables(folder, readers)
+
+
+def read_amd_convolutions(folder: Path) -> list[OperatorTable]:
+    """Convolutions of MIOpen on AMD devices, which only the offsets of their architectures are fitted on.
+
+    In the fit of the networks they cost more on other devices than they give (docs/decisions/0096).
+    """
+    return _tables(folder, (_miopen_conv,))
+
+
+def _tables(folder: Path, readers: Sequence[Callable[[Path], Iterator[_Rows]]]) -> list[OperatorTable]:
+    random = np.random.default_rng(_SEED)
+    grouped: dict[tuple[str, str, Precision, str], list[_Rows]] = {}
+    for read in readers:
         for rows in read(folder):
             chosen = _sampled(rows, random)
             if chosen is not None:
@@ -436,6 +449,31 @@ def _tensorflow_conv(folder: Path) -> Iterator[_Rows]:
             yield from _convolution(
                 {**about, **timed}, batch, inputs, outputs, size, size, window, 4.0, StepPart.FORWARD
             )
+
+
+_DIRECTIONS = {"F": StepPart.FORWARD, "B": StepPart.BACKWARD, "W": StepPart.WEIGHT_GRADIENT}
+
+
+def _miopen_conv(folder: Path) -> Iterator[_Rows]:
+    """Convolutions of MIOpen's tuning database on AMD devices; grouped and dilated ones are left out."""
+    table = pd.read_parquet(folder / "kernels" / "conv_miopen.parquet")
+    plain = table["layout"].eq("NCHW") & table["groups"].eq(1) & table["dilation_h"].eq(1)
+    table = table[plain & table["n_solvers"].gt(1)]
+    for (gpu, dtype, direction), rows in table.groupby(["gpu", "dtype", "direction"]):
+        batch, inputs, outputs, width, height, milliseconds = _columns(
+            rows, "batch", "c_in", "c_out", "w_in", "h_in", "time_ms"
+        )
+        names = ("kernel_w", "kernel_h", "w_out", "h_out")
+        window = dict(zip(("kernel_w", "kernel_h", "out_w", "out_h"), _columns(rows, *names), strict=True))
+        window["stride"] = rows[["stride_h", "stride_w"]].max(axis=1).to_numpy(dtype=np.float64)
+        precision = Precision(str(dtype))
+        about = {"source": "conv_miopen", "gpu": str(gpu), "precision": precision, "version": ""}
+        timed = {"operator": "conv", "time_s": milliseconds * 1e-3}
+        yield from _convolution(
+            {**about, **timed},
+            *(batch, inputs, outputs, width, height, window, 2.0 if precision.is_half else 4.0),
+            _DIRECTIONS[str(direction)],
+        )
 
 
 def _deepbench_rnn(folder: Path) -> Iterator[_Rows]:

@@ -11,7 +11,7 @@ import forerun
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.published import posterior_of_system, published_rows
-from forerun.prediction.step import predict_steps, prepare
+from forerun.prediction.step import predict_intervals, predict_steps, prepare
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.saving import Saving
@@ -58,6 +58,69 @@ def test_the_question_of_the_readme_is_as_sharp_as_its_rows(resnet):
     assert any("lambdal/deeplearning-benchmark" in note for note in resnet.notes)
     assert 0 < resnet.error_sources.unknown_system < step.high / step.value - 1
     assert sum(part.time_s for part in resnet.breakdown) == pytest.approx(step.value)
+
+
+def test_a_step_that_waits_for_launches_learns_little_from_one_that_fills_the_device():
+    model, device = prepare(traced()), find_device(A100["device"])
+    setups = [replace(AMP, batch_size_per_device=size) for size in (1, 8, 128, 720)]
+    steps = predict_steps(model, device, setups, load_weights(shipped_weights_path()))
+    spans = [np.log(step.step_s.high / step.step_s.value) for step in steps]
+    alone = [np.hypot(step.system_log_width, step.model_log_width) for step in steps]
+    assert all(step.published for step in steps)
+    assert spans == sorted(spans, reverse=True)
+    assert spans[0] > 3 * spans[-1]
+    assert spans == pytest.approx(alone)
+
+
+CONVOLVED = ("resnet50", "mobilenet_v3_small", "squeezenet1_0", "vgg11", "densenet121")
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_half_precision_throughout_is_no_slower_than_autocast(name):
+    weights, devices = load_weights(shipped_weights_path()), [find_device(one) for one in HALF_DEVICES]
+    for layout, compiles, phase in (
+        ("nchw", False, "train"),
+        ("nhwc", True, "train"),
+        ("nchw", False, "inference"),
+    ):
+        steps = []
+        for precision in ("fp16", "amp"):
+            setup = TrainingSetup(precision=precision, layout=layout, compile=compiles, phase=phase)
+            model = prepare(trace(ModelRequest(model=f"torchvision:{name}"), setup))
+            sizes = [replace(setup, batch_size_per_device=size) for size in (8, 128) for _ in devices]
+            steps.append(predict_intervals(model, devices * 2, sizes, weights)[0])
+        assert (steps[0] <= 1.005 * steps[1]).all()  # the graphs differ by a copy of the input
+
+
+HALF_DEVICES = (
+    "a100-sxm4-40gb",
+    "v100-sxm2-16gb",
+    "t4",
+    "a10",
+    "rtx-6000-ada",
+    "rtx-5090",
+    "h100-sxm",
+    "mi250x",
+)
+
+
+def test_rows_of_a_release_hold_for_that_release():
+    setup = replace(AMP, batch_size_per_device=12, precision="fp16", optimizer="none")
+    model = prepare(trace(ModelRequest(model="torchvision:resnet50"), setup))
+    weights, device = load_weights(shipped_weights_path()), find_device("rtx-3090")
+    own, newest = (predict_steps(model, device, [setup], weights, one)[0] for one in ("1.7", None))
+    assert own.step_s.value > newest.step_s.value
+
+
+def test_boards_that_differ_in_their_size_of_memory_alone_answer_alike():
+    model, weights = prepare(traced()), load_weights(shipped_weights_path())
+    boards = [find_device(name) for name in ("v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-32gb")]
+    for precision in ("amp", "fp32", "fp16"):
+        setups = [replace(AMP, precision=precision, batch_size_per_device=64)] * len(boards)
+        value, low, high = predict_intervals(model, boards, setups, weights)
+        assert (value[0], low[0], high[0]) == pytest.approx((value[1], low[1], high[1]))
+    assert published_rows(model.graph, boards[1], AMP) == published_rows(model.graph, boards[0], AMP)
+    assert not published_rows(model.graph, boards[2], AMP)
 
 
 def test_the_search_answers_the_same(resnet):

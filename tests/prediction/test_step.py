@@ -155,7 +155,7 @@ def no_spread():
     return replace(WEIGHTS, networks=WEIGHTS.networks[:1])
 
 
-@pytest.mark.parametrize("name", ["apple-m2", "tpu-v4", "mi300x", "cpu"])
+@pytest.mark.parametrize("name", ["apple-m2", "tpu-v4", "rx-7900-xtx", "cpu"])
 def test_an_architecture_that_nobody_measured_is_known_to_an_order_of_magnitude(name):
     device = find_device(name)
     assert is_order_of_magnitude(device, WEIGHTS)

@@ -7,16 +7,18 @@ the same network on the same device in the same way:
 
 with m ~ N(0, model^2) the error of the cost model on this network and device, s ~ N(0, system^2) all that one does not
 know about a system (its clocks, host and libraries). Of a published row i with batch b_i, m is another one by
-N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)|. With residuals r_i the step of a system that was not measured
-is
+N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + model^2 (q_i - 1)^2, with q_i the ratio, above 1, of the times
+of a sample in the two: 1 / q_i of the slower one is the same work, the rest waits for launches and has an error of its
+own. With residuals r_i the step of a system that was not measured is
 
     K    = model^2 1 1' + diag(system^2 + apart_i^2)
     mean = model^2 1' K^-1 r
     var  = model^2 - model^4 1' K^-1 1 + system^2
 
-Rows are predicted with their own release of PyTorch. A row counts if device, network (name, input, parameters), phase,
-precision, layout and whether there is an update agree, and if no setting changes the operations. Rows of releases
-before 2.0 say nothing about networks with fused attention, which those releases did not have.
+Rows are predicted with their own release of PyTorch. A row counts if device (or a board that has another size of memory
+alone), network (name, input, parameters), phase, precision, layout and whether there is an update agree, and if no
+setting changes the operations. Rows of releases before 2.0 say nothing about networks with fused attention, which those
+releases did not have.
 
 Source: the constants are those of ``cost.time.evidence``; the table is made by ``python -m studies published-steps``.
 """
@@ -33,6 +35,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import Answer
 from forerun.graph.graph import Graph, OpClass
+from forerun.question.devices.catalogue import load_catalog, same_die
 from forerun.question.devices.device import Device
 from forerun.question.saving import Saving
 from forerun.question.setup import Phase, TrainingSetup
@@ -103,9 +106,8 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
         return ()
     text, systems = _table()
     name = graph.model.rpartition(":")[2].partition(".")[0]
-    wanted = {"device": device.name} | {
-        key: str(getattr(setup, key)) for key in ("phase", "precision", "layout")
-    }
+    wanted = {key: str(getattr(setup, key)) for key in ("phase", "precision", "layout")}
+    boards = (device.name, *(name for name in same_die(device) if _is_twin(device, name)))
     optimizer = setup.optimizer if setup.phase is Phase.TRAIN else "none"
     kin = _ALIKE if optimizer in _ALIKE else (optimizer,)
     is_fused = bool((graph.ops.op_class == OpClass.ATTENTION).any())
@@ -118,7 +120,9 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
             key, _, time_ms = cell.partition("=")
             code, _, batch = key.partition("@")
             system = systems[code]
-            if system.optimizer not in kin or any(getattr(system, k) != v for k, v in wanted.items()):
+            if system.device not in boards or system.optimizer not in kin:
+                continue
+            if any(getattr(system, key) != value for key, value in wanted.items()):
                 continue
             # Attention was another set of kernels before: such a row is of another step.
             if is_fused and int(system.torch_version.partition(".")[0]) < _FIRST_FUSED:
@@ -126,6 +130,12 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
             size = int(batch) if batch else system.batch_size
             found.append(PublishedRow(system.source, system.torch_version, size, float(time_ms) / 1e3))
     return tuple(found)
+
+
+def _is_twin(device: Device, name: str) -> bool:
+    """True if boards of one die differ in the size of their memory alone, which no step feels."""
+    other = load_catalog()[name]
+    return other.memory_bandwidth_bytes_per_s == device.memory_bandwidth_bytes_per_s
 
 
 def posterior_of_system(

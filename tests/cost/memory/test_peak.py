@@ -14,7 +14,9 @@ from forerun.cost.memory.peak import (
 )
 from forerun.cost.memory.replay import replay_plan
 from forerun.graph.graph import MemoryEvent, MemoryStream
+from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, Precision, TrainingSetup
+from forerun.tracing.trace import trace
 from memory_streams import MIB, graph_of, training_stream
 
 CONSTANTS = MemoryConstants(
@@ -87,6 +89,16 @@ def test_a_larger_batch_never_needs_less_live_memory(batch_size):
     smaller = estimate_memory(GRAPH, setup_of(batch_size), CONSTANTS, by_replay=False)
     larger = estimate_memory(GRAPH, setup_of(batch_size + 1), CONSTANTS, by_replay=False)
     assert smaller.peak_bytes <= larger.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("vit_b_32", {"precision": "amp"}), ("vit_b_32", {}), ("resnet18", {"layout": "nhwc"})],
+)
+def test_twice_the_batch_never_needs_less_memory(name, options):
+    graph = trace(ModelRequest(model=f"torchvision:{name}"), TrainingSetup(**options))
+    peaks = [estimate_at(2**exponent, graph, **options).peak_bytes for exponent in range(7)]
+    assert peaks == sorted(peaks)
 
 
 def test_verdict_has_three_values():

@@ -117,6 +117,7 @@ def test_half_precision_products_use_the_matrix_rate():
         ("a100-sxm4-40gb", "bf16", NumberFormat.BF16, NumberFormat.FP32),
         ("t4", "tf32", NumberFormat.FP16, NumberFormat.FP32),
         ("t4", "amp-bf16", NumberFormat.FP32, NumberFormat.FP32),
+        ("p100-pcie-16gb", "amp", NumberFormat.FP32, NumberFormat.FP32),  # sums are in fp32 there
     ],
 )
 def test_a_format_the_device_lacks_falls_back(device, precision, half, full):

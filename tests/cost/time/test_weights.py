@@ -152,6 +152,22 @@ def test_another_machine_speaks_for_equal_settings_alone(asked, version, expecte
     check_offsets(random_weights(num_members=2, systems=SYSTEMS), asked, expected, version)
 
 
+def test_a_board_of_the_same_die_speaks_where_nobody_measured_the_board_itself():
+    twin = SYSTEMS[0].replace("t4", "v100-sxm2-16gb")
+    weights = random_weights(num_members=2, systems=[*SYSTEMS[1:], twin])
+    parts = twin.split("|")
+    setup = TrainingSetup(
+        precision=parts[2], layout=parts[3], compile=parts[4] == "compiled", phase=Phase(parts[6])
+    )
+    own, other, none = (
+        weights.offsets_of_point(Point(device=find_device(name), setup=setup))
+        for name in ("v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-32gb")
+    )
+    assert np.abs(own).max() > 0
+    np.testing.assert_array_equal(own, other)
+    assert not none.any()
+
+
 def check_offsets(weights, asked, expected, version="2.4"):
     device = find_device(asked.get("device", "t4"))
     others = {name: value for name, value in asked.items() if name != "device"}

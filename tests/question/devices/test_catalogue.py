@@ -197,6 +197,8 @@ def test_matrix_peak_is_dense(device):
     full = device.num_compute_units * full_matrix_rate(device) * device.boost_clock_hz
     if device.name in {"a10g", "l40"}:
         full /= 2  # the datasheets of these two print half of what the silicon of their siblings does
+    if device.name == "h20":
+        full = 148e12  # held at a quarter of the silicon by the datasheet
     rel = 0.09 if device.architecture in {"hopper", "blackwell"} else 0.05
     if device.name == "h100-nvl" or device.name == "h200-nvl":
         rel = 0.14  # 835 TFLOP/s hold at 1545 of 1785 MHz
@@ -251,6 +253,8 @@ PUBLISHED = {
     "rtx-6000-ada": (91.1, 364.2, 960, 48, 300),  # NVIDIA Ada professional whitepaper, 2023
     "h100-sxm": (66.9, 989.4, 3352, 80, 700),  # NVIDIA H100 whitepaper, 2023
     "h100-pcie": (51.2, 756, 2039, 80, 350),  # NVIDIA H100 whitepaper, 2023
+    "h800-sxm": (66.9, 989.4, 3352, 80, 700),  # NVIDIA H800 datasheet, 2023
+    "h20": (39.5, 148, 4000, 96, 400),  # NVIDIA HGX H20 datasheet, 2023; fp32 by its units and clock
     "rtx-5090": (104.8, 209.5, 1792, 32, 575),  # NVIDIA RTX Blackwell whitepaper, 2025
     "b200": (75, 2250, 7700, 180, 1000),  # NVIDIA HGX B200 specifications, 2025, an eighth of the board
     "mi100": (23.1, 184.6, 1228.8, 32, 300),  # AMD Instinct MI100 datasheet, 2020

@@ -216,7 +216,7 @@ def test_a_budget_that_nobody_meets_is_an_answer(client):
         ({"num_devices": list(range(1, 100))}, 422, "num_devices"),
         ({"num_devices": [3], "num_nodes": 2}, 400, "cannot be spread evenly over 2 nodes"),
         ({"num_devices": [1, 3], "scaling": "strong"}, 400, "cannot be shared by 3 devices"),
-        ({"num_devices": [2], "device": "mi250"}, 400, "link"),
+        ({"num_devices": [2], "device": "mi350x"}, 400, "link"),
         ({"num_devices": [8], "num_nodes": 2}, 400, "link"),
         ({"intra": "/etc/link.toml"}, 400, "expected a link of the catalogue"),
         ({"inter": "../link"}, 400, "expected a link of the catalogue"),
@@ -233,7 +233,7 @@ def test_a_wrong_question_of_several_devices_is_told_what_was_wrong(client, chan
 
 def test_what_several_devices_cannot_do_is_said(client):
     refused(ask(client, "/predict", PREDICT, num_devices=2, phase="inference"), 400, "in training only")
-    refused(ask(client, "/predict", PREDICT, num_devices=2, device="mi250"), 400, "link")
+    refused(ask(client, "/predict", PREDICT, num_devices=2, device="mi350x"), 400, "link")
     refused(ask(client, "/plan", PLAN, devices=["t4x1000000"]), 400, "at most 100,000")
 
 

@@ -279,9 +279,7 @@ def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryC
     return _limits_kept.get(
         (graph,),
         (batch_size, _workspace_factor(setup, constants)),
-        lambda: min(
-            smallest_limit_bytes(plan, batch_size) for plan in plans_for_setup(graph, setup, constants)
-        ),
+        lambda: _needed_bytes(plans_for_setup(graph, setup, constants), batch_size),
     )
 
 
@@ -450,7 +448,17 @@ def _between(passes: Callable[[int], bool], passing: int, failing: int) -> int:
 
 
 def _needed_bytes(plans: Sequence[ReplayPlan], batch_size: int) -> int:
-    return min(smallest_limit_bytes(plan, batch_size) for plan in plans)
+    """Smallest limit of the allocator, never above that of the next powers of two, to which a batch could be padded.
+
+    Live bytes grow with the batch, but how best-fitting blocks scatter is chance: ViT-B/32 under autocast has 229 MiB
+    of fragmentation with 16 samples and 146 with 32.
+    """
+    needed = min(smallest_limit_bytes(plan, batch_size) for plan in plans)
+    larger = 2 ** int(batch_size).bit_length()
+    while larger <= MAX_BATCH_SIZE and min(live_peak_bytes(p.stream, larger) for p in plans) < needed:
+        needed = min(needed, *(smallest_limit_bytes(plan, larger) for plan in plans))
+        larger *= 2
+    return needed
 
 
 def _largest_by_live_bytes(graph: Graph, factor: float, limit_bytes: float) -> int:

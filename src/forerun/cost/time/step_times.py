@@ -132,7 +132,7 @@ def _monotonic_times(
         sizes = 2 ** (np.floor(np.log2(sizes)).astype(np.int64) + 1)
         larger = [_with_batch(points[int(row)], int(size)) for row, size in zip(rows, sizes, strict=True)]
         tried = _times_of_formats(ops, larger, weights, offsets[:, rows], with_kernels)
-        found = _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+        found = with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
         # A graph that holds for one batch only does not grow at all.
         goes_on = (tried.step_s < _GROWTH_TO_STOP * found.step_s[rows]) & (tried.step_s != last_s)
         goes_on &= sizes < _LARGEST_LOOKED_AT
@@ -144,7 +144,7 @@ def _with_batch(point: Point, batch_size: int) -> Point:
     return replace(point, setup=replace(point.setup, batch_size_per_device=batch_size))
 
 
-def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
+def with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
     """Times in which some rows are replaced by rows of other times."""
     if not chosen.any():
         return times
@@ -171,7 +171,7 @@ def _times_of_formats(
         return found
     single = [_in_single_precision(points[int(row)]) for row in rows]
     tried = _times_at(on_four_bytes(ops), single, weights, offsets[:, rows], with_kernels)
-    return _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+    return with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
 
 
 def _longest_launch_s(point: Point) -> float:

@@ -261,10 +261,28 @@ class CostModel:
 
         Phase, number format, compiler, layout and version of the software decide what is alike
         (``system_distance``). Those of other machines hold for equal settings alone, their mean where several are
-        alike: of the point's release, or of all where none has it, since releases differ less than machines. Those of
-        a calibration are the machine's, and the nearest one holds.
+        alike: of the point's release, or of all where none has it, since releases differ less than machines. Boards of
+        one die speak for each other where nobody measured one of them so. Those of a calibration are the machine's,
+        and the nearest one holds.
         """
         wanted = _asked_system(point)
+        found = self._offsets_of_system(wanted)
+        if found is None and self.calibrated_device is None:
+            others = (replace(wanted, device=name) for name in same_die(point.device))
+            found = next(filter(lambda own: own is not None, map(self._offsets_of_system, others)), None)
+        return np.zeros((len(self.networks), NUM_LATENTS)) if found is None else found
+
+    def knows_release(self, point: Point) -> bool:
+        """True if a machine with the point's settings and release was measured on its device."""
+        wanted, systems = _asked_system(point), _parsed_systems(self.systems)
+        return any(
+            system is not None
+            and system.device == wanted.device
+            and system_distance(wanted, system) <= FARTHEST_MACHINE
+            for system in systems
+        )
+
+    def _offsets_of_system(self, wanted: _System) -> Floats64 | None:
         known = {
             index: system
             for index, system in enumerate(_parsed_systems(self.systems))
@@ -278,7 +296,7 @@ class CostModel:
             equal = [i for i in known if system_distance(wanted, replace(known[i], era=wanted.era)) == 0]
             chosen = [index for index in equal if distances[index] <= FARTHEST_MACHINE] or equal
         if not chosen:
-            return np.zeros((len(self.networks), NUM_LATENTS))
+            return None
         found: Floats64 = np.mean([self._latents(index) for index in chosen], axis=0)
         return found
 
