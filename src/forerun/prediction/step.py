@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -328,19 +328,12 @@ def timed_steps(
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
     setups = [_in_known_formats(*each) for each in zip(devices, setups, strict=True)]
-    found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels)
-    rows = _with_convolutions_in_half(model, devices, setups, weights, torch_version)
-    few = [i for i in rows if setups[i].precision in _PURE_OF]
-    if few:
-        chosen, pure = [devices[i] for i in few], [_in_pure_half(setups[i]) for i in few]
-        other = _measured_steps(model, chosen, pure, weights, torch_version, with_kernels)
-        found = found.bounded(few, other, is_least=True)
-    rows = [i for i in rows if setups[i].precision in _AUTOCAST_OF]
-    if rows:
-        autocast = [replace(setups[i], precision=_AUTOCAST_OF[setups[i].precision]) for i in rows]
-        chosen = [devices[i] for i in rows]
-        other = timed_steps(model, chosen, autocast, weights, torch_version, with_kernels=with_kernels)
-        found = found.bounded(rows, other)
+    found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
+    for rows, others, is_least in _bounds_of_half(model, devices, setups, weights, torch_version):
+        chosen = [devices[row] for row in rows]
+        asked = _measured_steps if is_least else timed_steps  # autocast is itself bounded from below
+        bound = asked(model, chosen, others, weights, torch_version, with_kernels=with_kernels)
+        found = found.bounded(rows, bound, is_least=is_least)
     return found
 
 
@@ -350,6 +343,7 @@ def _measured_steps(
     setups: Sequence[TrainingSetup],
     weights: CostModel,
     torch_version: str | None,
+    *,
     with_kernels: bool,
 ) -> TimedSteps:
     """Steps by the cost model and published ones."""
@@ -364,38 +358,53 @@ _MOST_IN_PURE_HALF = 12
 """Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
 
-def _with_convolutions_in_half(
+def _bounds_of_half(
     model: PreparedModel,
     devices: Sequence[Device],
     setups: Sequence[TrainingSetup],
     weights: CostModel,
     torch_version: str | None,
-) -> list[int]:
-    """Steps in half precision throughout, and inference under autocast, that the other of the two bounds.
+) -> Iterator[tuple[list[int], list[TrainingSetup], bool]]:
+    """Rows of steps in half precision, the setups whose steps bound them, and whether from below.
 
     Their convolutions are the same, with more casts under autocast: Lambda's ResNet-50 trains as long in both on 16
     boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00). So half precision throughout is no slower than
-    autocast, and in inference autocast no quicker than a dozen samples in half precision throughout. Rows of a release
-    hold for it.
+    autocast. What was measured on the device holds, and so bounds the other from its side; where neither was, autocast
+    says more, and in inference no less than a dozen samples in half precision throughout.
     """
     if weights.calibrated_device is not None or not np.isin(model.ops.op_class, CONVOLUTIONS).any():
-        return []
-    points = points_of(model, devices, setups, torch_version)
-    return [
-        index
-        for index, (setup, point) in enumerate(zip(setups, points, strict=True))
-        if (setup.precision in _AUTOCAST_OF or _is_eager_inference_under_autocast(setup))
-        and not weights.knows_release(point)
+        return
+
+    def known(asked: Sequence[TrainingSetup]) -> list[bool]:
+        return [weights.knows_settings(point) for point in points_of(model, devices, asked, torch_version)]
+
+    own = known(setups)
+    pure = [_in_pure_half(setup) for setup in setups]
+    # Autocast first: half precision throughout is bounded by what it is then.
+    least = [
+        row
+        for row, (setup, holds, other) in enumerate(zip(setups, own, known(pure), strict=True))
+        if setup.precision in _PURE_OF and not holds and (other or _is_eager_inference(setup))
     ]
+    if least:
+        yield least, [pure[row] for row in least], True
+    most = [row for row, setup in enumerate(setups) if setup.precision in _AUTOCAST_OF and not own[row]]
+    if most:
+        yield (
+            most,
+            [replace(setups[row], precision=_AUTOCAST_OF[setups[row].precision]) for row in most],
+            False,
+        )
 
 
-def _is_eager_inference_under_autocast(setup: TrainingSetup) -> bool:
-    return setup.precision in _PURE_OF and setup.phase is not Phase.TRAIN and not setup.compile
+def _is_eager_inference(setup: TrainingSetup) -> bool:
+    return setup.phase is not Phase.TRAIN and not setup.compile
 
 
 def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
-    size = min(setup.batch_size_per_device, _MOST_IN_PURE_HALF)
-    return replace(setup, precision=_PURE_OF[setup.precision], batch_size_per_device=size)
+    most = _MOST_IN_PURE_HALF if setup.phase is not Phase.TRAIN else setup.batch_size_per_device
+    precision = _PURE_OF.get(setup.precision, setup.precision)
+    return replace(setup, precision=precision, batch_size_per_device=min(setup.batch_size_per_device, most))
 
 
 def _in_known_formats(device: Device, setup: TrainingSetup) -> TrainingSetup:

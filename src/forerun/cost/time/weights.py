@@ -265,22 +265,18 @@ class CostModel:
         one die speak for each other where nobody measured one of them so. Those of a calibration are the machine's,
         and the nearest one holds.
         """
-        wanted = _asked_system(point)
-        found = self._offsets_of_system(wanted)
-        if found is None and self.calibrated_device is None:
-            others = (replace(wanted, device=name) for name in same_die(point.device))
-            found = next(filter(lambda own: own is not None, map(self._offsets_of_system, others)), None)
+        found = self._offsets_of_alike(point)
         return np.zeros((len(self.networks), NUM_LATENTS)) if found is None else found
 
-    def knows_release(self, point: Point) -> bool:
-        """True if a machine with the point's settings and release was measured on its device."""
-        wanted, systems = _asked_system(point), _parsed_systems(self.systems)
-        return any(
-            system is not None
-            and system.device == wanted.device
-            and system_distance(wanted, system) <= FARTHEST_MACHINE
-            for system in systems
-        )
+    def knows_settings(self, point: Point) -> bool:
+        """True if a machine with the point's settings was measured on its device or another board of its die."""
+        return self._offsets_of_alike(point) is not None
+
+    def _offsets_of_alike(self, point: Point) -> Floats64 | None:
+        wanted = _asked_system(point)
+        others = () if self.calibrated_device is not None else same_die(point.device)
+        boards = (wanted, *(replace(wanted, device=name) for name in others))
+        return next(filter(lambda found: found is not None, map(self._offsets_of_system, boards)), None)
 
     def _offsets_of_system(self, wanted: _System) -> Floats64 | None:
         known = {
