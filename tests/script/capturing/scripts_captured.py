@@ -409,3 +409,27 @@ if __name__ == "__main__":
     process.start()
     process.join()
 """
+
+MANY_MICRO_STEPS = """
+import torch
+from torch import nn
+
+network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+optimizer = torch.optim.Adam(network.parameters())
+runs = 0
+
+def count(*_):
+    global runs
+    runs += 1
+
+network[0].register_forward_hook(count)
+for step in range(30):
+    for _ in range(16):
+        loss = network(torch.randn(4, 8).cuda()).square().mean()
+        loss /= 16
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        assert runs == 3 + 4 + 4, runs
+"""

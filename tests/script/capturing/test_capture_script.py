@@ -18,6 +18,7 @@ from scripts_captured import (
     HANDED_OVER,
     KERAS_STEP,
     MANY_HABITS,
+    MANY_MICRO_STEPS,
     MOMENTUM,
     PAUSING,
     SHARDED,
@@ -236,6 +237,11 @@ def test_several_optimizers_accumulate_and_a_counter_of_samples_says_how_often(c
     assert [part.num_uses for part in facts.optimizers] == [1, 1]
     assert facts.validation == CapturedPause(unit="steps", every=10, num_samples=None)
     assert facts.checkpoints == CapturedPause(unit="job")
+
+
+def test_equal_micro_steps_are_not_all_run(captured):
+    facts = captured(MANY_MICRO_STEPS).facts
+    assert (facts.way, facts.batch_size, facts.num_micro_steps, facts.max_steps) == ("pretended", 4, 16, 30)
 
 
 def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):

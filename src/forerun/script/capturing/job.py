@@ -303,7 +303,7 @@ def _counted(
     if place is not None:
         return (float(rounds) if is_counted else None), min(limits, default=None)
     if is_counted:
-        limits += [rounds, *(loop.seen_steps for loop in loops if loop.seen_steps is not None)]
+        limits += [rounds, *(loop.seen_steps for loop in loops[:-1] if loop.seen_steps is not None)]
     return None, min(limits, default=None)
 
 

@@ -329,7 +329,7 @@ def _written_out(test: ast.expr, frame: FrameType) -> ast.expr:
 
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = {ast.unparse(part) for part in _changed(frame)}
+    changed = {ast.unparse(part) for part in _changed(frame) if isinstance(part, (ast.Name, ast.Attribute))}
     for node in ast.walk(_written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
@@ -385,26 +385,19 @@ def _read_calls(
 
 
 def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
-    """True if a network whose mode a call changes is called, or given away whole, after that in the same block."""
+    """True if a network whose mode a call changes is called, or given away whole, until its mode changes again."""
     network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    blocks = [
-        body,
-        *(getattr(node, name, []) for top in body for node in ast.walk(top) for name in ("body", "orelse")),
-    ]
-    for block in blocks:
-        statements = block if isinstance(block, list) else []
-        at = next((i for i, node in enumerate(statements) if call in ast.walk(node)), None)
-        if at is not None and not hasattr(statements[at], "body"):
-            later = [
-                node for top in statements[at + 1 :] for node in ast.walk(top) if isinstance(node, ast.Call)
-            ]
-            return any(
-                f"{network}.".startswith(f"{ast.unparse(part)}.")
-                for node in later
-                if not _SAVES.search(called_name(node.func))
-                for part in (node.func, *node.args, *(word.value for word in node.keywords))
-            ) or any(_EVALUATES.search(called_name(node.func)) for node in later)
-    return True
+    calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda node: node.lineno):
+        name = called_name(node.func)
+        if node.lineno <= call.lineno or _SAVES.search(name):
+            continue
+        if name == "train" and ast.unparse(node.func).startswith(network):
+            return False
+        parts = [node.func, *node.args, *(word.value for word in node.keywords)]
+        if _EVALUATES.search(name) or any(f"{network}.".startswith(f"{ast.unparse(one)}.") for one in parts):
+            return True
+    return False
 
 
 def _compares(test: ast.expr) -> bool:
@@ -470,8 +463,12 @@ def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
         if isinstance(found, FunctionType) and _is_followed(found.__code__)
         for node in ast.walk(_source_of(found.__code__))
     ]
-    through = [node.iter for node in [*nodes, *inside] if isinstance(node, ast.For)]
-    return any("param" not in ast.unparse(found) for found in through)
+    loops = [
+        node
+        for node in [*nodes, *inside]
+        if isinstance(node, ast.For) and "param" not in ast.unparse(node.iter)
+    ]
+    return any(isinstance(node, ast.Call) for loop in loops for top in loop.body for node in ast.walk(top))
 
 
 def _is_followed(code: CodeType) -> bool:

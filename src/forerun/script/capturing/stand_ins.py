@@ -138,10 +138,10 @@ class Repeats:
             for leaf in pytree.tree_leaves(made):
                 if isinstance(leaf, torch.Tensor):
                     self._forget(leaf)
-                    leaf.requires_grad_(has_gradient and leaf.is_floating_point())
-            if has_gradient:
-                self._steps.stands_in()
-            return made
+            if not has_gradient:
+                return made
+            self._steps.stands_in()
+            return pytree.tree_map(_derived, made)
         result = run(module, *args, **kwargs)
         form, found = _shape_of(result)
         passes.is_sure = form is not None and form == passes.result and found == sizes
@@ -169,6 +169,12 @@ def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
         else:
             return None, ()
     return (structure, tuple(found)), tuple(sizes)
+
+
+def _derived(leaf: Any) -> Any:
+    """A tensor that a loss may be taken of, and changed in place, as those of a network."""
+    is_one = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.requires_grad_().clone() if is_one else leaf
 
 
 def _empty(form: tuple[Any, ...], sizes: _Sizes, beside: torch.Tensor) -> Any:
@@ -289,6 +295,9 @@ class Parallelism:
                     setattr(module, name, self._collective(name))
         self._cover_wrappers()
         surround(multiprocessing.process.BaseProcess, "start")(_started)
+        surround(torch.Tensor, "share_memory_")(
+            lambda share, tensor: tensor if is_pretended(tensor) else share(tensor)
+        )
         torch.multiprocessing.spawn = self._spawn  # type: ignore[assignment, attr-defined]
         torch.multiprocessing.start_processes = self._spawn  # type: ignore[assignment, attr-defined]
 
