@@ -25,6 +25,10 @@ from typing import Any
 Patch = Callable[[ModuleType], None]
 
 
+class RefusedError(RuntimeError):
+    """The script does something that cannot be captured."""
+
+
 class _PatchingLoader(importlib.abc.Loader):
     """The module's own loader, which applies a patch after loading."""
 
@@ -172,7 +176,12 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def _option(action: argparse.Action, values: argparse.Namespace | None) -> dict[str, Any]:
     value = action.default if values is None else getattr(values, action.dest, None)
     plain = value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
-    return {"flags": list(action.option_strings), "name": action.dest, "value": plain}
+    return {
+        "flags": list(action.option_strings),
+        "name": action.dest,
+        "value": plain,
+        "help": str(action.help or ""),
+    }
 
 
 def trainer_patches(

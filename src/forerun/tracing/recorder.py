@@ -82,7 +82,19 @@ def _read_schema(func: Any) -> _Schema:
     )
 
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+def _values(sparse: torch.Tensor) -> torch.Tensor:
+    return sparse._values() if sparse.layout is torch.sparse_coo else sparse.values()
+
+
 def _tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    if tensor.layout in _SPARSE:
+        number, rows = _values(tensor).numel(), max(1, tensor.shape[0])
+        # A product takes the values of a row, as many as there are in the mean, and not all of its columns.
+        shape = (rows, max(1, number // rows)) if tensor.dim() == 2 else tuple(tensor.shape)
+        return TensorInfo(shape, tensor.element_size(), number, tensor.is_floating_point())
     shape, strides = tuple(tensor.shape), tensor.stride()
     touched = 1
     for size, stride in zip(shape, strides, strict=True):
@@ -101,15 +113,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and mappings; of a sparse one its values."""
     if isinstance(value, torch.Tensor):
-        yield value
+        yield _values(value) if value.layout in _SPARSE else value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 class StepRecorder(TorchDispatchMode):
@@ -208,7 +221,7 @@ class StepRecorder(TorchDispatchMode):
         if schema is None:
             schema = self._schemas[func] = _read_schema(func)
         kwargs = kwargs or {}
-        operands = list(_tensors(args))
+        operands = list(tensors_in(args))
         is_on_device = any(self.is_traced(t) for t in operands)
         if operands and not is_on_device:
             return func(*args, **kwargs)  # arithmetic of the host, such as an optimizer's step counter
@@ -217,7 +230,7 @@ class StepRecorder(TorchDispatchMode):
         result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
         if result is NotImplemented:
             result = self._result(func, args, kwargs)
-        outputs = [t for t in _tensors(result) if self.is_traced(t)]
+        outputs = [t for t in tensors_in(result) if self.is_traced(t)]
         if not operands and not outputs:
             return result  # made on the host
         for tensor in outputs:
@@ -272,7 +285,7 @@ class StepRecorder(TorchDispatchMode):
             operands = (value for name, value in kwargs.items() if name != "out")  # that is a result
             plain.extend(_plain(v) for v in operands if isinstance(v, (torch.Tensor, list, tuple)))
         call = Call(schema.name, tuple(plain), tuple(_tensor_info(t) for t in outputs), schema.is_mutable)
-        reads = self._accesses([*_tensors(args), *_tensors(kwargs)])
+        reads = self._accesses([*tensors_in(args), *tensors_in(kwargs)])
         if schema.is_mutable:
             self._written(outputs)
         writes = self._accesses(outputs)

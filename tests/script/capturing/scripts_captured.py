@@ -349,3 +349,87 @@ for step in range(1000):
     head(network(torch.randn(4, 16).cuda())).square().mean().backward()
     optimizer.step()
 """
+
+ACCUMULATING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+make = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8)).cuda()
+judge = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
+of_make, of_judge = torch.optim.Adam(make.parameters()), torch.optim.Adam(judge.parameters())
+loader, others = (DataLoader(TensorDataset(torch.randn(size, 8)), batch_size=4) for size in (240, 12))
+folder = None
+
+def batches():
+    while True:
+        yield from loader
+
+def look(data):
+    for (x,) in data:
+        judge(x.cuda())
+
+data, seen = batches(), 0
+while seen < 1000:
+    of_judge.zero_grad()
+    for _ in range(5):
+        made = make(torch.randn(4, 4).cuda()).detach()
+        (judge(made).mean() - judge(next(data)[0].cuda()).mean()).backward()
+    of_judge.step()
+    of_make.zero_grad()
+    for _ in range(5):
+        (-judge(make(torch.randn(4, 4).cuda())).mean()).backward()
+    of_make.step()
+    seen += 20
+    if folder is not None and seen % 100 == 0:
+        torch.save(make.state_dict(), folder)
+    looks = seen % 200 == 0
+    if looks:
+        with torch.no_grad():
+            look(others)
+    if seen == 1000:
+        torch.save(make.state_dict(), "last.pt")
+"""
+
+GIVEN_AWAY = """
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+def train(rank, network):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(10):
+        network(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    network = nn.Linear(8, 2)
+    network.share_memory()
+    process = mp.get_context("spawn").Process(target=train, args=(0, network))
+    process.start()
+    process.join()
+"""
+
+MANY_MICRO_STEPS = """
+import torch
+from torch import nn
+
+network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+optimizer = torch.optim.Adam(network.parameters())
+runs = 0
+
+def count(*_):
+    global runs
+    runs += 1
+
+network[0].register_forward_hook(count)
+for step in range(30):
+    for _ in range(16):
+        loss = network(torch.randn(4, 8).cuda()).square().mean()
+        loss /= 16
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        assert runs == 3 + 4 + 4, runs
+"""

@@ -9,13 +9,16 @@ import numpy as np
 import psutil
 import pytest
 from scripts_captured import (
+    ACCUMULATING,
     BY_HAND,
     CHANGING,
     FUNCTIONAL,
     GAN,
+    GIVEN_AWAY,
     HANDED_OVER,
     KERAS_STEP,
     MANY_HABITS,
+    MANY_MICRO_STEPS,
     MOMENTUM,
     PAUSING,
     SHARDED,
@@ -234,6 +237,19 @@ def test_a_momentum_encoder_is_an_average_and_nested_conditions_hold_together(ca
     assert facts.checkpoints == CapturedPause(unit="steps", every=200)
 
 
+def test_several_optimizers_accumulate_and_a_counter_of_samples_says_how_often(captured):
+    facts = captured(ACCUMULATING).facts
+    assert (facts.batch_size, facts.num_micro_steps, facts.max_steps) == (4, 5, 50)
+    assert [part.num_uses for part in facts.optimizers] == [1, 1]
+    assert facts.validation == CapturedPause(unit="steps", every=10, num_samples=None)
+    assert facts.checkpoints == CapturedPause(unit="job")
+
+
+def test_equal_micro_steps_are_not_all_run(captured):
+    facts = captured(MANY_MICRO_STEPS).facts
+    assert (facts.way, facts.batch_size, facts.num_micro_steps, facts.max_steps) == ("pretended", 4, 16, 30)
+
+
 def test_the_loops_of_a_library_that_trains_count_where_the_script_has_none(captured, folder):
     (folder / "site" / "trainer-1.0.dist-info").mkdir(parents=True)
     (folder / "site" / "trainer.py").write_text(TRAINER, encoding="utf-8")
@@ -288,6 +304,7 @@ FAILURES = {
     "os._exit(3)": "import os; os._exit(3)",
     "waits for input": "input('name? ')",
     "custom C++ or CUDA extension": "from torch.utils.cpp_extension import load\nload('own', ['own.cu'])",
+    "gives its network to a process that it starts itself (script.py, line 16)": GIVEN_AWAY,
     "depends on values": "import torch\nx = torch.nn.Linear(4, 4).cuda()(torch.randn(8, 4).cuda())\nprint(x[x > 0])",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import itertools
 import linecache
 import math
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from forerun.script.capturing.steps import first_tensor
 from forerun.script.patching import follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
@@ -84,6 +86,7 @@ class Loop:
         is_of_argument: Whether its rounds are the length of what it gives to a function, which may be a data set whose
             loader is made there.
         most_steps: Steps of the whole job, by a limit at which the loop is left; None without one.
+        seen_steps: Steps in a loop through numbers, by the rounds between those that were seen.
         is_update_skipped: Whether some of its rounds leave the update out.
         keeps_rest: Whether the last of its rounds never does.
         place: File and line.
@@ -93,12 +96,97 @@ class Loop:
     is_data: bool = False
     is_of_argument: bool = False
     most_steps: int | None = None
+    seen_steps: int | None = None
     is_update_skipped: bool = False
     keeps_rest: bool = False
     place: str = ""
 
 
-def job_of(frame: FrameType | None, progress: Progress) -> Job:
+class Counters:
+    """Numbers that the loops around the steps count, as they were at the end of each step.
+
+    What a step adds to them is seen, not read: batches, samples, rounds of which few make a step, or what another
+    function raises. A loop that is in the same round at the end of each step is a part of a step.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, str], list[int]] = {}
+        self._rounds: dict[tuple[str, int], list[Any]] = {}
+
+    def note(self, frame: FrameType | None) -> None:
+        """Takes their values at the end of a step."""
+        for inner in frames_around(frame):
+            for loop in enclosing_loops(inner):
+                place = inner.f_code.co_filename, loop.lineno
+                values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
+                if isinstance(loop, ast.For):
+                    names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+                    items = [inner.f_locals.get(name) for name in names]
+                    # A round of data is another one, and its tensors are not kept alive.
+                    plain = [
+                        item
+                        for item in items
+                        if isinstance(item, (int, str, Mapping)) and first_tensor(item) is None
+                    ]
+                    self._rounds.setdefault(place, []).append(plain or object())
+                    values |= dict(zip(names, items, strict=True))
+                for counter, value in values.items():
+                    if type(value) is int:
+                        self._seen.setdefault((*place, counter), []).append(value)
+
+    def of(self, loop: ast.For | ast.While, frame: FrameType, counter: str) -> tuple[int, float]:
+        """A counter's first value, and the mean of what a step adds; 0 if it was not seen to grow."""
+        place = frame.f_code.co_filename, loop.lineno, counter
+        return self._seen.get(place, [0])[0], self._added(*place)
+
+    def _added(self, *place: Any) -> float:
+        added = [b - a for a, b in itertools.pairwise(self._seen.get(place, ())) if b >= a]
+        return sum(added) / len(added) if added else 0.0
+
+    def close(self, frame: FrameType | None) -> None:
+        """Leaves out loops that are parts of a step: inner ones, of two rounds or more."""
+        around = [
+            (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
+        ]
+        for inner, loop in around[:-1]:
+            place = inner.f_code.co_filename, loop.lineno
+            first, *more = self._rounds.pop(place, [None])
+            is_same = (
+                isinstance(first, list) and bool(more) and all(_are_same(first, items) for items in more)
+            )
+            if not is_same or not isinstance(loop, ast.For) or _rounds(loop.iter, inner)[0] == 1:
+                break
+            _within_steps.add(place)
+        self._rounds.clear()
+        for path, line, counter in self._seen:
+            _per_step[path, counter] = self._added(path, line, counter)
+
+
+_per_step: dict[tuple[str, str], float] = {}
+"""Added by a step to a counter of a file."""
+
+
+def added_per_step(counted: ast.expr, frame: FrameType) -> float:
+    """Number that a step adds to a counter in an expression, such as 4 batches; 1 if it is not known."""
+    for node in ast.walk(counted):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            found = _per_step.get((frame.f_code.co_filename, ast.unparse(node)), 0.0)
+            if found > 1:
+                return found
+    return 1.0
+
+
+_within_steps: set[tuple[str, int]] = set()
+"""File and line of loops that are parts of a step."""
+
+
+def _are_same(first: list[Any], second: Any) -> bool:
+    return isinstance(second, list) and all(
+        a is b or (isinstance(a, (int, str)) and a == b) for a, b in zip(first, second, strict=False)
+    )
+
+
+def job_of(frame: FrameType | None, progress: Progress, counters: Counters | None = None) -> Job:
     """The job of the script that a frame belongs to.
 
     A trainer of a framework knows its job. Else the loops count: the epochs are the rounds of the loops around the one
@@ -106,7 +194,7 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
     with usual names (``epochs``, ``max_iters``) count where no loop says it.
     """
     trainer = progress.trainer or {}
-    loops = loops_around(frame, progress.num_steps, progress.num_micro_steps)
+    loops = loops_around(frame, progress.num_steps, counters)
     named_epochs = named_length(frame, EPOCH_NAMES, _options)
     named_steps = named_length(frame, STEP_NAMES, _options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
@@ -192,7 +280,7 @@ def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int 
     *outer, inner = (count or 0 for count in counts)
     if math.prod(outer) != epochs:
         return None
-    return max(1, inner // progress.num_micro_steps if loops[-1].is_update_skipped else inner)
+    return max(1, inner)
 
 
 def _counted(
@@ -215,8 +303,7 @@ def _counted(
     if place is not None:
         return (float(rounds) if is_counted else None), min(limits, default=None)
     if is_counted:
-        share = progress.num_micro_steps if loops[-1].is_update_skipped else 1
-        limits.append(rounds // share)
+        limits += [rounds, *(loop.seen_steps for loop in loops[:-1] if loop.seen_steps is not None)]
     return None, min(limits, default=None)
 
 
@@ -243,19 +330,19 @@ _RANGES = ("range", "trange")
 _AROUND = ("tqdm", "track", "progress_bar", "master_bar", "enumerate", "iter", "list", "reversed")
 
 
-def loops_around(frame: FrameType | None, num_steps: int = 1, num_micro_steps: int = 1) -> list[Loop]:
+def loops_around(frame: FrameType | None, num_steps: int = 1, counters: Counters | None = None) -> list[Loop]:
     """The loops around a frame, the outermost first; those of a library where the script has none.
 
     Args:
         frame: Innermost frame.
-        num_steps: Steps so far, to know what a counter counts.
-        num_micro_steps: Micro-steps of each.
+        num_steps: Steps so far.
+        counters: What these steps added to the counters of the loops.
     """
     found: list[Loop] = []
     for inner in frames_around(frame):
         for loop in reversed(enclosing_loops(inner)):
             is_outer = bool(found)
-            found.insert(0, _read(loop, inner, num_steps, num_micro_steps, is_outer=is_outer))
+            found.insert(0, _read(loop, inner, num_steps, counters or Counters(), is_outer=is_outer))
     return found
 
 
@@ -284,13 +371,18 @@ def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
             isinstance(node, ast.For) and not (_is_of_optimizers(node, frame) or _is_of_phases(node, frame))
         ):
             loops.append(node)
-    return loops
+    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in _within_steps]
 
 
 def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:
-    """True if a loop's variable is an optimizer now: all its rounds are part of one step."""
+    """True if a loop's variable is an optimizer now, or a mapping with one: all its rounds are part of one step."""
     names = (node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
-    return any(hasattr(frame.f_locals.get(name), "param_groups") for name in names)
+    found = [frame.f_locals.get(name) for name in names]
+    inside = [value for item in found if isinstance(item, Mapping) for value in item.values()]
+    return any(
+        hasattr(type(item), "param_groups") or "param_groups" in getattr(item, "__dict__", ())
+        for item in (*found, *inside)
+    )
 
 
 def _is_of_phases(loop: ast.For, frame: FrameType) -> bool:
@@ -331,7 +423,7 @@ def parsed(path: str) -> ast.AST | None:
 
 
 def _read(
-    loop: ast.For | ast.While, frame: FrameType, num_steps: int, num_micro_steps: int, *, is_outer: bool
+    loop: ast.For | ast.While, frame: FrameType, num_steps: int, counters: Counters, *, is_outer: bool
 ) -> Loop:
     rounds, is_data, is_of_argument = (
         (None, False, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
@@ -339,17 +431,19 @@ def _read(
     own = set() if isinstance(loop, ast.While) else {ast.unparse(n) for n in ast.walk(loop.target)}
     most_steps = None
     for limit in _limits(loop, frame):
+        first, added = counters.of(loop, frame, limit.counter)
         if limit.counter in own:
             rounds = limit.bound if rounds is None else min(rounds, limit.bound)
-        elif limit.value >= num_steps - 1:
-            is_of_batches = limit.value >= num_micro_steps * num_steps - 1 > num_steps
-            per_step = num_micro_steps if is_of_batches else 1
-            start = max(0, limit.value - per_step * num_steps)
-            steps = -(-(limit.bound - start) // per_step)
+        elif added:
+            steps = _until(limit, loop, frame, first, added)
             if steps >= num_steps:  # else it is no limit of this loop: there were as many
                 most_steps = steps if most_steps is None else min(most_steps, steps)
         elif is_outer and isinstance(loop, ast.While) and rounds is None:
             rounds = limit.bound - limit.value  # it counts epochs
+    seen_steps = None
+    if isinstance(loop, ast.For) and rounds is not None and not is_data:
+        seen_steps = _seen_steps(loop, frame, rounds, counters)
+        rounds = rounds if is_outer or seen_steps is None else seen_steps
     inside = path_to(frame)
     tests = [node.test for node in inside[inside.index(loop) + 1 :] if isinstance(node, ast.If)]
     skipping = [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
@@ -358,10 +452,44 @@ def _read(
         is_data=is_data,
         is_of_argument=is_of_argument,
         most_steps=most_steps,
+        seen_steps=seen_steps,
         is_update_skipped=bool(skipping),
         keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
         place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
     )
+
+
+def _until(limit: _Limit, loop: ast.For | ast.While, frame: FrameType, first: int, added: float) -> int:
+    """Steps until a limit is met, by the lines at which the counter is raised and compared around the step."""
+    raises = (
+        node.lineno
+        for node in ast.walk(loop)
+        if isinstance(node, (ast.AugAssign, ast.Assign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if ast.unparse(target) == limit.counter
+    )
+    raised = next(raises, limit.line)
+    if limit.line <= frame.f_lineno:  # compared before the step
+        compared = first - added * (limit.line < raised <= frame.f_lineno)
+        return math.floor((limit.bound - 1 - compared) / added + 1e-9) + 1
+    compared = first + added * (frame.f_lineno < raised < limit.line)
+    return math.ceil((limit.bound - compared) / added - 1e-9) + 1
+
+
+def _seen_steps(loop: ast.For, frame: FrameType, rounds: int, counters: Counters) -> int | None:
+    """Steps in a loop through numbers from its first step on, by the rounds between those seen; None in one round."""
+    if not isinstance(loop.target, ast.Name) or not isinstance(loop.iter, ast.Call):
+        return None
+    first, added = counters.of(loop, frame, loop.target.id)
+    values = [value_in(argument, frame) for argument in loop.iter.args]
+    if not added or not all(isinstance(value, int) for value in values) or not values:
+        return None
+    numbers = range(*values)
+    if first not in numbers:
+        return None
+    share, start = added / abs(numbers.step), numbers.index(first)
+    # Without an optimizer a step ends where the next one begins, in the second round.
+    return math.ceil((rounds - (start if start > 1 or share > 1 else 0)) / share - 1e-9)
 
 
 def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
@@ -411,11 +539,12 @@ def _length(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
-    """A comparison that ends a loop: the counter as it is written, its value now, and the first value beyond."""
+    """A comparison that ends a loop: the counter as it is written, its value now, the first beyond, and its line."""
 
     counter: str
     value: int
     bound: int
+    line: int
 
 
 def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
@@ -469,7 +598,7 @@ def _compared(
         value, bound = value_in(left, frame), value_in(right, frame)
         if isinstance(value, int) and isinstance(bound, (int, float)) and 0 < bound < _ENDLESS:
             beyond = math.floor(bound) + 1 if kind in (ast.Gt, ast.LtE) else math.ceil(bound)
-            yield _Limit(counter=ast.unparse(left), value=value, bound=beyond)
+            yield _Limit(counter=ast.unparse(left), value=value, bound=beyond, line=node.lineno)
 
 
 def called_name(function: ast.expr) -> str:

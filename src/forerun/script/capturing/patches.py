@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, dataloader
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import (
+    RefusedError,
     after_import,
     around_batches,
     around_making_loaders,
@@ -27,10 +28,6 @@ from forerun.script.patching import (
     surround,
 )
 from forerun.script.profiling.messages import CaptureSettings
-
-
-class RefusedError(RuntimeError):
-    """The script does something that cannot be captured."""
 
 
 def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
@@ -104,6 +101,7 @@ def _cover_backward(steps: Steps) -> None:
     @surround(torch.autograd, "grad")
     def gradients(differentiate: Any, *args: Any, **kwargs: Any) -> Any:
         if steps.optimizers or steps.in_backward:  # part of a loss, such as a gradient penalty
+            steps.differentiates = True
             return differentiate(*args, **kwargs)
         steps.backward_begins()
         try:
@@ -361,9 +359,13 @@ class Loaders:
             self._pauses.epoch_ended()
         raise StopIteration
 
+    def evaluates(self) -> bool:
+        """True if another loader than that of the steps gave the last batch."""
+        return self.evaluated not in (None, self.last)
+
     def evaluated_samples(self) -> int | None:
-        """Samples of the loader that gave the last batch, if it is not that of the steps."""
-        return None if self.evaluated in (None, self.last) else _length(self.evaluated.dataset)
+        """Samples of that loader."""
+        return _length(self.evaluated.dataset) if self.evaluates() else None
 
     def facts(self) -> dict[str, Any]:
         """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""

@@ -8,6 +8,7 @@ under a condition such as ``step % 500 == 0``.
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import math
 import re
@@ -22,6 +23,7 @@ from typing import Any
 
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing.job import (
+    added_per_step,
     called_name,
     enclosing_loops,
     frames_around,
@@ -43,13 +45,14 @@ _SAVES = re.compile(
     r"^(write|make)_checkpoint|^checkpoint$"
 )
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling)(_|$)")
+_UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
-_DEEPEST = 4
+_DEEPEST, _FEW = 4, 2
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
 
 Place = tuple[str, int, int]
-"""File and line of a loop, and in a library its frame: an engine that evaluates runs the loops of one that trains."""
+"""File and line of a loop, and its frame: what evaluates may run the loops of what trains."""
 
 
 class Pauses:
@@ -66,6 +69,7 @@ class Pauses:
         self._found: dict[str, CapturedPause] = {}
         self._only_read: dict[str, bool] = {}  # and whether under a condition that is not known
         self._loops: list[Place] = []
+        self._kept: list[FrameType] = []
         self._is_of_library = False
         self.is_after = self._is_told = self._has_ended = False
         self._num_late = 0
@@ -104,6 +108,7 @@ class Pauses:
     ) -> bool:
         """Reads the loops around the step; true if the script is to go on until its epoch has ended."""
         frames = frames_around(frame)
+        self._kept = frames  # else another one may get their place in memory
         self._is_of_library = not all(is_of_script(inner.f_code.co_filename) for inner in frames)
         self._loops = [place for inner in reversed(frames) for place in _places(inner)]
         if len(self._loops) == 1 and steps_per_epoch == 1:
@@ -195,8 +200,7 @@ def _places(frame: FrameType) -> list[Place]:
 
 
 def _place(frame: FrameType, loop: ast.For | ast.While) -> Place:
-    name = frame.f_code.co_filename
-    return name, loop.lineno, 0 if is_of_script(name) else id(frame)
+    return frame.f_code.co_filename, loop.lineno, id(frame)
 
 
 def _around(frame: FrameType) -> list[Place | int]:
@@ -249,13 +253,15 @@ def _pause_of(
 
 def _interval(test: ast.expr, frame: FrameType) -> int | None:
     """The divisor of a remainder in a condition; 0 if the script has switched that off."""
-    for node in ast.walk(test):
+    for node in ast.walk(_written_out(test, frame)):
         divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
+        counted = node.left if isinstance(node, ast.BinOp) else None
         if isinstance(node, ast.Call):
             divisor = _divisor_in(node, frame)
         value = None if divisor is None else value_in(divisor, frame)
         if isinstance(value, int) and value >= 0:
-            return value
+            added = 1.0 if counted is None else added_per_step(counted, frame)
+            return value if value % added else round(value / added)
     return None
 
 
@@ -285,12 +291,53 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(_is_false(part, frame) for part in test.values)
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if any(isinstance(node, (ast.Mod, ast.Call, ast.Compare)) for node in ast.walk(test)) or not names:
+    if any(isinstance(node, (ast.Mod, ast.Call)) for node in ast.walk(test)) or not names:
+        return False
+    if names & {part.id for part in _changed(frame) if isinstance(part, ast.Name)}:
         return False
     try:
         return not eval(compile(ast.Expression(test), "<test>", "eval"), frame.f_globals, frame.f_locals)  # noqa: S307 - names and attributes alone
     except Exception:  # an attribute may run any code
         return False
+
+
+def _changed(frame: FrameType) -> dict[ast.AST, ast.AST]:
+    """Parts of what the loops around a frame's line set, each with the statement that sets it."""
+    return {
+        part: node
+        for loop in enclosing_loops(frame)[:1]
+        for node in ast.walk(loop)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for part in ast.walk(target)
+    }
+
+
+def _written_out(test: ast.expr, frame: FrameType) -> ast.expr:
+    """A condition with names such as ``last_step`` replaced by what the loop says they are."""
+    names = [(part.id, node) for part, node in _changed(frame).items() if isinstance(part, ast.Name)]
+    said = {name: node for name, node in names if sum(name == other for other, _ in names) == 1}
+
+    class Writer(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            value = getattr(said.get(node.id), "value", None)
+            return value if isinstance(value, (ast.Compare, ast.BoolOp)) else node
+
+    written: ast.expr = Writer().visit(copy.deepcopy(test))
+    return written
+
+
+def _is_last(test: ast.expr, frame: FrameType) -> bool:
+    """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
+    changed = {ast.unparse(part) for part in _changed(frame) if isinstance(part, (ast.Name, ast.Attribute))}
+    for node in ast.walk(_written_out(test, frame)):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
+            for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
+                is_counter = any(ast.unparse(part) in changed for part in ast.walk(one))
+                bound = value_in(other, frame)
+                if is_counter and not isinstance(one, ast.Call) and isinstance(bound, int) and bound > _FEW:
+                    return not any(ast.unparse(part) in changed for part in ast.walk(other))
+    return False
 
 
 def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, CapturedPause, bool]]:
@@ -320,19 +367,37 @@ def _read_calls(
     draws = {tests for call, tests in _calls(body, leave_out) if _SAMPLES.search(called_name(call.func))}
     for call, tests in _calls(body, leave_out):
         kind = _kind_of(call, frame)
-        if called_name(call.func) == "eval" and tests in draws:
-            continue  # it draws samples there
+        if called_name(call.func) == "eval" and (tests in draws or not _is_used(call, body)):
+            continue  # it draws samples there, or puts a network aside for a moment
         if not kind or any(_is_false(test, frame) for test in tests):
             continue
         intervals = [n for test in tests if (n := _interval(test, frame)) is not None]
         every = math.lcm(*intervals) if intervals else None  # all conditions around it hold
+        is_last = every is None and any(_is_last(test, frame) for test in tests)
         if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
-            unit = "job"  # in the last step alone
-        elif every == 0 or (unit == "steps" and every is None):
+            is_last = True  # otherwise never
+        elif every == 0 or (unit == "steps" and every is None and not is_last):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
         has_condition = bool(tests) and not any(map(_compares, tests))
-        yield kind, CapturedPause(unit=unit, every=every or 1, num_samples=samples), has_condition
+        of = "job" if is_last else unit
+        yield kind, CapturedPause(unit=of, every=every or 1, num_samples=samples), has_condition
+
+
+def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
+    """True if a network whose mode a call changes is called, or given away whole, until its mode changes again."""
+    network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda node: node.lineno):
+        name = called_name(node.func)
+        if node.lineno <= call.lineno or _SAVES.search(name):
+            continue
+        if name == "train" and ast.unparse(node.func).startswith(network):
+            return False
+        parts = [node.func, *node.args, *(word.value for word in node.keywords)]
+        if _EVALUATES.search(name) or any(f"{network}.".startswith(f"{ast.unparse(one)}.") for one in parts):
+            return True
+    return False
 
 
 def _compares(test: ast.expr) -> bool:
@@ -349,6 +414,10 @@ def _calls(
             yield from _calls(node.orelse, leave_out, tests)
         elif isinstance(node, (ast.With, ast.Try, ast.For, ast.While)):
             if node not in leave_out:
+                for item in getattr(node, "items", ()):
+                    if isinstance(item.context_expr, ast.Call):
+                        item.context_expr.within = node.body  # type: ignore[attr-defined]
+                        yield item.context_expr, tests
                 yield from _calls(node.body, leave_out, tests)
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             for inner in ast.walk(node):
@@ -370,11 +439,36 @@ def _kind_of(call: ast.Call, frame: FrameType) -> str:
         return "validation"
     if _SAVES.search(name):
         return "" if owner in _OTHER_SAVERS else "checkpoints"
+    if name in ("no_grad", "inference_mode"):
+        return "validation" if _goes_through(getattr(call, "within", ()), frame) else ""
     known = value_in(function, frame)
     known = getattr(known, "__func__", known)  # of a bound method
     if isinstance(known, FunctionType) and _is_followed(known.__code__):
         return "checkpoints" if _saves(known.__code__, known.__globals__) else ""
     return ""
+
+
+def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
+    """True if statements without gradients, or a function that they call, go through data, and draw no samples."""
+    nodes = [node for top in body for node in ast.walk(top)]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    known = [value_in(function, frame) for function in calls]
+    if any(
+        _SAMPLES.search(called_name(function)) or _UPDATES.search(called_name(function)) for function in calls
+    ):
+        return False
+    inside = [
+        node
+        for found in known
+        if isinstance(found, FunctionType) and _is_followed(found.__code__)
+        for node in ast.walk(_source_of(found.__code__))
+    ]
+    loops = [
+        node
+        for node in [*nodes, *inside]
+        if isinstance(node, ast.For) and "param" not in ast.unparse(node.iter)
+    ]
+    return any(isinstance(node, ast.Call) for loop in loops for top in loop.body for node in ast.walk(top))
 
 
 def _is_followed(code: CodeType) -> bool:

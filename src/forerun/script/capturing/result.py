@@ -19,10 +19,10 @@ import torch
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import Job, Progress, job_of
+from forerun.script.capturing.job import Counters, Job, Progress, job_of
 from forerun.script.capturing.patches import Loaders
 from forerun.script.capturing.stand_ins import Parallelism
-from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, unwrapped
+from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
 from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
@@ -49,6 +49,7 @@ def write_result(
     frame: FrameType,
     flags: dict[str, Any],
     guesses: dict[str, int],
+    counters: Counters,
 ) -> Job:
     """Writes graph and facts; returns the length of the job.
 
@@ -60,6 +61,7 @@ def write_result(
         frame: Frame of the script's update, from which its loops are read.
         flags: Facts that patches noticed: compile, fused, autocast dtypes, and more.
         guesses: Places that decided by an unknown value.
+        counters: What the steps added to the counters of the loops.
     """
     chosen, pair = _chosen(steps)
     num_micro_steps = steps.micro_steps(chosen, flags["options"])
@@ -90,7 +92,7 @@ def write_result(
     loader = loaders.facts()
     # A trainer that begins with single micro-steps says how many follow; the graph has one of them in either case.
     num_micro_steps = max(num_micro_steps, flags.get("job", {}).get("num_micro_steps", 1))
-    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps))
+    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), counters)
     facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps)
     notes = _notes(steps, chosen, guesses, flags)
     document = {
@@ -106,12 +108,13 @@ def write_result(
 def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:
     """The step whose work is nearest to the mean, and two successive ones of which the second has the most.
 
-    A step with fewer samples than others, such as the last one of an epoch, is not chosen.
+    Steps of as many samples as most are chosen: neither the last one of an epoch, nor one that looks at other data.
     """
     recorded = steps.recorded
     work = [steps.flops_of(step) for step in recorded]
     samples = [sum(step.loader_samples) for step in recorded]
-    whole = [i for i, number in enumerate(samples) if number == max(samples)]
+    usual = max(samples, key=lambda number: (samples.count(number), number))
+    whole = [i for i, number in enumerate(samples) if number == usual]
     mean = sum(work[i] for i in whole) / len(whole)
     chosen = min(whole, key=lambda i: (abs(work[i] - mean), -i))
     largest = max(range(1, len(recorded)), key=lambda i: (work[i], -i))
@@ -137,20 +140,23 @@ def _rows(
     rows = steps.recorder.rows
     if num_micro_steps == 1:
         return rows[step.first_row : step.last_row], lambda row: row - step.first_row
-    ends = step.backward_ends
-    head = _leading(rows[step.first_row : ends[0]])
-    # What the first micro-step does beyond the last (zeroing gradients) happens once a step, and is the
-    # optimizer's.
-    usual = len(_leading(rows[ends[-2] : ends[-1]]))
-    once = [replace(r, step_part=StepPart.OPTIMIZER) for r in head[: max(0, len(head) - usual)]]
-
-    def place(row: int) -> int:
-        if row >= ends[-2]:
-            return len(once) + row - ends[-2]
-        to_end = next(end for end in ends if end >= row) - row
-        return len(once) + max(0, ends[-1] - ends[-2] - to_end)
-
-    return [*once, *rows[ends[-2] : step.last_row]], place
+    kept: list[RecordedRow] = []
+    places: list[int] = []
+    for piece in parts_of(step):
+        ends = piece.ends[:: -(len(piece.ends) // num_micro_steps)][::-1]
+        head = _leading(rows[piece.first_row : ends[0]])
+        # What the first micro-step does beyond the last (zeroing gradients) happens once a step, and is the
+        # optimizer's.
+        usual = len(_leading(rows[ends[-2] : ends[-1]]))
+        kept += [replace(r, step_part=StepPart.OPTIMIZER) for r in head[: max(0, len(head) - usual)]]
+        first = len(kept)
+        for row in range(piece.first_row, ends[-2]):
+            to_end = next(end for end in ends if end >= row) - row
+            places.append(first + max(0, ends[-1] - ends[-2] - to_end))
+        places += range(first, first + piece.last_row - ends[-2])
+        kept += rows[ends[-2] : piece.last_row]
+    places.append(len(kept))
+    return kept, lambda row: places[row - step.first_row]
 
 
 def _leading(rows: list[RecordedRow]) -> list[RecordedRow]:
@@ -167,7 +173,10 @@ def _events(
 ) -> tuple[list[RecordedEvent], tuple[str, ...]]:
     """The memory stream of two steps, see ``stream_of_steps``, and the names of its weights, in order."""
     begin = pair[0].first_event
-    spans = [(step.first_event, step.micro_events[-2]) for step in pair] if num_micro_steps > 1 else []
+    pieces = [piece for step in pair for piece in parts_of(step)] if num_micro_steps > 1 else []
+    spans = [
+        (piece.first_event, piece.end_events[-1 - len(piece.ends) // num_micro_steps]) for piece in pieces
+    ]
     stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
     named = {steps.recorder.block_of(p): name for name, p in reversed(_named_parameters(steps))}
     return stream, tuple(named.get(block, "") for block in weights)
@@ -299,15 +308,25 @@ def _without_earlier(body: list[RecordedEvent], spans: list[tuple[int, int]]) ->
 def _batch_size(steps: Steps, step: RecordedStep, num_micro_steps: int, options: list[dict[str, Any]]) -> int:
     if step.loader_samples:
         every = [number for each in steps.recorded for number in each.loader_samples]
-        fetches = len(every) / len(steps.recorded)
-        own = step.loader_samples[0]
+        fetches, own = round(len(every) / len(steps.recorded)), step.loader_samples[0]
+        if 0 < fetches < num_micro_steps:  # a batch that the script splits
+            return max(1, own * fetches // num_micro_steps)
+        if (
+            num_micro_steps < fetches == max(step.updates.values(), default=0)
+        ):  # each for an update of its own
+            return own * fetches
         if fetches <= num_micro_steps or step.samples == [] or own in step.samples:
             return max(1, own)
     if step.samples:
-        asked = [o["value"] for o in options if "batch" in o["name"].lower()]
+        asked = [o["value"] for o in options if "batch" in o["name"].lower() or "batch size" in o["help"]]
         # Sequences may come step by step, (steps, batch): an argument says which axis is that of samples.
         if step.samples[0] not in asked and len(steps.first_sizes) > 1 and steps.first_sizes[1] in asked:
             return steps.first_sizes[1]
+        whole = [
+            n for n in asked if isinstance(n, int) and 1 < n < step.samples[0] and not step.samples[0] % n
+        ]
+        if step.samples[0] not in asked and len(set(whole)) == 1:
+            return whole[0]  # samples of several rows each, such as the points along a ray
         return max(1, step.samples[0])
     return max(1, step.loader_samples[0] if step.loader_samples else 1)
 

@@ -15,7 +15,7 @@ from forerun.tracing.calls import CostRow
 from forerun.tracing.fusion import DataFlow
 from forerun.tracing.meta_results import SHORTCUTS
 from forerun.tracing.op_rules.streaming import TRITON_KERNELS
-from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
+from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder, tensors_in
 
 
 def _on_processor(tensor: torch.Tensor) -> bool:
@@ -85,15 +85,15 @@ class ScriptRecorder(StepRecorder):
                 if not self.in_optimizer:  # an optimizer's counters are the host's on a GPU as well
                     self.note_read(args[0].element_size())
                 return func(*args, **(kwargs or {}))
-            for tensor in _tensors_of(args):
+            for tensor in tensors_in(args):
                 if self.is_traced(tensor) and tensor.dim():
                     self.watch(tensor, AllocationKind.INPUT)
         writes = self.records_ops and func._schema.is_mutable
-        if writes and any(id(tensor) in self._trained for tensor in _tensors_of(args[:1])):
+        if writes and any(id(tensor) in self._trained for tensor in tensors_in(args[:1])):
             self.weight_writes.append(len(self.rows))
         is_outside = self.records_ops and not self.in_optimizer and not self._modules[-1]
         if is_outside and func in _AVERAGING and _C._current_autograd_node() is None:
-            self._averaged |= {self.block_of(tensor) for tensor in _tensors_of(args[:1])} & self._kept
+            self._averaged |= {self.block_of(tensor) for tensor in tensors_in(args[:1])} & self._kept
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -188,14 +188,6 @@ class ScriptRecorder(StepRecorder):
 def _parameters() -> Iterator[torch.Tensor]:
     """All parameters of networks that are alive."""
     return (thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter)
-
-
-def _tensors_of(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors_of(item)]
-    return []
 
 
 def _flow(cost: CostRow) -> DataFlow:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import multiprocessing.process
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from forerun.script.capturing.pretend import is_pretended
 from forerun.script.capturing.steps import Steps, first_tensor
-from forerun.script.patching import after_import, surround
+from forerun.script.patching import RefusedError, after_import, place_in_script, surround
 from forerun.script.profiling.messages import CaptureSettings
 
 _COLLECTIVES = (
@@ -75,19 +76,22 @@ class _Passes:
         if len(self.known) < 2:
             return None
         (first, early), (last, late) = self.known
-        changes = [new - old for old, new in zip(first, last, strict=True)]
-        if [new - old for old, new in zip(last, asked, strict=True)] != changes:
+        changes = [(new - old, other - new) for old, new, other in zip(first, last, asked, strict=True)]
+        past, now = next(((a, b) for a, b in changes if a), (0, 0))
+        if not past or any(b * past != a * now for a, b in changes):
             return None
-        return tuple(2 * new - old for old, new in zip(early, late, strict=True))
+        return tuple(new + (new - old) * now // past for old, new in zip(early, late, strict=True))
 
 
 class Repeats:
-    """Stands in for forward passes without gradients that repeat earlier ones, as those of a validation do.
+    """Stands in for forward passes that repeat earlier ones, as those of a validation and of many micro-steps do.
 
     A pass of an outermost module in evaluation mode gives empty results where their sizes are foreseen, once those of
     the pass before were as foreseen: of equal inputs, or of inputs that grow as before, such as a text that is written
     token by token. In recorded steps, of which a few may be part, sixteen run whole. So do those whose inputs or
     results hold more than tensors of the device and plain values, such as caches of keys.
+
+    With gradients it is a pass of a micro-step after the third and before the last of an update, which are equal.
 
     Args:
         steps: Tells which passes are outermost, and whether a step is recorded.
@@ -104,18 +108,29 @@ class Repeats:
         @surround(nn.Module, "_call_impl")
         def called(run: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             steps = self._steps
-            if module.training or steps.depth != 1 or torch.is_grad_enabled():
+            if steps.depth != 1 or steps.in_backward:
+                return run(module, *args, **kwargs)
+            if torch.is_grad_enabled():
+                if module.training:
+                    steps.trained_once.add(id(module))
+                if module.training or id(module) not in steps.trained_once:
+                    return self._repeated(run, module, args, kwargs, has_gradient=True)
+            elif module.training:
                 return run(module, *args, **kwargs)
             return self._repeated(run, module, args, kwargs)
 
-    def _repeated(self, run: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _repeated(
+        self, run: Any, module: nn.Module, args: Any, kwargs: Any, *, has_gradient: bool = False
+    ) -> Any:
         form, asked = _shape_of((args, kwargs))
         if form is None:
             return run(module, *args, **kwargs)
-        passes = self._passes.setdefault((id(module), *form), _Passes())
+        passes = self._passes.setdefault((id(module), has_gradient, *form), _Passes())
         is_recorded = self._steps.recorder.records_ops
         passes.num_recorded += is_recorded
         is_few = is_recorded and passes.num_recorded <= _MOST_RECORDED
+        if has_gradient:
+            is_few = not self._steps.repeats_micro_step()
         beside, sizes = first_tensor((args, kwargs)), passes.foreseen(asked)
         if passes.is_sure and passes.result and sizes is not None and beside is not None and not is_few:
             passes.known = [*passes.known[-1:], (asked, sizes)]
@@ -123,7 +138,10 @@ class Repeats:
             for leaf in pytree.tree_leaves(made):
                 if isinstance(leaf, torch.Tensor):
                     self._forget(leaf)
-            return made
+            if not has_gradient:
+                return made
+            self._steps.stands_in()
+            return pytree.tree_map(_derived, made)
         result = run(module, *args, **kwargs)
         form, found = _shape_of(result)
         passes.is_sure = form is not None and form == passes.result and found == sizes
@@ -151,6 +169,12 @@ def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
         else:
             return None, ()
     return (structure, tuple(found)), tuple(sizes)
+
+
+def _derived(leaf: Any) -> Any:
+    """A tensor that a loss may be taken of, and changed in place, as those of a network."""
+    is_one = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.requires_grad_().clone() if is_one else leaf
 
 
 def _empty(form: tuple[Any, ...], sizes: _Sizes, beside: torch.Tensor) -> Any:
@@ -270,6 +294,10 @@ class Parallelism:
                 if hasattr(module, name):
                     setattr(module, name, self._collective(name))
         self._cover_wrappers()
+        surround(multiprocessing.process.BaseProcess, "start")(_started)
+        surround(torch.Tensor, "share_memory_")(
+            lambda share, tensor: tensor if is_pretended(tensor) else share(tensor)
+        )
         torch.multiprocessing.spawn = self._spawn  # type: ignore[assignment, attr-defined]
         torch.multiprocessing.start_processes = self._spawn  # type: ignore[assignment, attr-defined]
 
@@ -325,6 +353,17 @@ class Parallelism:
         """Runs the first of the processes that the script would start, here."""
         self._settings = replace(self._settings, world_size=max(nprocs, self._settings.world_size))
         function(0, *args)
+
+
+def _started(start: Any, process: Any, *args: Any, **kwargs: Any) -> Any:
+    """Starts a process, unless it is given a network to train."""
+    given = [*process._args, *process._kwargs.values()]
+    if any(isinstance(value, nn.Module) for value in given):
+        raise RefusedError(
+            f"it gives its network to a process that it starts itself ({place_in_script()}), whose steps are not seen; "
+            "name the command of one process, or call what that process runs in the script itself"
+        )
+    return start(process, *args, **kwargs)
 
 
 def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:

@@ -229,6 +229,7 @@ class _Session:
         from forerun.script.capturing import pretend
         from forerun.script.capturing.checkpoints import Checkpoints
         from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
+        from forerun.script.capturing.job import Counters
         from forerun.script.capturing.patches import Loaders, cover_ignite, cover_keras, cover_torch
         from forerun.script.capturing.pauses import Pauses
         from forerun.script.capturing.script_recorder import ScriptRecorder
@@ -247,6 +248,9 @@ class _Session:
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
         steps.goes_on = self.pauses.stepped
+        self.counters = Counters()
+        steps.ends = lambda: self.counters.note(sys._getframe(1))
+        steps.has_other_data = self.loaders.evaluates
         steps.evaluates = lambda: self.pauses.saw("validation", self.loaders.evaluated_samples())
         self.parallel = Parallelism(settings, steps)
         known = self.pretence.known if self.pretence is not None else None
@@ -308,10 +312,11 @@ class _Session:
         recorder.is_paused = True
         self.flags["options"] = argument_options()
         self.flags["configurator"] = _names_of_main()
+        self.counters.close(sys._getframe())
         guesses = self.pretence.guesses if self.pretence is not None else {}
         job = write_result(
             Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
-            guesses,
+            guesses, self.counters,
         )  # fmt: skip
         if self.pauses.steps_recorded(sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on):
             gc.enable()

@@ -8,7 +8,9 @@ pass.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ from forerun.tracing.recorder import RecordedRow
 
 _IDLE_OPTIMIZER_STEPS = 6
 _MOST_STEPS = 6
+_EQUAL_PASSES = 3
 _DIFFERENT = 0.02
 _HEAVY = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV, OpClass.LINEAR, OpClass.BMM, OpClass.ATTENTION,
           OpClass.RECURRENT)  # fmt: skip
@@ -35,9 +38,11 @@ class RecordedStep:
         last_row: Position behind its last row.
         backward_ends: Positions behind the rows of each backward pass.
         micro_events: Position in the memory stream at the end of each backward pass.
+        update_ends: Positions behind the rows of each update, and in the memory stream.
+        stood_in: Backward passes whose forward pass was stood in for, by their number.
         num_forwards: Forward passes of outermost modules with gradients.
         updates: Updates by optimizer, in the order of the optimizers.
-        samples: Samples of each batch that was used.
+        samples: Samples of each batch that was used, those before a backward pass first.
         loader_samples: Samples of each batch the loader gave.
         num_reads: Values that the host read.
         num_evaluations: Passes of the trained networks in evaluation mode.
@@ -49,6 +54,8 @@ class RecordedStep:
     last_row: int = 0
     backward_ends: list[int] = field(default_factory=list)
     micro_events: list[int] = field(default_factory=list)
+    update_ends: list[tuple[int, int]] = field(default_factory=list)
+    stood_in: set[int] = field(default_factory=set)
     num_forwards: int = 0
     updates: dict[int, int] = field(default_factory=dict)
     samples: list[int] = field(default_factory=list)
@@ -89,7 +96,13 @@ class Steps:
         self.in_loader = False
         self.is_over = False
         self.evaluates: Callable[[], None] = lambda: None
+        self.has_other_data: Callable[[], bool] = lambda: False
+        self.ends: Callable[[], None] = lambda: None
         self.goes_on: Callable[[], None] = lambda: None
+        self.trained_once: set[int] = set()
+        self.differentiates = False
+        self._num_passes = 0
+        self._most_passes: dict[int, int] = {}
         self._last: int | None = None
         self.depth = 0
         self.in_backward = False
@@ -115,8 +128,11 @@ class Steps:
         self.recorder.default_kind = AllocationKind.ACTIVATION
         key = id(optimizer)
         self.num_updates[key] += 1
+        self._most_passes[key] = max(self._num_passes, self._most_passes.get(key, 0))
+        self._num_passes = 0
         if self._now is not None:
             self._now.updates[key] = self._now.updates.get(key, 0) + 1
+            self._now.update_ends.append((len(self.recorder.rows), len(self.recorder.events)))
         if self._is_boundary(key):
             self._step_ends()
 
@@ -143,12 +159,15 @@ class Steps:
         self.recorder.default_kind = AllocationKind.TEMPORARY
         if self._now is not None and not self._now.backward_ends:
             self.recorder.mark(MemoryEvent.BACKWARD_BEGINS)
+            # Passes before may be those of a rollout: the last one is that whose gradients are taken.
+            self._now.samples = [*self._now.samples[-1:], *self._now.samples[:-1]]
 
     def backward_ends(self) -> None:
         """A backward pass is over."""
         self.in_backward = False
         self._saw_backward = True
         self.num_backwards += 1
+        self._num_passes += 1
         self.recorder.default_kind = AllocationKind.ACTIVATION
         if self._now is not None:
             self._now.backward_ends.append(len(self.recorder.rows))
@@ -157,7 +176,8 @@ class Steps:
     def module_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A module begins its forward pass."""
         if self.depth == 0 and not self.in_backward and not self.in_loader:
-            if not (torch.is_grad_enabled() or module.training) and self._trains(module):
+            evaluates = not (torch.is_grad_enabled() or (module.training and not self.has_other_data()))
+            if evaluates and self._trains(module):
                 self.evaluates()
                 if self._now is not None:
                     self._now.num_evaluations += 1
@@ -175,6 +195,19 @@ class Steps:
         # The first is the script itself; a module whose begin was not seen must not take it away.
         if len(self.recorder._modules) > 1:
             self.recorder.leave_module()
+
+    def repeats_micro_step(self) -> bool:
+        """True within a micro-step after the third and before the last of each update, however many those have."""
+        if self.differentiates or self.is_over or self._num_passes < _EQUAL_PASSES:
+            return False
+        return all(
+            self._num_passes < number - 1 or number <= _EQUAL_PASSES for number in self._most_passes.values()
+        )
+
+    def stands_in(self) -> None:
+        """A forward pass of a micro-step was stood in for."""
+        if self._now is not None:
+            self._now.stood_in.add(len(self._now.backward_ends))
 
     def batch_loaded(self, num_samples: int) -> None:
         """A loader gave a batch."""
@@ -259,6 +292,7 @@ class Steps:
             return
         self._saw_backward = False
         self.num_steps += 1
+        self.ends()
         if self._now is not None:
             self._close()
         elif self.num_steps == 1:
@@ -356,25 +390,39 @@ class Steps:
         return found
 
     def micro_steps(self, step: RecordedStep, options: Sequence[Mapping[str, Any]] = ()) -> int:
-        """Micro-steps of a step: backward passes of one optimizer that do the same work on samples of their own.
+        """Micro-steps of a step: backward passes before each update that do the same work on samples of their own.
 
         Passes are alike if they have the same heavy operations and weights, if each has a batch of the loader, or if an
         argument for accumulated gradients says their number: sequences of different lengths differ in their kernels.
+        Where several optimizers update, each has as many micro-steps, of one or more passes.
 
         Args:
             step: The recorded step.
             options: Options of the script's parsers, ``name`` and ``value``.
         """
-        ends = step.backward_ends
-        if len(ends) < 2 or len(step.updates) > 1 or sum(step.updates.values()) > 1:
+        if not step.backward_ends:
             return 1
-        if any(ends[0] <= row < ends[-1] for row in self.recorder.weight_writes):
+        parts = parts_of(step)
+        first, last = step.backward_ends[0], step.backward_ends[-1]
+        if len(parts) == 1 and any(first <= row < last for row in self.recorder.weight_writes):
             return 1  # a second look at the same samples, such as that of sharpness-aware updates
-        begins = [step.first_row, *ends[:-1]]
-        works = [self._heavy(begin, end) for begin, end in zip(begins, ends, strict=True)]
-        is_alike = bool(works[0]) and all(work == works[0] for work in works)
-        is_said = any(o["value"] == len(ends) and "accum" in o["name"].lower() for o in options)
-        return len(ends) if is_alike or is_said or len(step.loader_samples) == len(ends) else 1
+        skipped = {step.backward_ends[number] for number in step.stood_in if number < len(step.backward_ends)}
+        works = [
+            [
+                None if end in skipped else self._heavy(begin, end)
+                for begin, end in itertools.pairwise([part.first_row, *part.ends])
+            ]
+            for part in parts
+        ]
+        common = math.gcd(*map(len, works))
+        said = {o["value"] for o in options if "accum" in o["name"].lower() and type(o["value"]) is int}
+        for number in range(common, 1, -1):
+            if common % number:
+                continue
+            are_alike = all(_repeats(work, number) for work in works)
+            if are_alike or number in said or number == len(step.loader_samples):
+                return number
+        return 1
 
     def _heavy(self, begin: int, end: int) -> list[tuple[str, str]]:
         rows = self.recorder.rows[begin:end]
@@ -383,6 +431,54 @@ class Steps:
             for row in rows
             if row.step_part == StepPart.FORWARD and row.cost.op_class in _HEAVY
         ]
+
+
+def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
+    """True if passes do the same ``number`` times, as far as they were not stood in for."""
+    period = len(work) // number
+    ways = [[one for one in work[first::period] if one is not None] for first in range(period)]
+    return bool(work[0]) and all(one == way[0] for way in ways for one in way)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPiece:
+    """Backward passes of a step before an update, and that update.
+
+    Attributes:
+        first_row, last_row: Its rows, the last behind its end.
+        first_event: Where it begins in the memory stream.
+        ends: Positions behind the rows of each backward pass.
+        end_events: Those in the memory stream.
+    """
+
+    first_row: int
+    last_row: int
+    first_event: int
+    ends: list[int]
+    end_events: list[int]
+
+
+def parts_of(step: RecordedStep) -> list[StepPiece]:
+    """The pieces of a step; an update without a pass of its own belongs to the piece before."""
+    begins = [(step.first_row, step.first_event)]
+    for (row, event), after in zip(
+        step.update_ends, [*step.update_ends[1:], (step.last_row, 0)], strict=False
+    ):
+        if any(row < end <= after[0] for end in step.backward_ends):
+            begins.append((row, event))
+    found = []
+    for (row, event), (last, _) in itertools.pairwise([*begins, (step.last_row, 0)]):
+        inside = [i for i, end in enumerate(step.backward_ends) if row < end <= last]
+        found.append(
+            StepPiece(
+                first_row=row,
+                last_row=last,
+                first_event=event,
+                ends=[step.backward_ends[i] for i in inside],
+                end_events=[step.micro_events[i] for i in inside],
+            )
+        )
+    return found
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -400,7 +496,8 @@ def first_tensor(value: Any, depth: int = 0) -> torch.Tensor | None:
     if depth > 4:
         return None
     if hasattr(value, "values") and callable(value.values):
-        value = list(value.values())
+        found = value.values()
+        value = list(found) if isinstance(found, Iterable) else None
     if isinstance(value, (list, tuple)):
         for item in value:
             if (found := first_tensor(item, depth + 1)) is not None:
