@@ -236,7 +236,7 @@ def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
 
 
 def shape_of(step: DividedStep) -> StepShape:
-    """What the error of a step depends on.
+    """The facts on which the error of a step depends.
 
     Raises:
         InvalidSetupError: The step has no backward pass, or no names of its weights.
