@@ -137,7 +137,7 @@ def test_a_job_of_torchtune_says_its_model_product_and_arguments_itself():
     trainjob(changed(OF_TORCHTUNE), predict)
     assert questions == [
         {
-            "model": "meta-llama/Llama-3.2-1B",
+            "model": "meta-llama/Llama-3.2-1B-Instruct",
             "device": "a100-sxm4-80gb",
             "batch_size": 4,
             "epochs": 1.0,

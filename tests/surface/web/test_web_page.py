@@ -188,7 +188,7 @@ def test_the_number_of_devices_changes_every_part(opened, complaints):
 
 
 def test_a_device_whose_link_is_not_known_has_no_curve_but_an_answer(opened):
-    page = opened(link="#model=cnn:depth=2,base_filters=32&device=mi250x&dataset=cifar10&compare=t4")
+    page = opened(link="#model=cnn:depth=2,base_filters=32&device=mi350x&dataset=cifar10&compare=t4")
     assert "link" in page.locator("#scale-words").inner_text()
     assert page.locator("#scale-chart canvas").count() == 0
     assert cards(page)["step"]
