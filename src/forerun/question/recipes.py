@@ -32,7 +32,7 @@ from forerun.question.model import (
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
-from forerun.question.sharing import AXES, Sharing, Strategy
+from forerun.question.sharing import AXES, Sharing, Strategy, parse_parallel
 
 if TYPE_CHECKING:
     from forerun.graph.captured import CaptureFacts
@@ -183,8 +183,8 @@ class ConfigFile:
         if (given.get("sequence_length") or held.get("sequence_length")) is None:
             held.pop("tokens", None)
         if self.global_batch is not None and "accumulation" not in held:
-            axes = re.findall(r"(?:tp|pp|cp)=(\d+)", str(given.get("parallel") or held.get("parallel")))
-            groups = max(1, num_devices // prod(map(int, axes)))
+            axes = given.get("parallel") or held.get("parallel")
+            groups = parse_parallel(axes, num_devices)["data"] if axes and num_devices > 1 else num_devices
             batch = given.get("batch_size") or held.get("batch_size") or self.global_batch
             held["accumulation"] = max(1, self.global_batch // (batch * groups))
         return held

@@ -364,9 +364,10 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
 def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
 ) -> Iterator[tuple[str, CapturedPause, bool]]:
-    draws = {tests for call, tests in _calls(body, leave_out) if _SAMPLES.search(called_name(call.func))}
-    for call, tests in _calls(body, leave_out):
-        kind = _kind_of(call, frame)
+    calls = list(_calls(body, leave_out))
+    draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
+    for call, tests, within in calls:
+        kind = _kind_of(call, within, frame)
         if called_name(call.func) == "eval" and (tests in draws or not _is_used(call, body)):
             continue  # it draws samples there, or puts a network aside for a moment
         if not kind or any(_is_false(test, frame) for test in tests):
@@ -406,8 +407,8 @@ def _compares(test: ast.expr) -> bool:
 
 def _calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], tests: tuple[ast.expr, ...] = ()
-) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
-    """Calls in statements with the conditions around them; without those of inner loops around the step."""
+) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...], Sequence[ast.stmt]]]:
+    """Calls in statements, conditions around them, and what a ``with`` encloses; inner loops are left out."""
     for node in body:
         if isinstance(node, ast.If):
             yield from _calls(node.body, leave_out, (*tests, node.test))
@@ -416,16 +417,15 @@ def _calls(
             if node not in leave_out:
                 for item in getattr(node, "items", ()):
                     if isinstance(item.context_expr, ast.Call):
-                        item.context_expr.within = node.body  # type: ignore[attr-defined]
-                        yield item.context_expr, tests
+                        yield item.context_expr, tests, node.body
                 yield from _calls(node.body, leave_out, tests)
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Call):
-                    yield inner, tests
+                    yield inner, tests, ()
 
 
-def _kind_of(call: ast.Call, frame: FrameType) -> str:
+def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:
     """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
     function, name = call.func, called_name(call.func)
     owner = (
@@ -440,7 +440,7 @@ def _kind_of(call: ast.Call, frame: FrameType) -> str:
     if _SAVES.search(name):
         return "" if owner in _OTHER_SAVERS else "checkpoints"
     if name in ("no_grad", "inference_mode"):
-        return "validation" if _goes_through(getattr(call, "within", ()), frame) else ""
+        return "validation" if _goes_through(within, frame) else ""
     known = value_in(function, frame)
     known = getattr(known, "__func__", known)  # of a bound method
     if isinstance(known, FunctionType) and _is_followed(known.__code__):

@@ -128,9 +128,7 @@ class _FourBits(torch.autograd.Function):
         out_features: int,
         keeps: bool,
     ) -> torch.Tensor:
-        ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
-        if keeps and ctx.needs_input_grad[0]:
-            ctx.save_for_backward(source)
+        _hold(ctx, source, weight, scales, out_features, keeps)
         full = dequantize(weight, scales, out_features, source.shape[-1], source.dtype)
         return functional.linear(source, full)
 
@@ -139,27 +137,30 @@ class _FourBits(torch.autograd.Function):
         return _input_gradient(ctx, gradient), None, None, None, None
 
 
+def _hold(
+    ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out_features: int, keeps: bool
+) -> None:
+    """Holds what the backward pass of a product needs, and its input where the library keeps it."""
+    ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
+    if keeps and ctx.needs_input_grad[0]:
+        ctx.save_for_backward(source)
+
+
 class _FourBitsTwice(_FourBits):
     """The same with scales that are written out in fp32 before each use."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        out_features: int,
-        keeps: bool,
-    ) -> torch.Tensor:
-        full = _in_full(weight, scales)
-        found: torch.Tensor = _FourBits.forward(ctx, source, weight, full, out_features, keeps)
+        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, *more: Any
+    ) -> Any:
+        found = _FourBits.forward(ctx, source, weight, _in_full(weight, scales), *more)
         ctx.scales = scales
         return found
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         ctx.scales = _in_full(ctx.weight, ctx.scales)
-        return _input_gradient(ctx, gradient), None, None, None, None
+        return _FourBits.backward(ctx, gradient)
 
 
 def _in_full(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -169,28 +170,15 @@ def _in_full(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return full + 1.0
 
 
-class _EightBits(torch.autograd.Function):
+class _EightBits(_FourBits):
     """Product in 8 bits; the gradient of the input is one in the format of that input."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        out_features: int,
-        keeps: bool,
-    ) -> torch.Tensor:
-        ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
-        if keeps and ctx.needs_input_grad[0]:
-            ctx.save_for_backward(source)
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor, *more: Any) -> Any:
+        _hold(ctx, source, weight, *more)
         rows = source.flatten(0, -2).to(torch.float16)
         result: torch.Tensor = eight_bit_product(to_eight_bits(rows, torch.int8), weight.t(), source.dtype)
-        return result.view(*source.shape[:-1], out_features)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _input_gradient(ctx, gradient), None, None, None, None
+        return result.view(*source.shape[:-1], weight.shape[0])
 
 
 def input_gradient(layer: QuantizedLinear, gradient: torch.Tensor) -> torch.Tensor:
