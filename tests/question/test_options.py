@@ -42,7 +42,9 @@ def test_every_setting_that_names_no_file_can_be_asked_over_http(verb):
     options, body = VERBS[verb]
     fields = {field.alias or name for name, field in body.model_fields.items()}
     # Lengths are numbers or a law there.
-    wanted = {name for name, item in declared(options).items() if not item.setting.is_local or name == "lengths"}
+    wanted = {
+        name for name, item in declared(options).items() if not item.setting.is_local or name == "lengths"
+    }
     assert fields - {"model", "models", "device", "devices"} == wanted
 
 
