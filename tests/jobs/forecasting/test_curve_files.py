@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import InvalidSetupError, RecordError
-from forerun.jobs.forecasting.curve import parse_target
+from forerun.jobs.forecasting.curve import clean, parse_target
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve, read_target_curve
 from forerun.jobs.forecasting.text_logs import read_text_log
 
@@ -39,6 +39,9 @@ def test_keras_csv_logger_counts_epochs_from_zero(tmp_path):
     np.testing.assert_array_equal(curve.values, [0.5, 0.6, 0.7])
     assert read_curve(path).metric == "val_accuracy"
     assert read_curve(path, "val_loss").is_rising is False
+    named = write(tmp_path, path.read_text(encoding="utf-8"), "training.log")  # as in Keras' own examples
+    np.testing.assert_array_equal(read_curve(named).values, read_curve(path).values)
+    assert find_curve_files(tmp_path) == [path, named]
 
 
 def test_lightning_csv_logger_has_gaps(tmp_path):
@@ -588,6 +591,32 @@ def test_the_store_of_mlflow_holds_several_runs(tmp_path):
     path.write_bytes(b"nothing that SQLite knows, of some length")
     with pytest.raises(RecordError, match="expected the SQLite store of MLflow"):
         read_curve(path / "moon")
+
+
+def test_lines_with_a_date_say_how_long_the_run_took(tmp_path):
+    lines = [
+        f"2025-06-04 17:{30 + 2 * e}:05,500 - INFO - Epoch {e}/35, Test Acc: {60 + e}%" for e in range(1, 6)
+    ]
+    curve = read_curve(write(tmp_path, "\n".join(lines), "cifar.log"))
+    assert (curve.epoch_time_s(), curve.planned_end) == (120, 35)
+
+
+def test_what_is_evaluated_comes_before_what_each_step_prints(tmp_path):
+    rows = [
+        f"Epoch: [{e}/50] Iter:[{i}/40], Loss: 1.4, Acc:0.7{e}" for e in range(5) for i in range(0, 40, 10)
+    ]
+    for e in reversed(range(5)):
+        rows.insert(4 * (e + 1), f"Loss: 0.9, MeanIU:  0.4{e}, Best_mIoU:  0.52")
+    assert read_curve(write(tmp_path, "\n".join(rows), "seg.log")).metric == "meaniu"
+
+
+def test_a_run_whose_training_loss_is_lost_has_diverged_between_two_evaluations(tmp_path):
+    rows = []
+    for i in range(10, 560, 10):
+        rows += [f"iter {i}: loss {'nan' if i > 520 else 4 - i / 500}, time 1440.31ms, mfu 0.01%"]
+        rows += [f"step {i}: train loss {4 - i / 500}, val loss {4 - i / 500}"] * (i % 100 == 0)
+    assert clean(read_curve(write(tmp_path, "\n".join(rows), "nano.log"), "val_loss")).has_diverged
+    assert not clean(read_curve(write(tmp_path, "\n".join(rows[:-6]), "nano.log"), "val_loss")).has_diverged
 
 
 @pytest.mark.parametrize(

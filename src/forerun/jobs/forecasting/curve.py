@@ -39,7 +39,7 @@ _LARGEST_FRACTION = 5.0
 
 _RISING_WORDS: tuple[str, ...] = (
     *("acc", "top1", "top5", "top-1", "top-5", "f1", "auc", "map", "bleu", "precision", "recall", "hit"),
-    *("score", "iou", "dice", "r2", "ndcg", "exact_match", "correlation"),
+    *("score", "iou", "meaniu", "dice", "r2", "ndcg", "exact_match", "correlation"),
 )
 _UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu")
 _FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")

@@ -129,7 +129,18 @@ def _is_curve_file(file: Path) -> bool:
     if file.is_dir():
         return is_mlflow_run(file)
     is_named = file.suffix in (".csv", ".tsv", ".wandb") or file.name in (TRAINER_STATE, _STORE, *_HISTORIES)
-    return is_named or _is_events(file) or is_text_log(file)
+    return is_named or _is_events(file) or is_text_log(file) or _is_table(file)
+
+
+def _is_table(file: Path) -> bool:
+    """True for a CSV under the name of a log: the examples of Keras' ``CSVLogger`` write to ``training.log``."""
+    if file.suffix not in TEXT_SUFFIXES or not file.is_file():
+        return False
+    with file.open(encoding="utf-8-sig", errors="replace") as opened:
+        names = [name.strip().lower() for name in opened.readline().split(",")]
+        cells = opened.readline().split(",")
+    is_header = len(names) > 1 and any(name in ("epoch", *_STEP_NAMES) for name in names)
+    return is_header and len(cells) == len(names) and not any(_is_words(cell) for cell in cells)
 
 
 def _is_events(file: Path) -> bool:
@@ -178,7 +189,7 @@ def _log_of(file: Path, run: str) -> LogColumns:
         return read_mlflow_run(file) if is_mlflow_run(file) else LogColumns(columns=read_events(file))
     if _is_events(file):
         return LogColumns(columns=read_events(file))
-    if reader := _READERS.get(file.suffix):
+    if (reader := _READERS.get(file.suffix)) and not _is_table(file):
         return reader(file)
     columns = read_columns(file)
     return LogColumns(columns=_of_run(columns, run) if run else columns, is_sparse=False)
@@ -289,12 +300,12 @@ def curve_of_columns(
         )
     places = [c for c in (epoch, step, rate, elapsed) if c is not None]
     chosen = _metric_column(columns, name, metric, places)
-    # An empty cell is a row of another metric; in a table, a NaN that was written is not told from it.
-    keep = ~np.isnan(columns[chosen]) if is_sparse else _measured(columns[chosen])
     if not np.isfinite(columns[chosen]).any():
         raise RecordError(
             f"{name}: every value of '{chosen}' is NaN or empty; the run has no number to go by"
         )
+    # An empty cell is a row of another metric; in a table, a NaN that was written is not told from it.
+    keep = ~np.isnan(columns[chosen]) | _lost(columns, chosen) if is_sparse else _measured(columns[chosen])
     cut = {c: columns[c][keep] for c in (*places, chosen)}
     rows = _Rows(
         epochs=_filled(columns[epoch])[keep] if epoch else None,
@@ -314,6 +325,17 @@ def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_poin
     passed = f"{num_passed} rows without a value of {metric} were skipped"
     averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
     return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
+
+
+def _lost(columns: Mapping[str, Floats], metric: str) -> npt.NDArray[np.bool_]:
+    """Rows behind the last number of a metric in which another loss is NaN, if that loss ends so: the run is lost."""
+    found = np.zeros(len(columns[metric]), dtype=bool)
+    for name, column in columns.items():
+        written = np.flatnonzero(~np.isnan(column))
+        if name != metric and _WHOLE_LOSS.search(name.lower()) and np.isinf(column[written[-1]]):
+            found |= np.isinf(column)
+    found[: np.flatnonzero(np.isfinite(columns[metric]))[-1] + 1] = False
+    return found
 
 
 def _measured(values: Floats) -> npt.NDArray[np.bool_]:
@@ -345,13 +367,19 @@ def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None,
 def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
     """A metric with enough values and of validation before others, one that rises before losses, whole losses first."""
 
+    def count(name: str) -> int:
+        return int(np.isfinite(columns[name]).sum())
+
+    most = max(map(count, names))
+
     def rank(name: str) -> tuple[bool, ...]:
         lowered = name.lower()
         return (
             bool(_NO_METRIC.search(lowered)),
-            int(np.isfinite(columns[name]).sum()) < _FEWEST_EPOCHS,
+            count(name) < _FEWEST_EPOCHS,
             not lowered.startswith(_OF_VALIDATION),
             not is_rising_metric(name),
+            2 * count(name) > most,  # what is evaluated is logged more rarely than what each step does
             "map" not in lowered,
             "map50-95" not in lowered,  # of YOLO's the mean over overlaps
             not _WHOLE_LOSS.search(lowered),

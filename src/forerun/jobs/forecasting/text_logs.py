@@ -14,7 +14,8 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
-("train_iters ... 5000"). A line without a place belongs to the last one. Rows at step 0 say what an untrained model
+("train_iters ... 5000"). A line without a place belongs to the last one. Lines that begin with date and time say how
+long the run has taken. Rows at step 0 say what an untrained model
 does, and are left out.
 """
 
@@ -24,6 +25,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
-    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^(val|train|t[er]l)$"
+    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^(val|train|t[er]l)$"
 )
 _NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
 _RATES = ("lr", "learning_rate", "train_lr")
@@ -52,7 +54,7 @@ _VALIDATION = re.compile(
 _SPLIT_BEHIND = re.compile(r"^(\w+)/(train|val|valid|validation|eval|test)$")
 _LENGTHS = {
     "step": re.compile(
-        r"\b(?:max_steps|max_iters|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
+        r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
         r"\W+(\d+)\b"
     ),
     "epoch": re.compile(
@@ -63,6 +65,7 @@ _BAR = re.compile(r"^\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
 _ETA = re.compile(
     r"\beta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)\s+iter: (\d+)\s.{0,600}?(?<!_)time: ([\d.]+)"
 )
+_CLOCK = re.compile(r"^\W*(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 _WHOLE = 0.02
 _HEAD_BYTES = 1_000_000
 _FEWEST_LINES = 2
@@ -135,9 +138,11 @@ class _Reading:
             pairs = _object_of(line) if "{" in line else self._pairs(line)
         place: dict[str, float] = {}
         found: dict[str, float] = {}
+        if clock := _CLOCK.match(line):
+            found["elapsed_s"] = _seconds(clock[1])
         of_validation = bool(_VALIDATION.search(line))
         for words, value in pairs:
-            name = words.strip().lower().removesuffix(" value").replace(" ", "_")
+            name = words.strip().lower().removesuffix(" value").removesuffix(" is").replace(" ", "_")
             if unit := _unit(name):
                 place[unit] = value
             elif name in _RATES:
@@ -167,6 +172,14 @@ class _Reading:
             if match["total"] and (unit := _unit(name.lower())):
                 self.lengths[unit] = float(match["total"])
         return found
+
+
+def _seconds(clock: str) -> float:
+    """Seconds of a line's time since 1970; NaN for digits that are no date."""
+    try:
+        return datetime.fromisoformat(clock).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return float("nan")
 
 
 def _unit(name: str) -> str:
