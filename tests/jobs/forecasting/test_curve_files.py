@@ -362,6 +362,34 @@ PRINTED = {
         ),
         ("val_acc@1", "epoch", None),
     ),
+    "openmmlab": (
+        lambda e: (
+            f"2023/05/05 10:00:{e:02d} - mmengine - INFO - Epoch(train)  [{e}][ 50/7330]  lr: 2.0e-02  loss: 9.0\n"
+            f"2023/05/05 10:01:{e:02d} - mmengine - INFO - Epoch(val) [{e}][625/625]    pascal/mAP: {loss_at(e):.4f}"
+        ),
+        ("val_pascal/map", "epoch", None),
+    ),
+    "espnet": (
+        lambda e: (
+            f"(trainer:334) INFO: {e}epoch results: [train] loss_ctc=9.0, acc=0.9, loss=9.5, time=1 hour, "
+            f"[valid] loss_ctc=9.1, wer=0.3, acc={loss_at(e):.4f}, loss=9.6, time=2 minutes"
+        ),
+        ("val_acc", "epoch", None),
+    ),
+    "fastai": (
+        lambda e: f"epoch     train_loss  valid_loss  time\n{e:<10}9.000000    {loss_at(e):.6f}    00:15",
+        ("valid_loss", "epoch", None),
+    ),
+    "marian": (
+        lambda e: f"[2019-02-01 00:00:03] Ep. 1 : Up. {e} : Sen. 7,000 : Cost {loss_at(e):.8f} : Time 14.53s",
+        ("cost", "step", None),
+    ),
+    "litgpt": (
+        lambda e: (
+            f"Epoch 1 | iter {4 * e} step {e} | loss train: {loss_at(e):.4f}, val: n/a | iter time: 230.11 ms"
+        ),
+        ("train_loss", "step", None),
+    ),
 }
 
 

@@ -417,7 +417,10 @@ class _Rows:
             self.epochs = _filled(self.epochs)
             self._join_restarting_steps(name)
         unit, groups = "step", None
-        if self.steps is not None and (self.epochs is None or by_step):
+        is_one_epoch = (
+            self.epochs is not None and len(np.unique(self.epochs)) == 1
+        )  # how long it is is not known
+        if self.steps is not None and (self.epochs is None or by_step or is_one_epoch):
             where = _from_one(self.steps)
         else:
             unit = "epoch"

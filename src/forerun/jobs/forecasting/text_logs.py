@@ -11,6 +11,9 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     Epoch: [3][100/5005]  Loss 1.2e+00 (1.3e+00)                        PyTorch's examples, then  * Acc@1 58.1
     {'loss': 2.5, 'learning_rate': 2e-05, 'epoch': 0.1}                 Trainer; fairseq behind 'date | train |'
      30%|###       | 300/1000 [01:00<02:20, loss=2.3]                   tqdm, whose total is the length in steps
+    epoch  train_loss  valid_loss  time                        fastai: a header, and rows of its numbers
+    Epoch(val) [1][625/625]  coco/bbox_mAP: 0.31                OpenMMLab
+    Ep. 1 : Up. 100 : Sen. 7,000 : Cost 9.8                     Marian
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
@@ -24,7 +27,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,14 @@ TEXT_SUFFIXES = (".log", ".txt", ".out")
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?![\d,])|\d+)?\.?\d*(?:[eE][-+]?\d+)?"
 _PAIR = re.compile(
-    rf"(?<![\w@/.+-])(?P<name>[A-Za-z@][\w@/.+-]*(?: [A-Za-z(][\w@/.+()-]*){{0,5}})(?:\s*[:=][\s\[]*|\s[\s\[]*)"
+    rf"(?<![\w@/.+-])(?P<name>[A-Za-z@][\w@/.+()-]*(?: [A-Za-z(][\w@/.+()-]*){{0,5}})(?:\s*[:=][\s\[]*|\s[\s\[]*)"
     rf"(?P<value>(?=[-+]?\.?\d){_NUMBER}|nan\b|inf\b)(?:\s*/\s*(?P<total>\d+))?(?P<unit>ms\b)?"
 )
 _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE]+|nan)\s*")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
-_STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "num_updates"), ("epoch", "ep")
+_STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "up", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
-    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^(val|train|t[er]l)$"
+    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^cost$|^(val|train|t[er]l)$"
 )
 _NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
 _RATES = ("lr", "learning_rate", "train_lr")
@@ -51,7 +53,10 @@ _NAMES = {"tel": "val_loss", "trl": "train_loss", "val": "val_loss", "train": "t
 _VALIDATION = re.compile(
     r"^(val|eval|test)|[^a-z](val|valid|validation|eval|test)([^a-z]|$)|^\W*\*", re.IGNORECASE
 )
-_SPLIT_BEHIND = re.compile(r"^(\w+)/(train|val|valid|validation|eval|test)$")
+_SPLIT_BEHIND = re.compile(r"^(\w+?)[/_](train|val|valid|validation|eval|test)$")
+_PART = re.compile(r"(?=\[(?:train|val|valid|eval|test)\])", re.IGNORECASE)
+_PLACE_FIRST = re.compile(r"\b(\d+)[ _]?(epoch) results")
+_WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
@@ -115,6 +120,7 @@ class _Reading:
         self.guesses: dict[str, float] = {}
         self._place: dict[str, float] = {}
         self._bar = (0.0, 0.0)
+        self._header: list[str] = []
         for line in _COLOURS.sub("", text).splitlines():
             self._read(line)
 
@@ -129,31 +135,28 @@ class _Reading:
             days, hours, minutes, seconds, step, time_s = (float(part or 0) for part in eta.groups())
             left_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
             self.guesses["step"] = float(f"{step + 1 + left_s / max(time_s, 1e-9):.3g}")
-        if plain := _PLAIN.fullmatch(line):
-            pairs: Iterable[tuple[str, float]] = [
-                ("step", float(plain["step"])),
-                (plain["name"], float(plain["value"])),
-            ]
-        else:
-            pairs = _object_of(line) if "{" in line else self._pairs(line)
         place: dict[str, float] = {}
         found: dict[str, float] = {}
         if clock := _CLOCK.match(line):
             found["elapsed_s"] = _seconds(clock[1])
-        of_validation = bool(_VALIDATION.search(line))
-        for words, value in pairs:
-            name = words.strip().lower().removesuffix(" value").removesuffix(" is").replace(" ", "_")
-            if unit := _unit(name):
-                place[unit] = value
-            elif name in _RATES:
-                found["lr"] = value
-            elif name == "train_time_ms":
-                found["elapsed_s"] = value / 1000
-            elif _METRIC.search(name) and not _NO_METRIC.search(name):
-                name = _SPLIT_BEHIND.sub(r"\2_\1", _NAMES.get(name, name))  # loss/val is val_loss
-                name = re.sub("^test", "val", name)
-                is_named = name.startswith(("val", "eval", "train", "hella"))
-                found[name if is_named or not of_validation else f"val_{name}"] = value
+        if first := _PLACE_FIRST.search(line):
+            place[first[2]] = float(first[1])
+        for part in _PART.split(line):  # ESPnet has both sets in a line: [train] loss=..., [valid] loss=...
+            of_validation = bool(_VALIDATION.search(part))
+            for words, value in self._numbers(part):
+                name = re.sub(r"\(.*?\)|\.$", "", words.strip().lower())
+                name = name.removesuffix(" value").removesuffix(" is").replace(" ", "_")
+                if unit := _unit(name):
+                    place[unit] = value
+                elif name in _RATES:
+                    found["lr"] = value
+                elif name == "train_time_ms":
+                    found["elapsed_s"] = value / 1000
+                elif _METRIC.search(name) and not _NO_METRIC.search(name):
+                    name = _SPLIT_BEHIND.sub(r"\2_\1", _NAMES.get(name, name))  # loss/val is val_loss
+                    name = re.sub("^test", "val", name)
+                    is_named = name.startswith(("val", "eval", "train", "hella"))
+                    found[name if is_named or not of_validation else f"val_{name}"] = value
         if bar and not place:
             place["step"] = self._bar[0]
         elif self._bar[0] and "step" not in place and place.get("epoch"):
@@ -163,6 +166,18 @@ class _Reading:
         has_metric = any(name not in ("lr", "elapsed_s") for name in found)
         if has_metric and self._place and self._place.get("step") != 0:
             self.rows.append({**self._place, **found})
+
+    def _numbers(self, line: str) -> list[tuple[str, float]]:
+        if plain := _PLAIN.fullmatch(line):
+            return [("step", float(plain["step"])), (plain["name"], float(plain["value"]))]
+        if "{" in line:
+            return _object_of(line)
+        cells = line.split()
+        if len(cells) > 1 and all(map(_WORD.fullmatch, cells)):
+            self._header = cells if _unit(cells[0].lower()) else []
+        elif self._header and len(cells) == len(self._header) and _CELL.fullmatch(cells[0]):
+            return [(n, float(c)) for n, c in zip(self._header, cells, strict=True) if _CELL.fullmatch(c)]
+        return self._pairs(line)
 
     def _pairs(self, line: str) -> list[tuple[str, float]]:
         found = []
