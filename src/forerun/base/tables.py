@@ -7,6 +7,7 @@ Tables of measurements are read as text, and checked before their rows are belie
 
 from __future__ import annotations
 
+import codecs
 import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -51,6 +52,16 @@ def read_rows(path: Path, row: type[_Row]) -> list[tuple[int, _Row]]:
     return found
 
 
+def encoding_of(path: Path) -> str:
+    """UTF-16 where a file begins with its mark, as what Windows PowerShell redirects does; else UTF-8 with or without.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
 def csv_cells(path: Path) -> dict[int, dict[str, str]]:
     """The cells of a CSV file by line and column, without spaces around them and without the empty ones.
 
@@ -60,7 +71,7 @@ def csv_cells(path: Path) -> dict[int, dict[str, str]]:
     import csv
 
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding=encoding_of(path)) as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             rows = [(reader.line_num, row) for row in reader]  # the reader counts as it goes
     except (OSError, UnicodeDecodeError, csv.Error) as error:

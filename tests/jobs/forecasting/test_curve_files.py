@@ -409,6 +409,9 @@ def test_columns_of_words_are_left_out_and_other_separators_read(tmp_path, mark)
     rows = [mark.join(["2024-05-01 10:00:00", str(e), str(1 / e), "fit"]) for e in range(1, 6)]
     path = write(tmp_path, "\n".join([mark.join(["timestamp", "epoch", "val_loss", "phase"]), *rows]))
     np.testing.assert_allclose(read_curve(path).values, 1 / np.arange(1, 6))
+    if mark != ",":
+        written = write(tmp_path, path.read_text(encoding="utf-8").replace(".", ","))
+        np.testing.assert_allclose(read_curve(written).values, 1 / np.arange(1, 6))
 
 
 def test_a_split_behind_a_metric_is_that_of_the_metric(tmp_path):
@@ -627,6 +630,13 @@ def test_lines_with_a_date_say_how_long_the_run_took(tmp_path):
     ]
     curve = read_curve(write(tmp_path, "\n".join(lines), "cifar.log"))
     assert (curve.epoch_time_s(), curve.planned_end) == (120, 35)
+
+
+@pytest.mark.parametrize("name", ["run.log", "run.csv"])
+def test_what_powershell_redirects_is_utf_16(tmp_path, name):
+    rows = ["epoch,val_acc", *(f"{e},0.{50 + e}" for e in range(1, 6))]
+    (tmp_path / name).write_text("\r\n".join(rows), encoding="utf-16")
+    np.testing.assert_allclose(read_curve(tmp_path / name).values, [0.51, 0.52, 0.53, 0.54, 0.55])
 
 
 def test_what_is_evaluated_comes_before_what_each_step_prints(tmp_path):

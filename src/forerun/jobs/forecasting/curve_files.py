@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
+from forerun.base.tables import encoding_of
 from forerun.jobs.forecasting.curve import Curve, Floats, Target, is_rising_metric
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
@@ -136,7 +137,7 @@ def _is_table(file: Path) -> bool:
     """True for a CSV under the name of a log: the examples of Keras' ``CSVLogger`` write to ``training.log``."""
     if file.suffix not in TEXT_SUFFIXES or not file.is_file():
         return False
-    with file.open(encoding="utf-8-sig", errors="replace") as opened:
+    with file.open(encoding=encoding_of(file), errors="replace") as opened:
         names = [name.strip().lower() for name in opened.readline().split(",")]
         cells = opened.readline().split(",")
     is_header = len(names) > 1 and any(name in ("epoch", *_STEP_NAMES) for name in names)
@@ -168,7 +169,7 @@ def _runs_of(file: Path) -> tuple[str, ...]:
     if file.name == _STORE:
         return tuple(runs_of_store(file))
     if file.suffix == ".csv":
-        with file.open(newline="", encoding="utf-8-sig", errors="replace") as opened:
+        with file.open(newline="", encoding=encoding_of(file), errors="replace") as opened:
             header = [name.strip() for name in next(csv.reader(opened), [])]
         runs = tuple(dict.fromkeys(name.rpartition(_OF_RUN)[0] for name in header if _OF_RUN in name))
         return runs if any(name.endswith(_LEFT_OUT) for name in header) else ()
@@ -222,10 +223,11 @@ def read_columns(file: Path) -> dict[str, Floats]:
         RecordError: The file is missing, empty, has one column, or text in a number.
     """
     try:
-        with file.open(newline="", encoding="utf-8-sig") as opened:
+        with file.open(newline="", encoding=encoding_of(file)) as opened:
             text = opened.read()
         first = text.partition("\n")[0]
-        rows = list(csv.reader(text.splitlines(), delimiter=max(",;\t", key=first.count)))
+        mark = max(",;\t", key=first.count)
+        rows = list(csv.reader(text.splitlines(), delimiter=mark))
         rows = [row for row in rows if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(f"{file}: expected a CSV of a run, and it cannot be read: {error}") from error
@@ -244,6 +246,8 @@ def read_columns(file: Path) -> dict[str, Floats]:
             f"{file}: expected a name of its own for each column, got '{twice}' {names.count(twice)} times; rename one"
         )
     cells = [row + [""] * (len(names) - len(row)) for row in rows[1:]]
+    if mark != ",":
+        cells = [[cell.replace(",", ".") for cell in row] for row in cells]  # 0,98 where commas are points
     return {
         name: np.asarray([_cell(row[i], name, number, file) for number, row in enumerate(cells, start=2)])
         for i, name in enumerate(names)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError
+from forerun.base.tables import encoding_of
 from forerun.jobs.forecasting.log_files import LogColumns, columns_of_rows
 
 TEXT_SUFFIXES = (".log", ".txt", ".out")
@@ -72,7 +73,7 @@ _ETA = re.compile(
 )
 _CLOCK = re.compile(r"^\W*(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 _WHOLE = 0.02
-_HEAD_BYTES = 1_000_000
+_HEAD_CHARACTERS = 1_000_000
 _FEWEST_LINES = 2
 
 
@@ -81,8 +82,8 @@ def is_text_log(file: Path) -> bool:
     if file.suffix not in TEXT_SUFFIXES:
         return False
     try:
-        with file.open("rb") as opened:
-            head = opened.read(_HEAD_BYTES).decode("utf-8", errors="replace")
+        with file.open(encoding=encoding_of(file), errors="replace") as opened:
+            head = opened.read(_HEAD_CHARACTERS)
     except OSError:
         return False
     return len(_Reading(head).rows) >= _FEWEST_LINES
@@ -95,7 +96,7 @@ def read_text_log(file: Path) -> LogColumns:
         RecordError: The file cannot be read, or has no such line.
     """
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding=encoding_of(file), errors="replace")
     except OSError as error:
         raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
     found = _Reading(text)
