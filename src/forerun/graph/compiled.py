@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream
+from forerun.graph.graph import AllocationKind, Graph, Ints, MemoryEvent, MemoryStream
 
 AS_IN_EAGER = -1
 """End of a block that lives as long under a compiler as in eager execution."""
@@ -78,7 +77,7 @@ def _compiled(stream: MemoryStream) -> MemoryStream:
     return MemoryStream(**(taken | {"compiled_end": np.zeros(0, dtype=np.int64)}))
 
 
-def _kinds(stream: MemoryStream, order: Sequence[int]) -> npt.NDArray[np.int64]:
+def _kinds(stream: MemoryStream, order: Sequence[int]) -> Ints:
     """Kinds of the blocks, of which those alive between the passes are activations and the others temporaries."""
     kinds = stream.kind.copy()
     in_forward: dict[int, int] = {}

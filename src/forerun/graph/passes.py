@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.graph.graph import (
     AllocationKind,
+    Floats,
     Graph,
+    Ints,
     MemoryEvent,
     MemoryStream,
     OpClass,
@@ -24,9 +25,6 @@ from forerun.graph.graph import (
     Within,
     within_of,
 )
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _MARK = ": "
 

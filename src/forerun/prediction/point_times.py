@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.base.numerics import monotone_cubic
 from forerun.cost.memory.stream import live_peak_bytes
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Graph
+from forerun.graph.graph import Floats, Graph, Ints
 from forerun.prediction.step import PreparedModel, ideal_times_s, interval_ends_s, points_of, timed_steps
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 KEPT_ROWS: Kept[Floats] = Kept(1024)
 """Rows of devices over a grid of batch sizes."""

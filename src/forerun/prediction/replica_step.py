@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.cost.communication.constants import (
@@ -31,7 +30,7 @@ from forerun.cost.communication.data_parallel import (
 )
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
+from forerun.graph.graph import AllocationKind, Bools, Floats, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.division import DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
@@ -39,8 +38,6 @@ from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
 from forerun.question.sharing import Sharing, Strategy
-
-Floats = npt.NDArray[np.float64]
 
 _ONE_STEPS: Kept[list[OneStep]] = Kept(512)
 STRAGGLER_PART = "waiting for other devices"
@@ -77,11 +74,11 @@ def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
     )
 
 
-def _runs_in_backward(graph: Graph) -> npt.NDArray[np.bool_]:
+def _runs_in_backward(graph: Graph) -> Bools:
     """True for the operations of the backward pass, those of the forward pass that it repeats among them, (rows,)."""
-    found: npt.NDArray[np.bool_] = np.isin(
-        graph.ops.step_part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT)
-    ) | (graph.ops.recomputed > 0)
+    found: Bools = np.isin(graph.ops.step_part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT)) | (
+        graph.ops.recomputed > 0
+    )
     return found
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.run_step import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
 from forerun.question.job import InputPipeline
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, Choice
@@ -21,8 +21,6 @@ from forerun.search.plan_answer import (
     PlanSensitivity,
     Rejection,
 )
-
-Ints = npt.NDArray[np.int64]
 
 _MOST_ROUNDS = 4
 _MOST_ON_FRONT = 24
@@ -104,7 +102,7 @@ def _front(choice: Choice) -> list[int]:
     return [kept[i] for i in np.unique(np.linspace(0, len(kept) - 1, _MOST_ON_FRONT).astype(int))]
 
 
-def _is_near(columns: Sequence[npt.NDArray[np.float64]], row: int, other: int) -> bool:
+def _is_near(columns: Sequence[Floats], row: int, other: int) -> bool:
     return all(abs(column[row] - column[other]) <= _DISTINCT * abs(column[other]) for column in columns)
 
 

@@ -14,15 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.power import device_power
+from forerun.graph.graph import Bools, Floats, Ints
 from forerun.prediction.estimate import Interval
 from forerun.prediction.estimate_run import epoch_time_s
 from forerun.question.job import Job
 from forerun.search.devices import DeviceOption
 from forerun.search.search import Limit
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 GOALS = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": "co2_g"}
 """Goals that can be minimised, with their quantities."""

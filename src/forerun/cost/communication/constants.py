@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, json_file, read_json
 from forerun.cost.communication.tuner import AllReduce
+from forerun.graph.graph import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +220,6 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
         raise CostModelError(f"{file.name}: expected finite constants; fit it again")
     return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)
 
-
-Floats = npt.NDArray[np.float64]
 
 _KIND = "forerun layouts measured"
 _VERSION = 1
