@@ -9,9 +9,9 @@ import pytest
 
 import forerun
 from forerun.cost.memory.stream import live_peak_bytes
-from forerun.graph.compiled import compiled_graph
 from forerun.graph.file import check_stream
 from forerun.graph.graph import OpClass
+from forerun.graph.passes import compiled_graph
 from forerun.question.run import Run
 from forerun.tracing.compiled_memory import saved_values
 from forerun.tracing.fusion import Access, DataFlow

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forerun.base.kept import Kept
+from forerun.cost.communication.collectives import AllReduce, all_reduce_of
 from forerun.cost.communication.constants import (
     ScalingConstants,
     ScalingTable,
@@ -28,7 +29,6 @@ from forerun.cost.communication.data_parallel import (
     gradient_buckets,
     mirrored_step_s,
 )
-from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import AllocationKind, Bools, Floats, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.division import DividedStep

@@ -23,7 +23,7 @@ from forerun.question.devices.prices import (
     read_price_file,
 )
 from forerun.question.setup import choice
-from forerun.search.axes import split_list, words_of
+from forerun.search.search import split_list, words_of
 
 _PRICE = re.compile(
     r"(?P<sign>-?)\s*\$?\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.I

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.graph.compiled import AS_IN_EAGER, NEVER_ALLOCATED
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
+from forerun.graph.passes import AS_IN_EAGER, NEVER_ALLOCATED
 from forerun.tracing.fusion import POINTWISE, Access, DataFlow, joined_kernels
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 

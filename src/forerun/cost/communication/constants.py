@@ -37,7 +37,7 @@ import numpy as np
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, json_file, read_json
-from forerun.cost.communication.tuner import AllReduce
+from forerun.cost.communication.collectives import AllReduce
 from forerun.graph.graph import Floats
 
 

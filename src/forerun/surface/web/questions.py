@@ -11,8 +11,8 @@ from forerun.base.errors import UsageError
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
-from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
+from forerun.search.search import expand_models, searched_values
 from forerun.surface.web.reach import (
     CAPTURE_NAME,
     CONFIG_NAME,
