@@ -32,7 +32,7 @@ from forerun.graph.graph import Floats, Ints
 from forerun.prediction.division import DividedStep, as_measured, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
-from forerun.question.job import InputPipeline
+from forerun.question.job import MOST_WORKERS, InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
 
@@ -313,5 +313,5 @@ def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int 
     3
     """
     needed = max(1, math.ceil(device_samples_per_s * pipeline.sample_cost_s - 1e-9))
-    with_them = replace(pipeline, num_workers=needed)
+    with_them = replace(pipeline, num_workers=min(needed, MOST_WORKERS))
     return needed if loader_rate_samples_per_s(with_them) >= device_samples_per_s * (1 - 1e-9) else None

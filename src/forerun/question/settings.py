@@ -327,6 +327,25 @@ def _checked(item: Declared, value: Any) -> Any:
     return value
 
 
+def check_numbers(part: Any) -> None:
+    """Checks the numbers that a dataclass holds against the bounds of their declarations, in the user's unit.
+
+    Raises:
+        InvalidSetupError: One is outside, or not finite.
+    """
+    kind: type = type(part)
+    for field, item in _numbers(kind):
+        value = getattr(part, field)
+        if value is not None:
+            _checked(item, value / (item.setting.unit or 1))
+
+
+@cache
+def _numbers(kind: type) -> tuple[tuple[str, Declared], ...]:
+    own = (item for item in declared(kind).values() if len(item.path) == 1)
+    return tuple((item.path[0], item) for item in own if item.kind in (int, float))
+
+
 def whole(name: str, value: Any) -> int:
     """A whole number.
 

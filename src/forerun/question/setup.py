@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar
 from forerun.base.errors import InvalidSetupError
 from forerun.question.post_training import Algorithm, PostTraining, PostTrainingOptions
 from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
-from forerun.question.settings import setting
+from forerun.question.settings import check_numbers, setting
 
 MAX_BATCH_SIZE = 10_000_000
 
@@ -246,10 +246,7 @@ class TrainingSetup:
                 )
             own = None if asked is self.precision else asked  # two words for one question
             object.__setattr__(self, "convolution_precision", own)
-        if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
-            raise InvalidSetupError(
-                f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
-            )
+        check_numbers(self)
         if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
             raise InvalidSetupError(
                 f"--attention-kernel {self.attention_kernel} is fused attention, got attention in parts; leave "

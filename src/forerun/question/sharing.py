@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.question.settings import (
     Setting,
+    check_numbers,
     flags,
     from_settings,
     names_needing,
@@ -221,12 +222,7 @@ class Sharing:
             not self.layout.divides_model
         ):  # its devices follow from the run: every data parallel run has one layout
             object.__setattr__(self, "layout", replace(self.layout, data=1))
-        if self.num_accumulation_steps < 1:
-            raise InvalidSetupError(
-                f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
-            )
-        if not self.bucket_bytes > 0:
-            raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {self.bucket_bytes}")
+        check_numbers(self)
 
 
 class SharingOptions(TypedDict, total=False):
