@@ -221,11 +221,7 @@ def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingCons
     # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
     found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
     drag = settings.coefficient_of_variation
-    if drag is None:
-        return found
-    return ScalingConstants(
-        share=found.share, slowdown=found.slowdown, drag=drag, overhead_s=found.overhead_s
-    )
+    return found if drag is None else replace(found, drag=drag)
 
 
 def _replicated(
@@ -259,8 +255,6 @@ def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> Dat
     return DataParallelStep(
         compute_s=device_s,
         exposed_s=exposed_s,
-        contention_s=0.0,
-        straggler_s=0.0,
         overhead_s=max(0.0, step_s - device_s - exposed_s) + loop_s,
         communication_s=reduce_s,
     )

@@ -514,6 +514,9 @@ _input = partial(setting, group="input")
 MOST_WORKERS = 10_000
 
 
+_loader = partial(_input, needs="loader")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPipeline:
     """A data loader of one training process; a bandwidth that is None is no limit."""
@@ -526,16 +529,15 @@ class InputPipeline:
         low=0,
         high=1e6,
     )
-    num_workers: int = _input(
+    num_workers: int = _loader(
         8,
         name="loader_workers",
         help="Worker processes of each device's data loader.",
         words="number of workers",
         low=0,
         high=MOST_WORKERS,
-        needs="loader",
     )
-    num_cores: float | None = _input(
+    num_cores: float | None = _loader(
         None,
         name="loader_cores",
         help="Processor cores that the workers of the data loader share.",
@@ -543,9 +545,8 @@ class InputPipeline:
         default="one per worker",
         above=0,
         high=1e6,
-        needs="loader",
     )
-    sample_bytes: float = _input(
+    sample_bytes: float = _loader(
         0.0,
         name="sample_kb",
         unit=1e3,
@@ -553,10 +554,9 @@ class InputPipeline:
         words="size of a sample [kB]",
         low=0,
         high=1e9,
-        needs="loader",
         only_changed=True,
     )
-    storage_bytes_per_s: float | None = _input(
+    storage_bytes_per_s: float | None = _loader(
         None,
         name="storage_mb_s",
         unit=1e6,
@@ -564,9 +564,8 @@ class InputPipeline:
         words="storage bandwidth [MB/s]",
         above=0,
         high=1e9,
-        needs="loader",
     )
-    network_bytes_per_s: float | None = _input(
+    network_bytes_per_s: float | None = _loader(
         None,
         name="network_mb_s",
         unit=1e6,
@@ -574,7 +573,6 @@ class InputPipeline:
         words="network bandwidth [MB/s]",
         above=0,
         high=1e9,
-        needs="loader",
     )
 
     def __post_init__(self) -> None:

@@ -207,7 +207,7 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
     if holds is not None and not own.choices:
         own = replace(own, choices=tuple(holds), metavar=own.metavar or "NAME")
     value = field.default
-    words = own.default or (str(value) if isinstance(value, str) else "")
+    words = own.default or (str(value) if isinstance(value, str) else "yes" if value is True else "")
     # Defaults that say nothing are left out: off, none and zero.
     if not words and isinstance(value, int | float) and not isinstance(value, bool) and value:
         words = f"{value / (own.unit or 1):g}"

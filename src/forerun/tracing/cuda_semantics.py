@@ -265,49 +265,48 @@ def _casting(values: Any) -> tuple[torch.dtype, _Region | _FollowedRegion] | Non
     return dtype, _region
 
 
-def _lower_precision(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                args, kwargs = _cast_all(*casting, args, kwargs)
-            return op(*args, **kwargs)
-
-    return kernel
+_Cast = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""Arguments of an operation as its autocast rule casts them."""
 
 
-def _full_precision(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                args, kwargs = _cast_all(torch.float32, casting[1], args, kwargs)
-            return op(*args, **kwargs)
+def _casts(rule: _Cast) -> Callable[[Any], Callable[..., Any]]:
+    """The kernel of an operation, whose arguments are cast first."""
 
-    return kernel
+    def kernel_of(op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+                args, kwargs = rule(op, args, kwargs)
+                return op(*args, **kwargs)
 
+        return kernel
 
-def _full_precision_output(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if _casting(args) and _is_castable(args[0]) and kwargs.get("dtype") is None:
-                positional = [argument.name for argument in op._schema.arguments]
-                if positional.index("dtype") >= len(args):
-                    kwargs["dtype"] = torch.float32
-            return op(*args, **kwargs)
-
-    return kernel
+    return kernel_of
 
 
-def _widest(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                dtypes = set(_float_dtypes(args))
-                if len(dtypes) > 1:
-                    wide = torch.float32 if torch.float32 in dtypes else casting[0]
-                    args, kwargs = _cast_all(wide, casting[1], args, kwargs)
-            return op(*args, **kwargs)
+def _lower_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting = _casting(args)
+    return _cast_all(*casting, args, kwargs) if casting else (args, kwargs)
 
-    return kernel
+
+def _full_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting = _casting(args)
+    return _cast_all(torch.float32, casting[1], args, kwargs) if casting else (args, kwargs)
+
+
+def _full_precision_output(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if _casting(args) and _is_castable(args[0]) and kwargs.get("dtype") is None:
+        positional = [argument.name for argument in op._schema.arguments]
+        if positional.index("dtype") >= len(args):
+            kwargs["dtype"] = torch.float32
+    return args, kwargs
+
+
+def _widest(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting, dtypes = _casting(args), set(_float_dtypes(args))
+    if not casting or len(dtypes) < 2:
+        return args, kwargs
+    wide = torch.float32 if torch.float32 in dtypes else casting[0]
+    return _cast_all(wide, casting[1], args, kwargs)
 
 
 def _attention(
@@ -418,7 +417,7 @@ def _register() -> None:
     )
     for names, rule in rules:
         for name in names.split():
-            aten.impl(name, rule(_resolve(name)), _KEY_NAME)
+            aten.impl(name, _casts(rule)(_resolve(name)), _KEY_NAME)
     aten.impl("scaled_dot_product_attention", _attention, _KEY_NAME)
     aten.impl("dropout", _dropout, _KEY_NAME)
     for name, mode in _RECURRENT_MODES.items():

@@ -26,7 +26,7 @@ Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import log
 from pathlib import Path
@@ -295,12 +295,8 @@ class MeasuredLayouts:
         if len(self.logs) == 1:
             return None
         kept = [number for number in range(len(self.logs)) if number != index]
-        return MeasuredLayouts(
-            device=self.device,
-            shapes=tuple(self.shapes[number] for number in kept),
-            logs=tuple(self.logs[number] for number in kept),
-            law=self.law,
-        )
+        shapes = tuple(self.shapes[number] for number in kept)
+        return replace(self, shapes=shapes, logs=tuple(self.logs[number] for number in kept))
 
     def to_json(self) -> str:
         """The text of the file."""

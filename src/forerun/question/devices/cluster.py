@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
-from forerun.base.tables import checked_table, read_toml
+from forerun.base.tables import checked_table, named_tables, read_toml
 from forerun.question.devices.catalogue import find_device, matching_devices, name_key
 from forerun.question.devices.device import Device, LinkKind
 
@@ -375,18 +375,14 @@ def parse_links(document: Mapping[str, Any], where: str) -> tuple[Link, ...]:
     """All links of a parsed document, each checked; ``where`` names it in messages."""
     from forerun.question.devices.rows import LinkRow
 
-    tables = document.get("link", [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if not is_list or not tables or set(document) != {"link"}:
-        raise CatalogError(f"{where}: expected [[link]] tables and nothing else, got {sorted(document)}")
-    for table in tables:
-        place = f"{where}, link '{table.get('name', '?')}'"
+    found = []
+    for table, place in named_tables(document, "link", where):
         checked_table(table, LinkRow, place)
         for key in _FIGURES:
             if key not in table["sources"]:
                 raise CatalogError(f"{place}: '{key}' has no source; add sources.{key}")
-    return tuple(map(_link, tables))
+        found.append(_link(table))
+    return tuple(found)
 
 
 def _link(table: Mapping[str, Any]) -> Link:

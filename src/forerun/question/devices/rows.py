@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from forerun.base.errors import CatalogError
-from forerun.base.tables import checked_table, read_toml
+from forerun.base.tables import checked_table, named_tables, read_toml
 from forerun.question.devices.device import (
     PEAKS,
     SOURCE_GROUPS,
@@ -163,16 +163,8 @@ def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]
     Raises:
         CatalogError: A figure or its source is missing or impossible, or a key is unknown.
     """
-    tables = document.get("device", [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if set(document) - {"device"} or not is_list or not tables:
-        raise CatalogError(
-            f"{where}: expected at least one [[device]] table and nothing else, got {sorted(document)}"
-        )
     found = []
-    for table in tables:
-        place = f"{where}, device '{table.get('name', '?')}'"
+    for table, place in named_tables(document, "device", where):
         checked_table(table, DeviceRow, place)
         _check_sources(table, place)
         found.append(device_of(table))

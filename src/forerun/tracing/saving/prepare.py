@@ -154,7 +154,7 @@ STORAGE_DTYPE = {
     Precision.BF16: torch.bfloat16,
     Precision.FP8: torch.bfloat16,
 }
-_AUTOCAST_STORAGE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 
 def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
@@ -231,7 +231,7 @@ def convert_weights(module: nn.Module, setup: TrainingSetup) -> None:
     dtype = STORAGE_DTYPE.get(setup.precision)
     has_adapters = setup.saving.lora_rank is not None
     if has_adapters and dtype is None:
-        dtype = _AUTOCAST_STORAGE.get(setup.precision)
+        dtype = AUTOCAST_DTYPE.get(setup.precision)
     if dtype is None:
         return
     module.to(dtype)
