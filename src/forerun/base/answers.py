@@ -158,33 +158,32 @@ def from_plain(
             return tuple(again(each, item, f"{name} {index}") for index, (each, item) in pairs)
     if isinstance(kind, EnumType):
         return kind(value)
-    if kind in (int, float) and _is_number(value, kind) and least <= value <= _MOST:
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if kind in (int, float) and is_number and least <= value <= _MOST:
         return kind(value)
     if kind in (bool, str) and isinstance(value, kind):
         return value
     raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {_short(value)!r}")
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (kind is float or isinstance(value, int))
-
-
 def _short(value: Any) -> str:
     return str(value)[:60]
+
+
+def needed_fields(kind: Any) -> list[str]:
+    """Fields of a dataclass that have no default."""
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
 
 
 def _fields_given(kind: Any, value: Any, name: str, *, ignores_unknown: bool) -> dict[str, Any]:
     """The fields of a dataclass that an object of JSON has, none of which may be missing without a default."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}: expected the fields of {kind.__name__}, got {_short(value)!r}")
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    for unknown in () if ignores_unknown else value.keys() - known.keys():
+    known = {field.name for field in dataclasses.fields(kind)}
+    for unknown in () if ignores_unknown else value.keys() - known:
         raise ValueError(f"{name} {_short(unknown)}: no field of {kind.__name__}".strip())
-    for field in known.values():
-        has_default = (
-            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        )
-        if field.name not in value and not has_default:
-            raise ValueError(f"{name} {field.name}: missing".strip())
+    for needed in needed_fields(kind):
+        if needed not in value:
+            raise ValueError(f"{name} {needed}: missing".strip())
     return {key: item for key, item in value.items() if key in known}

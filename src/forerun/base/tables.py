@@ -8,7 +8,7 @@ Tables of measurements are read as text, and checked before their rows are belie
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,22 +93,6 @@ def read_toml(path: Path, content: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CatalogError(f"{path}: expected a TOML file, but {error}; correct the file") from error
-
-
-def named_tables(document: Mapping[str, Any], key: str, where: str) -> list[tuple[Mapping[str, Any], str]]:
-    """The tables ``[[key]]`` or ``[key]`` of a document that has nothing else, each with its place for messages.
-
-    Raises:
-        CatalogError: There is none, or something else.
-    """
-    tables = document.get(key, [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if set(document) - {key} or not is_list or not tables:
-        raise CatalogError(
-            f"{where}: expected at least one [[{key}]] table and nothing else, got {sorted(document)}"
-        )
-    return [(table, f"{where}, {key} '{table.get('name', '?')}'") for table in tables]
 
 
 def checked_table(table: Any, model: type[_Row], where: str) -> _Row:

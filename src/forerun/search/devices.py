@@ -145,28 +145,20 @@ def with_prices(
     Raises:
         InvalidSetupError: A given price is negative or not finite.
     """
-    return tuple(_priced(option, prices, given, kinds, providers) for option in options)
 
-
-def _priced(
-    option: DeviceOption,
-    prices: Sequence[InstancePrice],
-    given: float | Mapping[str, float] | None,
-    kinds: Sequence[PriceKind],
-    providers: Sequence[str],
-) -> DeviceOption:
-    own = given.get(option.device.name) if isinstance(given, Mapping) else given
-    rental = None
-    if own is not None:
-        if not 0 <= own < math.inf:
-            raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {own}")
-        hourly_usd: float | None = own * option.num_devices
-    else:
+    def priced(option: DeviceOption) -> DeviceOption:
+        own = given.get(option.device.name) if isinstance(given, Mapping) else given
+        if own is not None:
+            if not 0 <= own < math.inf:
+                raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {own}")
+            return replace(option, usd_per_hour=own * option.num_devices, rental=None)
         rental = cheapest_rental(
             prices, option.device.name, option.num_devices, kinds=kinds, providers=providers
         )
-        hourly_usd = rental.usd_per_hour if rental is not None else None
-    return replace(option, usd_per_hour=hourly_usd, rental=rental)
+        hourly_usd = None if rental is None else rental.usd_per_hour
+        return replace(option, usd_per_hour=hourly_usd, rental=rental)
+
+    return tuple(map(priced, options))
 
 
 def priced_options(names: str, given: Mapping[str, Any]) -> tuple[DeviceOption, ...]:

@@ -72,11 +72,9 @@ _EAGER_LOADING = MemoryConstants(
     ),
 )
 
-_LAZY_LOADING = MemoryConstants(
+_LAZY_LOADING = replace(
+    _EAGER_LOADING,
     overhead_bytes=0.7 * GIB,
-    live_factor=1.018,
-    workspace_factor=1.0,
-    uses_caching_allocator=True,
     source=(
         "overhead 0.7 GiB: default for lazily loaded kernels (CUDA 11.7 and later); 0.5 to 1.0 GiB agree "
         "with 104 out-of-memory verdicts of transformers on nine GPUs under PyTorch 2.1; replace it by what "

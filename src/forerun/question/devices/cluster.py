@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
-from forerun.base.tables import checked_table, named_tables, read_toml
+from forerun.base.tables import checked_table, read_toml
 from forerun.question.devices.catalogue import find_device, matching_devices, name_key
 from forerun.question.devices.device import Device, LinkKind
 
@@ -373,7 +373,7 @@ def load_link_file(path: str | Path) -> Link:
 
 def parse_links(document: Mapping[str, Any], where: str) -> tuple[Link, ...]:
     """All links of a parsed document, each checked; ``where`` names it in messages."""
-    from forerun.question.devices.rows import LinkRow
+    from forerun.question.devices.rows import LinkRow, named_tables
 
     found = []
     for table, place in named_tables(document, "link", where):

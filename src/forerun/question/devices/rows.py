@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from forerun.base.errors import CatalogError
-from forerun.base.tables import checked_table, named_tables, read_toml
+from forerun.base.tables import checked_table, read_toml
 from forerun.question.devices.device import (
     PEAKS,
     SOURCE_GROUPS,
@@ -140,6 +140,22 @@ class ClusterRow(_Table):
     num_devices_per_node: int = Field(default=1, strict=True, description="a whole number")
     intra_link: Text | None = None
     inter_link: Text | None = None
+
+
+def named_tables(document: Mapping[str, Any], key: str, where: str) -> list[tuple[Mapping[str, Any], str]]:
+    """The tables ``[[key]]`` or ``[key]`` of a document that has nothing else, each with its place for messages.
+
+    Raises:
+        CatalogError: There is none, or something else.
+    """
+    tables = document.get(key, [])
+    tables = [tables] if isinstance(tables, dict) else tables
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if set(document) - {key} or not is_list or not tables:
+        raise CatalogError(
+            f"{where}: expected at least one [[{key}]] table and nothing else, got {sorted(document)}"
+        )
+    return [(table, f"{where}, {key} '{table.get('name', '?')}'") for table in tables]
 
 
 def load_device_file(path: str | Path) -> Device:

@@ -10,12 +10,12 @@ import io
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
-from forerun.base.answers import from_plain
+from forerun.base.answers import from_plain, needed_fields
 from forerun.base.errors import MissingExtraError, UsageError
 from forerun.prediction.estimate import Estimate
 from forerun.question.options import RunOptions
@@ -295,18 +295,11 @@ def read_answer(text: str, where: str = "the input") -> Readable:
         raise UsageError(f"{where}: {_EXPECTED}, got no JSON ({error})") from error
     kinds: tuple[type[Readable], ...] = (Plan, Estimate, ScaleCurve)
     for kind in kinds:
-        if isinstance(found, dict) and _needed(kind) <= set(found):
+        if isinstance(found, dict) and found.keys() >= set(needed_fields(kind)):
             return _read(kind, found, where)
     raise UsageError(
         f"{where}: {_EXPECTED} in this version, for devices and not for parameter servers, got other JSON"
     )
-
-
-def _needed(kind: Any) -> set[str]:
-    """Fields of a dataclass that have no default; the others came with later versions."""
-    return {
-        field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
-    }
 
 
 def _read(kind: type[Readable], found: dict[str, Any], where: str) -> Readable:
