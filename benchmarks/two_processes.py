@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from forerun.cost.communication.collectives import AllReduce
 from forerun.cost.communication.constants import ScalingConstants
 from forerun.cost.communication.data_parallel import gradient_buckets, uniform_gradients
-from forerun.cost.communication.tuner import AllReduce
 from forerun.evidence.measure import measure_link, measure_model
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Measurement

@@ -17,8 +17,8 @@ from scipy.optimize import least_squares
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import refuse_times
 from forerun.base.tables import read_table
+from forerun.cost.communication.collectives import all_reduce_of
 from forerun.cost.communication.data_parallel import SHARPNESS, HostAndDevice, mirrored_step_s
-from forerun.cost.communication.tuner import all_reduce_of
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.cluster import cluster_of

@@ -142,7 +142,8 @@ def _fake_step(
     from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
     from forerun.tracing.models.sources import build_model
     from forerun.tracing.optimizers import make_optimizer
-    from forerun.tracing.step import AUTOCAST_DTYPE, prepared_batch
+    from forerun.tracing.saving.prepare import AUTOCAST_DTYPE
+    from forerun.tracing.step import prepared_batch
 
     built = build_model(request.model, image_size=request.image_size, input_shape=request.input_shape)
     on_meta = prepared_batch(built, setup, setup.batch_size_per_device)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
+from forerun.cost.communication.collectives import AllReduce
 from forerun.cost.communication.constants import ScalingConstants
 from forerun.cost.communication.data_parallel import (
     Bucket,
@@ -23,7 +24,6 @@ from forerun.cost.communication.data_parallel import (
     split_step,
     uniform_gradients,
 )
-from forerun.cost.communication.tuner import AllReduce
 from forerun.question.devices.cluster import load_links
 from studies.scaling.rows import ScalingRow
 

@@ -81,8 +81,8 @@ def test_the_interval_holds_the_value(num_samples, batch_size, epochs, num_valid
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_samples", 0, "dataset size must be above zero"),
-        ("num_samples", -5, "dataset size must be above zero"),
+        ("num_samples", 0, "dataset size must be at least 1"),
+        ("num_samples", -5, "dataset size must be at least 1"),
         ("num_epochs", 0, "number of epochs must be above zero"),
         ("num_epochs", -1, "number of epochs"),
         ("num_epochs", inf, "number of epochs"),
@@ -90,7 +90,7 @@ def test_the_interval_holds_the_value(num_samples, batch_size, epochs, num_valid
         ("num_validation_samples", -1, "validation size must be zero or more"),
         ("startup_s", -1.0, "start-up time must be zero or more"),
         ("startup_s", nan, "start-up time"),
-        ("checkpoint_s", inf, "checkpoint time must be zero or more and finite, got inf"),
+        ("checkpoint_s", inf, "checkpoint time must be a finite number, got inf"),
     ],
 )
 def test_numbers_that_cannot_be_meant(field, value, message):

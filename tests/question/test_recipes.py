@@ -10,7 +10,7 @@ from forerun.question.recipes import recipes
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.setup import Recipe
-from forerun.search.axes import changes_of
+from forerun.search.search import changes_of
 
 MODEL = "llama-3.2-1b"
 

@@ -17,7 +17,7 @@ def test_batch_sizes_within_reason(size):
 
 @pytest.mark.parametrize("size", [0, -1, MAX_BATCH_SIZE + 1, 10**9])
 def test_batch_sizes_that_cannot_be_meant(size):
-    with pytest.raises(InvalidSetupError, match=rf"between 1 and 10,000,000, got {size}"):
+    with pytest.raises(InvalidSetupError, match=rf"batch size must be at .* got {size}"):
         TrainingSetup(batch_size_per_device=size)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import forerun
 from forerun.base.errors import InvalidSetupError
-from forerun.search.axes import (
+from forerun.search.search import (
     MAX_CANDIDATES,
     SEARCHED,
     changes_of,

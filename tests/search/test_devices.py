@@ -79,9 +79,9 @@ def test_a_price_for_each():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("-1/h", "a price must be zero or more, got '-1/h'"),
-        ("1.89 EUR/h", "must be US dollars per hour, such as 1.89/h"),
-        ("1.89/month", "must be US dollars per hour"),
+        ("-1/h", "a price must be an amount per hour, zero or more"),
+        ("1.89 XYZ/h", "such as 1.89/h in US dollars"),
+        ("1.89/month", "must be an amount per hour"),
         ("t4=0.35/h,0.80/h", "prices of several devices are written t4=0.35/h,l4=0.80/h"),
     ],
 )

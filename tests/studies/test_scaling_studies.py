@@ -89,7 +89,7 @@ def test_the_shipped_constants_say_where_they_are_from_and_answer_for_any_link()
 def test_damaged_constants_are_refused(tmp_path, text):
     path = tmp_path / "constants.json"
     path.write_text(text)
-    with pytest.raises(CostModelError, match="fit it again"):
+    with pytest.raises(CostModelError, match="fit them again"):
         load_scaling_table(path)
 
 

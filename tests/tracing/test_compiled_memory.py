@@ -9,11 +9,11 @@ import pytest
 
 import forerun
 from forerun.cost.memory.stream import live_peak_bytes
-from forerun.graph.compiled import compiled_graph
 from forerun.graph.file import check_stream
 from forerun.graph.graph import OpClass
+from forerun.graph.passes import compiled_graph
 from forerun.question.run import Run
-from forerun.tracing.compiled_memory import saved_values
+from forerun.tracing.compiled_memory import Flow, saved_values
 from forerun.tracing.fusion import Access, DataFlow
 from forerun.tracing.trace import trace
 
@@ -36,7 +36,7 @@ def saved(forward, backward, sizes, static):
     rows = [flow(*row, sizes) for row in (*forward, *backward)]
     is_forward = [True] * len(forward) + [False] * len(backward)
     is_fusible = [row.op_class not in (OpClass.LINEAR, OpClass.CONV) for row in rows]
-    found = saved_values(rows, is_forward, is_fusible, sizes, frozenset(static))
+    found = saved_values(Flow(rows, is_forward, is_fusible), sizes, frozenset(static))
     return {block for block, _ in found}
 
 

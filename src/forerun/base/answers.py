@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Set
-from enum import Enum
+from collections.abc import Callable, Mapping, Set
+from enum import Enum, EnumType
+from functools import partial
 from importlib import import_module
 from pathlib import PurePath
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 
@@ -99,18 +100,28 @@ _MOST = 1e18
 """Largest number that is taken for a size."""
 
 
-def from_plain(kind: Any, value: Any, name: str = "", *, least: float = 0.0) -> Any:
+def from_plain(
+    kind: Any,
+    value: Any,
+    name: str = "",
+    *,
+    least: float = 0.0,
+    ignores_unknown: bool = False,
+    readers: Mapping[Any, Callable[[Any], Any]] = MappingProxyType({}),
+) -> Any:
     """A value of a type from what JSON made of it: the reverse of ``plain`` for dataclasses.
 
     Numbers must be finite, and a whole number may stand for a float; an unknown name is refused and a missing one takes
     its default.
 
     Args:
-        kind: A dataclass, or a type of its fields: bool, int, float, str, None, a tuple, a mapping by text, a choice of
-            one of these and None, or ``Any``.
+        kind: A dataclass, or a type of its fields: bool, int, float, str, an enumeration of words, None, a tuple, a
+            mapping by text, a choice of one of these and None, or ``Any``.
         value: The value.
         name: Its name, for messages.
         least: Smallest number; that of sizes if it is not given.
+        ignores_unknown: Whether unknown names are left out instead, such as those of another version.
+        readers: Functions that read what has a form of its own, by its type.
 
     Raises:
         ValueError: The value is not of the type; the message names it.
@@ -128,54 +139,51 @@ def from_plain(kind: Any, value: Any, name: str = "", *, least: float = 0.0) -> 
     (kind, *others) = [choice for choice in choices if choice is not NoneType]
     if others:
         raise TypeError(f"{name}: expected one type and perhaps None, got {choices}")
+    if kind in readers:
+        return readers[kind](value)
+    again = partial(from_plain, least=least, ignores_unknown=ignores_unknown, readers=readers)
     if dataclasses.is_dataclass(kind):
-        return _dataclass_from(kind, value, name, least)
+        hints, given = get_type_hints(kind), _fields_given(kind, value, name, ignores_unknown=ignores_unknown)
+        fields = {key: again(hints[key], item, f"{name} {key}".strip()) for key, item in given.items()}
+        made: Any = kind
+        return made(**fields)
     inner = get_args(kind)
     if get_origin(kind) is Mapping and isinstance(value, Mapping):
-        return {
-            key: from_plain(inner[1], item, f"{name} {_short(key)}", least=least)
-            for key, item in value.items()
-        }
+        return {key: again(inner[1], item, f"{name} {_short(key)}") for key, item in value.items()}
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         if inner[-1] is ...:
             inner = (inner[0],) * len(value)
         if len(inner) == len(value):
             pairs = enumerate(zip(inner, value, strict=True))
-            return tuple(
-                from_plain(each, item, f"{name} {index}", least=least) for index, (each, item) in pairs
-            )
-    if kind in (int, float) and _is_number(value, kind) and least <= value <= _MOST:
+            return tuple(again(each, item, f"{name} {index}") for index, (each, item) in pairs)
+    if isinstance(kind, EnumType):
+        return kind(value)
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if kind in (int, float) and is_number and least <= value <= _MOST:
         return kind(value)
     if kind in (bool, str) and isinstance(value, kind):
         return value
     raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {_short(value)!r}")
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (kind is float or isinstance(value, int))
-
-
 def _short(value: Any) -> str:
     return str(value)[:60]
 
 
-def _dataclass_from(kind: Any, value: Any, name: str, least: float) -> Any:
+def needed_fields(kind: Any) -> list[str]:
+    """Fields of a dataclass that have no default."""
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+
+
+def _fields_given(kind: Any, value: Any, name: str, *, ignores_unknown: bool) -> dict[str, Any]:
+    """The fields of a dataclass that an object of JSON has, none of which may be missing without a default."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}: expected the fields of {kind.__name__}, got {_short(value)!r}")
-    hints = get_type_hints(kind)
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    for unknown in value.keys() - known.keys():
+    known = {field.name for field in dataclasses.fields(kind)}
+    for unknown in () if ignores_unknown else value.keys() - known:
         raise ValueError(f"{name} {_short(unknown)}: no field of {kind.__name__}".strip())
-    for field in known.values():
-        has_default = (
-            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        )
-        if field.name not in value and not has_default:
-            raise ValueError(f"{name} {field.name}: missing".strip())
-    return kind(
-        **{
-            key: from_plain(hints[key], item, f"{name} {key}".strip(), least=least)
-            for key, item in value.items()
-        }
-    )
+    for needed in needed_fields(kind):
+        if needed not in value:
+            raise ValueError(f"{name} {needed}: missing".strip())
+    return {key: item for key, item in value.items() if key in known}

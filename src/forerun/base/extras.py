@@ -134,6 +134,15 @@ def require(what: str, *packages: str) -> None:
             raise MissingExtraError(what, EXTRA_OF_PACKAGE[package])
 
 
+def loaded(place: str) -> Any:
+    """The object at ``module:name``, or at ``module:name [extra]`` as an entry point may say it."""
+    module, _, attributes = place.partition("[")[0].partition(":")
+    found: Any = import_module(module.strip())
+    for name in filter(None, attributes.strip().split(".")):
+        found = getattr(found, name)
+    return found
+
+
 class EntryPoint(NamedTuple):
     """A name in a group and the object that it stands for, ``module:name``."""
 
@@ -148,11 +157,7 @@ class EntryPoint(NamedTuple):
 
     def load(self) -> Any:
         """The object."""
-        found: Any = import_module(self.module)
-        attributes = self.value.partition(":")[2].partition("[")[0].strip()
-        for name in filter(None, attributes.split(".")):
-            found = getattr(found, name)
-        return found
+        return loaded(self.value)
 
 
 def plugin(group: str, name: str) -> Any:

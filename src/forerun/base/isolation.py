@@ -549,19 +549,13 @@ def _leave_the_terminal() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process group when the parent ends, in whatever way, and adopts the group's orphans."""
-    # A fork server outlives the parent, so the parent is followed as well.
-    set_process_option(ProcessOption.PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    set_process_option(ProcessOption.CHILD_SUBREAPER, 1)
-    _follow_parent()
-
-
-def _follow_parent() -> None:
-    """Ends this process group when the process that started it ends, in whatever way.
+    """Ends this process group when the parent ends, in whatever way, and adopts the group's orphans.
 
     The kernel's own signal (``PR_SET_PDEATHSIG``) reports the death of the fork server, which lives as long as any of
     its children; the pipe to the parent reports the death of the parent.
     """
+    set_process_option(ProcessOption.PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    set_process_option(ProcessOption.CHILD_SUBREAPER, 1)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

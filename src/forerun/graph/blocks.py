@@ -17,15 +17,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
-from forerun.graph.graph import AllocationKind, ExpertLoad, Graph, MemoryEvent, OpClass, OpTable, StepPart
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from forerun.graph.graph import (
+    AllocationKind,
+    Bools,
+    ExpertLoad,
+    Floats,
+    Graph,
+    Ints,
+    MemoryEvent,
+    OpClass,
+    OpTable,
+    StepPart,
+)
 
 _KEPT: Kept[Blocks] = Kept(64)
 EIGHT_BIT_PRODUCT = "eight_bit_product"

@@ -29,6 +29,9 @@ _NEEDED = (
     "optimizer",
     "optimizer_implementation",
 )
+_SETTINGS = ("batch_size", "precision", "convolution_precision", "layout", "compile", "optimizer",
+             "optimizer_implementation", "dataset_size")  # fmt: skip
+"""Facts that are settings of a run under their own names."""
 _LARGEST_FACTS_BYTES = 1024**2
 
 
@@ -150,18 +153,8 @@ class CaptureFacts:
 
     def settings(self) -> dict[str, Any]:
         """The settings of a run that the script decides, under the names of ``RunOptions``."""
-        found: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "precision": self.precision,
-            "convolution_precision": self.convolution_precision,
-            "layout": self.layout,
-            "compile": self.compile,
-            "optimizer": self.optimizer,
-            "optimizer_implementation": self.optimizer_implementation,
-            "accumulation": self.num_micro_steps,
-            "dataset_size": self.dataset_size,
-            "epochs": self.epochs if self.dataset_size else None,
-        }
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
+        found |= {"accumulation": self.num_micro_steps, "epochs": self.epochs if self.dataset_size else None}
         if self.dataset_size and self.epochs and (samples := self._validation_samples_per_epoch()):
             found["validation_size"] = samples
         if self.loader is not None and self.loader.sample_cost_s is not None:

@@ -15,12 +15,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.graph.blocks import Blocks, Division, Phase, blocks_of, weight_products, whole_sizes
-from forerun.graph.graph import Graph, OpTable, Share, divided_of
-
-Floats = npt.NDArray[np.float64]
+from forerun.graph.graph import Floats, Graph, OpTable, Share, divided_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forerun.base.answers import Answer
+from forerun.cost.memory.peak import MemoryShare
 from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
 
@@ -76,14 +77,6 @@ class LayerTime:
     module: str
     time_s: float
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShare:
-    """A named part of the memory at its peak; the parts add up to the peak."""
-
-    name: str
-    size_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

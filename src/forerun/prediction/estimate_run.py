@@ -8,14 +8,13 @@ from math import ceil, expm1
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
 from forerun.cost.time.power import device_power
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import expert_products
-from forerun.graph.graph import Graph
+from forerun.graph.graph import Floats, Graph, Ints
 from forerun.prediction.division import DividedStep, is_divided
 from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
@@ -382,9 +381,6 @@ def _notes_of_several(run: Run, memory: RunMemory) -> list[str]:
             )
     return notes
 
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _Times = TypeVar("_Times", float, Floats)
 

@@ -20,6 +20,7 @@ from forerun.cost.memory.peak import (
     MaxBatchSize,
     MemoryConstants,
     MemoryEstimate,
+    MemoryShare,
     MemoryWidth,
     estimate_memory,
     fits,
@@ -31,7 +32,7 @@ from forerun.cost.memory.peak import (
 )
 from forerun.graph.graph import Graph
 from forerun.prediction.division import Axes, uses_layout, wide_factor
-from forerun.prediction.estimate import Interval, MemoryShare
+from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.post_training import Algorithm
@@ -394,13 +395,10 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
     if largest.value is not None and largest.low is not None and largest.high is not None:
         batch = Interval(float(largest.value), float(largest.low), float(largest.high))
     held = _of_replica(model.graph, run, found, gradient_bytes)
-    is_alone = run.cluster.num_devices == 1
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
-        verdict=str(fits(found, visible.value_bytes))
-        if is_alone
-        else _verdict(held.peak_bytes, visible.value_bytes),
+        verdict=fits(held.peak_bytes.low, held.peak_bytes.high, visible.value_bytes),
         max_batch=batch,
         max_batch_reason=largest.reason,
         device_bytes=visible.value_bytes,
@@ -420,12 +418,11 @@ def _of_replica(graph: Graph, run: Run, alone: MemoryEstimate, gradient_bytes: f
     """Memory of a device that has the whole model and its states, as one stage of all blocks."""
     added = replica_bytes(run, gradient_bytes)
     buffers = max(0.0, added - gradient_bytes)
-    parts = [MemoryShare(part.name, float(part.size_bytes)) for part in alone.parts]
     shared = {"gradient buckets": added - buffers, "buffers of collectives": buffers}
     return StageMemory(
         stage=0,
         num_blocks=len(graph.blocks),
-        parts=(*parts, *(MemoryShare(name, size) for name, size in shared.items() if size > 0)),
+        parts=(*alone.parts, *(MemoryShare(name, size) for name, size in shared.items() if size > 0)),
         peak_bytes=Interval(alone.peak_bytes, alone.low_bytes, alone.high_bytes).shifted(added),
         allocated_bytes=alone.live_peak_bytes + added,
     )
@@ -462,7 +459,7 @@ def _layout_memory(
     return RunMemory(
         peak=worst.peak_bytes,
         parts=worst.parts,
-        verdict=_verdict(worst.peak_bytes, visible_bytes),
+        verdict=fits(worst.peak_bytes.low, worst.peak_bytes.high, visible_bytes),
         max_batch=largest,
         max_batch_reason=reason,
         device_bytes=visible_bytes,
@@ -490,12 +487,6 @@ def _largest_micro_batch(
         return float(largest_passing(lambda size: getattr(peak(size), end) <= visible_bytes, MAX_BATCH_SIZE))
 
     return Interval(*(largest(end) for end in ("value", "high", "low"))), ""
-
-
-def _verdict(peak: Interval, available_bytes: float) -> str:
-    if peak.low > available_bytes:
-        return "no"
-    return "yes" if peak.high <= available_bytes else "close"
 
 
 _largest_kept: Kept[MaxBatchSize] = Kept(256)

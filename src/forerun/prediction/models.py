@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forerun.base.answers import fields_of
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
 from forerun.base.kept import Kept, KeptBytes, cache_folder
@@ -260,17 +261,7 @@ def _names() -> dict[str, Any]:
         {
             "name": family.name,
             "input_shape": list(family.input_shape),
-            "keys": [
-                {
-                    "name": key,
-                    "default": rule.default,
-                    "low": rule.low,
-                    "high": rule.high,
-                    "step": rule.step,
-                    "meaning": rule.meaning,
-                }
-                for key, rule in family.keys.items()
-            ],
+            "keys": [{"name": key, **fields_of(rule)} for key, rule in family.keys.items()],
         }
         for family in FAMILIES.values()
     ]

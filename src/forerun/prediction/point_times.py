@@ -8,22 +8,18 @@ the last wave of a kernel, and the error stays far below the interval.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.base.numerics import monotone_cubic
 from forerun.cost.memory.stream import live_peak_bytes
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Graph
+from forerun.graph.graph import Floats, Graph, Ints
 from forerun.prediction.step import PreparedModel, ideal_times_s, interval_ends_s, points_of, timed_steps
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 KEPT_ROWS: Kept[Floats] = Kept(1024)
 """Rows of devices over a grid of batch sizes."""
@@ -49,13 +45,7 @@ class PointTimes:
 
     def row(self, index: int) -> PointTimes:
         """The points of one device of a grid, (batch sizes,) each."""
-        return PointTimes(
-            step_s=self.step_s[index],
-            log_width=self.log_width[index],
-            least_s=self.least_s[index],
-            activity=self.activity[index],
-            compute_fraction=self.compute_fraction[index],
-        )
+        return PointTimes(**{column.name: getattr(self, column.name)[index] for column in fields(self)})
 
     def ends(self, index: int | None = None) -> Floats:
         """Value, low and high of the steps, (3, p) [s]; of a grid those of one device."""
@@ -108,13 +98,7 @@ def grid_times(
             rows[number] = row
             KEPT_ROWS.keep((model, weights, devices[number]), values, row)
     stacked = np.stack([row for row in rows if row is not None], axis=1)
-    return PointTimes(
-        step_s=stacked[0],
-        log_width=stacked[1],
-        least_s=stacked[2],
-        activity=stacked[3],
-        compute_fraction=stacked[4],
-    )
+    return PointTimes(**{column.name: row for column, row in zip(fields(PointTimes), stacked, strict=True)})
 
 
 def _grid_rows(

@@ -30,17 +30,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from forerun.base.answers import Answer
-from forerun.graph.graph import Graph, OpClass
+from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.question.devices.catalogue import load_catalog, same_die
 from forerun.question.devices.device import Device
 from forerun.question.saving import Saving
 from forerun.question.setup import Phase, TrainingSetup
-
-Floats = npt.NDArray[np.float64]
 
 _ROUNDING = 5_500
 """Tables give millions of parameters with two decimals."""

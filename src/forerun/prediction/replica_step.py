@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
+from forerun.cost.communication.collectives import AllReduce, all_reduce_of
 from forerun.cost.communication.constants import (
     ScalingConstants,
     ScalingTable,
@@ -29,9 +29,8 @@ from forerun.cost.communication.data_parallel import (
     gradient_buckets,
     mirrored_step_s,
 )
-from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
+from forerun.graph.graph import AllocationKind, Bools, Floats, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.division import DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
@@ -39,8 +38,6 @@ from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
 from forerun.question.sharing import Sharing, Strategy
-
-Floats = npt.NDArray[np.float64]
 
 _ONE_STEPS: Kept[list[OneStep]] = Kept(512)
 STRAGGLER_PART = "waiting for other devices"
@@ -77,11 +74,11 @@ def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
     )
 
 
-def _runs_in_backward(graph: Graph) -> npt.NDArray[np.bool_]:
+def _runs_in_backward(graph: Graph) -> Bools:
     """True for the operations of the backward pass, those of the forward pass that it repeats among them, (rows,)."""
-    found: npt.NDArray[np.bool_] = np.isin(
-        graph.ops.step_part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT)
-    ) | (graph.ops.recomputed > 0)
+    found: Bools = np.isin(graph.ops.step_part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT)) | (
+        graph.ops.recomputed > 0
+    )
     return found
 
 
@@ -224,11 +221,7 @@ def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingCons
     # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
     found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
     drag = settings.coefficient_of_variation
-    if drag is None:
-        return found
-    return ScalingConstants(
-        share=found.share, slowdown=found.slowdown, drag=drag, overhead_s=found.overhead_s
-    )
+    return found if drag is None else replace(found, drag=drag)
 
 
 def _replicated(
@@ -262,8 +255,6 @@ def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> Dat
     return DataParallelStep(
         compute_s=device_s,
         exposed_s=exposed_s,
-        contention_s=0.0,
-        straggler_s=0.0,
         overhead_s=max(0.0, step_s - device_s - exposed_s) + loop_s,
         communication_s=reduce_s,
     )

@@ -24,20 +24,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
 from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.division import DividedStep, as_measured, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
-from forerun.question.job import InputPipeline
+from forerun.question.job import MOST_WORKERS, InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _SHARED: Kept[Floats] = Kept(65_536)
 _ALONE = (np.nan, np.nan)
@@ -316,5 +313,5 @@ def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int 
     3
     """
     needed = max(1, math.ceil(device_samples_per_s * pipeline.sample_cost_s - 1e-9))
-    with_them = replace(pipeline, num_workers=needed)
+    with_them = replace(pipeline, num_workers=min(needed, MOST_WORKERS))
     return needed if loader_rate_samples_per_s(with_them) >= device_samples_per_s * (1 - 1e-9) else None

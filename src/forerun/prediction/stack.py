@@ -10,16 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from forerun.cost.time.step_times import StepTimes
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Graph, HostTraffic
+from forerun.graph.graph import Floats, Graph, HostTraffic
 from forerun.question.devices.cluster import host_link
 from forerun.question.devices.device import Device, DeviceKind
-
-Floats = npt.NDArray[np.float64]
 
 
 def is_keras_graph(graph: Graph) -> bool:
@@ -39,7 +34,7 @@ def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | 
     return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
 
 
-def scaled(times: StepTimes, factor: npt.NDArray[np.float64]) -> StepTimes:
+def scaled(times: StepTimes, factor: Floats) -> StepTimes:
     """Times of p points with those of device and host multiplied by a factor of each point, (p,)."""
     return replace(
         times,

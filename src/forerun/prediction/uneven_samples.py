@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.numerics import relative_coefficients
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
 from forerun.question.job import Batching, SampleLengths, Samples, read_lengths
 from forerun.question.run import Run
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _NUM_KNOTS = 4
 _SHORTEST = 32

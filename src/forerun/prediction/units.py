@@ -7,23 +7,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.cost.memory.units import UnitMemory, unit_memory
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
-from forerun.graph.graph import Graph, OpClass, OpTable, StepPart, at_batch
+from forerun.graph.graph import Bools, Floats, Graph, Ints, OpClass, OpTable, StepPart, at_batch
 from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.division import stage_units
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 from forerun.question.sharing import DeviceLayout, StageSplit
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _SHARDED: Kept[PreparedModel] = Kept(64)
 _TIMES: Kept[UnitTimes] = Kept(4096)
@@ -136,7 +132,7 @@ def _by_unit(
     is_attention = np.isin(ops.op_class, (OpClass.ATTENTION, OpClass.BMM, OpClass.SOFTMAX))
     is_attention &= ~blocks.expert_product
 
-    def sums(chosen: npt.NDArray[np.bool_], values: Floats = row_s) -> Floats:
+    def sums(chosen: Bools, values: Floats = row_s) -> Floats:
         chosen = chosen & (blocks.unit >= 0)
         return np.bincount(blocks.unit[chosen], weights=values[chosen], minlength=units).astype(float)
 
@@ -207,7 +203,7 @@ def _result_bytes(ops: OpTable, batch_size: int) -> Floats:
     return found
 
 
-def _message_bytes(graph: Graph, closes: npt.NDArray[np.bool_], batch_size: int) -> float:
+def _message_bytes(graph: Graph, closes: Bools, batch_size: int) -> float:
     """Result of the product that closes a pair: tokens times width [bytes]."""
     rows = np.flatnonzero(closes)
     if not len(rows):
@@ -216,7 +212,7 @@ def _message_bytes(graph: Graph, closes: npt.NDArray[np.bool_], batch_size: int)
     return float(sizes[1] * sizes[2] * graph.ops.element_bytes[rows[0]])
 
 
-def _key_value_bytes(ops: OpTable, forward: npt.NDArray[np.bool_], batch_size: int) -> float:
+def _key_value_bytes(ops: OpTable, forward: Bools, batch_size: int) -> float:
     """Operands of the first fused attention less its queries, which are as large as its result [bytes]."""
     rows = np.flatnonzero(forward & (ops.op_class == OpClass.ATTENTION))[:1]
     return float(
@@ -316,17 +312,17 @@ class DividedModel:
         found = unit_memory(self.model.graph, self.traced, shards, batch_size)
         return self._repeated(found) if self._added else found
 
-    def gathered_bytes(self, shards: Shards, batch_size: int) -> npt.NDArray[np.float64]:
+    def gathered_bytes(self, shards: Shards, batch_size: int) -> Floats:
         """Tokens that sequence parallelism gathers for products, less a device's own, (units,) [bytes]."""
         graph, blocks = self.model.graph, self.traced
         closes = (blocks.division == Division.ROWS) & (blocks.phase == Phase.FORWARD)
         sizes = at_batch(graph.ops.gemm, batch_size)
         tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
         found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)
-        own: npt.NDArray[np.float64] = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
+        own: Floats = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
         return np.repeat(own, self._counts()) if self._added else own
 
-    def _counts(self) -> npt.NDArray[np.int64]:
+    def _counts(self) -> Ints:
         """Units of the model that each traced one stands for."""
         counts = np.ones(self.traced.num_units, dtype=np.int64)
         counts[1 + len(self.traced.names) // 2] += self._added

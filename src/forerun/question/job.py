@@ -9,12 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
-from forerun.question.settings import Setting, flags, from_settings, names_needing, refuse, setting
+from forerun.question.settings import (
+    Setting,
+    check_numbers,
+    flags,
+    from_settings,
+    names_needing,
+    refuse,
+    setting,
+)
 
 if TYPE_CHECKING:
     from forerun.graph.graph import ExpertLoad
@@ -155,18 +163,7 @@ class Job:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        positive = {"dataset size": self.num_samples, "number of epochs": self.num_epochs}
-        for name, value in positive.items():
-            if value is not None and not 0 < value < inf:
-                raise InvalidSetupError(f"{name} must be above zero and finite, got {value}")
-        not_negative = {
-            "validation size": self.num_validation_samples,
-            "start-up time": self.startup_s,
-            "checkpoint time": self.checkpoint_s,
-        }
-        for name, value in not_negative.items():
-            if not 0 <= value < inf:
-                raise InvalidSetupError(f"{name} must be zero or more and finite, got {value}")
+        check_numbers(self)
 
 
 class JobOptions(TypedDict, total=False):
@@ -514,6 +511,10 @@ class SamplesOptions(TypedDict, total=False):
 
 
 _input = partial(setting, group="input")
+MOST_WORKERS = 10_000
+
+
+_loader = partial(_input, needs="loader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,16 +529,15 @@ class InputPipeline:
         low=0,
         high=1e6,
     )
-    num_workers: int = _input(
+    num_workers: int = _loader(
         8,
         name="loader_workers",
         help="Worker processes of each device's data loader.",
         words="number of workers",
         low=0,
-        high=10_000,
-        needs="loader",
+        high=MOST_WORKERS,
     )
-    num_cores: float | None = _input(
+    num_cores: float | None = _loader(
         None,
         name="loader_cores",
         help="Processor cores that the workers of the data loader share.",
@@ -545,9 +545,8 @@ class InputPipeline:
         default="one per worker",
         above=0,
         high=1e6,
-        needs="loader",
     )
-    sample_bytes: float = _input(
+    sample_bytes: float = _loader(
         0.0,
         name="sample_kb",
         unit=1e3,
@@ -555,10 +554,9 @@ class InputPipeline:
         words="size of a sample [kB]",
         low=0,
         high=1e9,
-        needs="loader",
         only_changed=True,
     )
-    storage_bytes_per_s: float | None = _input(
+    storage_bytes_per_s: float | None = _loader(
         None,
         name="storage_mb_s",
         unit=1e6,
@@ -566,9 +564,8 @@ class InputPipeline:
         words="storage bandwidth [MB/s]",
         above=0,
         high=1e9,
-        needs="loader",
     )
-    network_bytes_per_s: float | None = _input(
+    network_bytes_per_s: float | None = _loader(
         None,
         name="network_mb_s",
         unit=1e6,
@@ -576,26 +573,10 @@ class InputPipeline:
         words="network bandwidth [MB/s]",
         above=0,
         high=1e9,
-        needs="loader",
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sample_cost_s < math.inf:
-            raise InvalidSetupError(
-                f"cost of a sample must be zero or more seconds, got {self.sample_cost_s}"
-            )
-        if self.num_workers < 0:
-            raise InvalidSetupError(f"number of workers must be zero or more, got {self.num_workers}")
-        if not 0 <= self.sample_bytes < math.inf:
-            raise InvalidSetupError(f"size of a sample must be zero or more bytes, got {self.sample_bytes}")
-        limits = {
-            "number of cores": self.num_cores,
-            "storage bandwidth": self.storage_bytes_per_s,
-            "network bandwidth": self.network_bytes_per_s,
-        }
-        for name, value in limits.items():
-            if value is not None and not value > 0:
-                raise InvalidSetupError(f"{name} must be above zero, got {value}")
+        check_numbers(self)
 
 
 class LoaderOptions(TypedDict, total=False):

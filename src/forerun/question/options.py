@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from forerun.question.job import InputPipeline, Job, JobOptions, LoaderOptions, Samples, SamplesOptions
@@ -25,6 +26,9 @@ DEVICE_HELP = (
     "Device: catalogue name (see 'forerun hardware list'), driver's name, TOML file or 'here'; several devices as "
     "8xNAME or NODESxDEVICESxNAME, such as 4x8xh100-sxm."
 )
+
+
+_number = partial(Setting, group="device", low=1, high=100_000, http_high=4096)
 
 
 class CommonOptions(
@@ -68,14 +72,10 @@ class _SingleOptions(CommonOptions, total=False):
     layout: str | None
     num_nodes: Annotated[
         int | None,
-        Setting(
+        _number(
             help="Number of nodes (machines) that hold the devices.",
             words="the number of nodes",
-            group="device",
             default="as --on says, or one",
-            low=1,
-            high=100_000,
-            http_high=4096,
             flag="nodes",
         ),
     ]
@@ -98,14 +98,10 @@ class RunOptions(_SingleOptions, total=False):
 
     num_devices: Annotated[
         int | None,
-        Setting(
+        _number(
             help="Number of devices, if the name of the device does not say it.",
             words="the number of devices",
-            group="device",
             default="1",
-            low=1,
-            high=100_000,
-            http_high=4096,
         ),
     ]
 
@@ -115,15 +111,11 @@ class ScaleOptions(_SingleOptions, total=False):
 
     num_devices: Annotated[
         Sequence[int] | None,
-        Setting(
+        _number(
             help="Numbers of devices: a list such as 1,2,4,8, or a range such as 1:8.",
             words="the number of devices",
-            group="device",
             default="1,2,4 ... up to the devices of --on, or 8",
             metavar="1,2,4,8",
-            low=1,
-            high=100_000,
-            http_high=4096,
             flag="devices",
         ),
     ]

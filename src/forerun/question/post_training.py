@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TypedDict
 
 from forerun.base.errors import InvalidSetupError
@@ -46,56 +47,53 @@ class Engine(StrEnum):
     """The model as it is trained, one operation after another."""
 
 
+_post = partial(setting, group="post-training")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostTraining:
     """Algorithm of a step and its generation."""
 
-    algorithm: Algorithm = setting(
+    algorithm: Algorithm = _post(
         Algorithm.SFT,
         help="Algorithm of a step: sft (plain training), dpo, orpo, kto, reward, contrastive (embeddings), ppo or "
         "grpo. A sample of dpo, orpo, reward and contrastive is a pair, one of ppo and grpo an answer that the step "
         "writes.",
-        group="post-training",
         needs="training",
         only_changed=True,
     )
-    new_tokens: int | None = setting(
+    new_tokens: int | None = _post(
         None,
         help="Tokens of a sample that are generated, the last of --sequence-length; those before are its prompt.",
-        group="post-training",
         default="half of the sequence length, with --phase generate, ppo and grpo",
         low=1,
         high=10_000_000,
         http_high=131_072,
     )
-    engine: Engine = setting(
+    engine: Engine = _post(
         Engine.VLLM,
         help="Library that generates: vllm (fused kernels, weights of its own) or transformers.",
-        group="post-training",
         only_changed=True,
     )
-    answer_lengths: str | None = setting(
+    answer_lengths: str | None = _post(
         None,
         help="Lengths of the answers that a step writes: a .csv or .json file of token counts, a law such as "
         "lognormal:median=300,p95=1200, or mean:300; --new-tokens is then the longest.",
-        group="post-training",
         default="all as long as --new-tokens",
         metavar="LAW",
         only_changed=True,
     )
-    generation_tensor: int | None = setting(
+    generation_tensor: int | None = _post(
         None,
         help="With ppo, grpo and several devices: devices that divide the weights of one engine.",
-        group="post-training",
         default="the fewest whose memory is half free beside the weights",
         low=1,
         high=1024,
     )
-    generation_on: str | None = setting(
+    generation_on: str | None = _post(
         None,
         help="With ppo, grpo and several devices: devices besides those of --on that write the next answers meanwhile: "
         "a number, or auto for the one that wastes least.",
-        group="post-training",
         default="the devices that train, in turn",
         metavar="16",
         read=str,

@@ -210,7 +210,9 @@ class Run(Answer):
         """The setup of the validation after each epoch, None without one."""
         if self.job is None or not self.job.num_validation_samples:
             return None
-        return replace(self.setup, phase=Phase.INFERENCE, optimizer="none")
+        # Nothing is updated, and nothing computed again for a backward pass.
+        saving = replace(self.setup.saving, recompute="none", offload=Offload.NONE, master_weights=None)
+        return replace(self.setup, phase=Phase.INFERENCE, optimizer="none", saving=saving)
 
     def over(
         self,

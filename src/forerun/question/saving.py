@@ -10,10 +10,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.settings import from_settings, setting
-
-LORA_RANKS = (1, 65_536)
-LARGEST_DROPOUT = 0.9
+from forerun.question.settings import check_numbers, from_settings, setting
 
 _EVERY = re.compile(r"every-([1-9][0-9]{0,4})")
 
@@ -178,8 +175,8 @@ class Saving:
         help="Rank of LoRA adapters; the model's own weights are then frozen.",
         words="the rank of LoRA",
         metavar="RANK",
-        low=LORA_RANKS[0],
-        high=LORA_RANKS[1],
+        low=1,
+        high=65_536,
     )
     lora_targets: tuple[str, ...] = _saving(
         (),
@@ -195,7 +192,7 @@ class Saving:
         default="0, as in peft",
         metavar="SHARE",
         low=0,
-        high=LARGEST_DROPOUT,
+        high=0.9,
     )
     quantize: Quantization | None = _saving(
         None,
@@ -254,17 +251,10 @@ class Saving:
 
     def __post_init__(self) -> None:
         recomputed_blocks(self.recompute)
+        check_numbers(self)
         if self.lora_targets and self.lora_rank is None:
             raise InvalidSetupError(
                 "--lora-targets has no meaning without --lora; give the rank, such as --lora 16"
-            )
-        low, high = LORA_RANKS
-        if self.lora_rank is not None and not low <= self.lora_rank <= high:
-            raise InvalidSetupError(f"the rank of LoRA must be {low} to {high:,}, got {self.lora_rank}")
-        if not 0 <= self.lora_dropout <= LARGEST_DROPOUT:
-            raise InvalidSetupError(
-                f"the dropout of adapters must be 0 to {LARGEST_DROPOUT}, got {self.lora_dropout}; give, for example, "
-                "--lora-dropout 0.05"
             )
         if self.lora_dropout and self.lora_rank is None:
             raise InvalidSetupError(

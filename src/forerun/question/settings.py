@@ -207,7 +207,7 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
     if holds is not None and not own.choices:
         own = replace(own, choices=tuple(holds), metavar=own.metavar or "NAME")
     value = field.default
-    words = own.default or (str(value) if isinstance(value, str) else "")
+    words = own.default or (str(value) if isinstance(value, str) else "yes" if value is True else "")
     # Defaults that say nothing are left out: off, none and zero.
     if not words and isinstance(value, int | float) and not isinstance(value, bool) and value:
         words = f"{value / (own.unit or 1):g}"
@@ -325,6 +325,25 @@ def _checked(item: Declared, value: Any) -> Any:
     if item.kind is tuple:
         return tuple(_bounded(words, whole(words, part), setting) for part in value)
     return value
+
+
+def check_numbers(part: Any) -> None:
+    """Checks the numbers that a dataclass holds against the bounds of their declarations, in the user's unit.
+
+    Raises:
+        InvalidSetupError: One is outside, or not finite.
+    """
+    kind: type = type(part)
+    for field, item in _numbers(kind):
+        value = getattr(part, field)
+        if value is not None:
+            _checked(item, value / (item.setting.unit or 1))
+
+
+@cache
+def _numbers(kind: type) -> tuple[tuple[str, Declared], ...]:
+    own = (item for item in declared(kind).values() if len(item.path) == 1)
+    return tuple((item.path[0], item) for item in own if item.kind in (int, float))
 
 
 def whole(name: str, value: Any) -> int:

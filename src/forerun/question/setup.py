@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar
 from forerun.base.errors import InvalidSetupError
 from forerun.question.post_training import Algorithm, PostTraining, PostTrainingOptions
 from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
-from forerun.question.settings import setting
+from forerun.question.settings import check_numbers, setting
 
 MAX_BATCH_SIZE = 10_000_000
 
@@ -121,6 +121,9 @@ def choice(kind: type[_Choice], value: str, name: str) -> _Choice:
         raise InvalidSetupError(f"unknown {name} {str(value)!r}; expected one of {', '.join(kind)}") from None
 
 
+_step = partial(setting, group="run")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
     """The training configuration of one device.
@@ -135,94 +138,81 @@ class TrainingSetup:
         post: Algorithm of the step and its generation.
     """
 
-    batch_size_per_device: int = setting(
+    batch_size_per_device: int = _step(
         32,
         name="batch_size",
         help="Batch size of one device; with accumulation, of one micro-step.",
-        group="run",
         default="32; 1 for a catalogued language model",
         low=1,
         high=MAX_BATCH_SIZE,
         http_high=65_536,
     )
-    precision: Precision = setting(
+    precision: Precision = _step(
         Precision.FP32,
         help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16, fp16 or fp8 (products of linear "
         "layers, the rest bf16).",
-        group="run",
         default="fp32; bf16 for a catalogued language model",
     )
-    convolution_precision: Precision | None = setting(
+    convolution_precision: Precision | None = _step(
         None,
         help="Arithmetic of convolutions in fp32, a flag of its own in PyTorch: fp32 or tf32 (PyTorch's default from "
         "Ampere on).",
-        group="run",
         default="that of --precision",
         words="convolution precision",
         only_changed=True,
     )
-    layout: Layout = setting(
+    layout: Layout = _step(
         Layout.NCHW,
         help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
-        group="run",
         default="the framework's own",
     )
-    compile: bool = setting(False, help="Run the step under torch.compile.", group="run")
-    optimizer: str = setting(
+    compile: bool = _step(False, help="Run the step under torch.compile.")
+    optimizer: str = _step(
         "sgd",
         help="Optimizer: sgd, adam, adamw, adamw-8bit, adafactor, lion, muon, nesterov, rmsprop ... or none.",
-        group="run",
         default="sgd; adamw for a catalogued language model",
         metavar="NAME",
         read=str.lower,
     )
-    optimizer_implementation: OptimizerImplementation = setting(
+    optimizer_implementation: OptimizerImplementation = _step(
         OptimizerImplementation.FOREACH,
         help="Kernels of the optimizer's update: foreach, for-loop or fused.",
-        group="run",
         needs="training",
     )
-    phase: Phase = setting(
+    phase: Phase = _step(
         Phase.TRAIN,
         help="Part of the step: train (the whole step), forward, inference (without gradients), or generate (a batch "
         "of answers of a language model).",
-        group="run",
     )
-    fused_attention: bool = setting(
+    fused_attention: bool = _step(
         True,
         help="Run attention (scaled_dot_product_attention) as one kernel.",
-        group="run",
-        default="yes",
     )
-    attention_kernel: AttentionKernel = setting(
+    attention_kernel: AttentionKernel = _step(
         AttentionKernel.PLAIN,
         help="Library of fused attention: plain (as long with a causal mask as without, as FlashAttention-1), "
         "flash-2 (half as long) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
         words="attention kernel",
-        group="run",
         only_changed=True,
     )
-    expert_load: str = setting(
+    expert_load: str = _step(
         "even",
         help="Tokens of a model's experts: even, zipf:1.2 (the n-th has n^-1.2 times those of the first), or a .csv or "
         ".json file with the tokens of each.",
-        group="run",
         metavar="LAW",
         only_changed=True,
     )
-    expert_capacity: float | None = setting(
+    expert_capacity: float | None = _step(
         None,
         help="Most tokens that an expert takes, in parts of the mean; the others are dropped, such as at 1.25.",
-        group="run",
         default="no token is dropped",
         above=0,
         high=1e6,
     )
-    host_slowdown: float = setting(
+    host_slowdown: float = _step(
         1.0,
         help="Times that launching takes longer than usual, as beside a busy Python thread: about 3.7 with the memory "
         "metrics of Transformers' Trainer (skip_memory_metrics=False).",
-        group="run",
         words="slowdown of the host",
         only_changed=True,
         low=0.1,
@@ -246,10 +236,7 @@ class TrainingSetup:
                 )
             own = None if asked is self.precision else asked  # two words for one question
             object.__setattr__(self, "convolution_precision", own)
-        if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
-            raise InvalidSetupError(
-                f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
-            )
+        check_numbers(self)
         if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
             raise InvalidSetupError(
                 f"--attention-kernel {self.attention_kernel} is fused attention, got attention in parts; leave "

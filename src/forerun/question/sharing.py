@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.question.settings import (
     Setting,
+    check_numbers,
     flags,
     from_settings,
     names_needing,
@@ -67,6 +68,7 @@ class Strategy(StrEnum):
 
 
 _sharing = partial(setting, group="sharing", needs="several")
+_fsdp = partial(setting, group="sharing", needs="fsdp", only_changed=True)
 _HALF_OR_FULL: dict[str, Any] = {
     "metavar": "NAME",
     "choices": ("half", "fp32"),
@@ -133,19 +135,13 @@ class Sharing:
         high=100_000,
         needs="fsdp",
     )
-    reshard: bool = _sharing(
+    reshard: bool = _fsdp(
         True,
         help="With fsdp: give gathered weights back between forward and backward pass.",
-        default="yes",
-        needs="fsdp",
-        only_changed=True,
     )
-    prefetch: bool = _sharing(
+    prefetch: bool = _fsdp(
         True,
         help="With fsdp: gather the weights of the next block while a block computes.",
-        default="yes",
-        needs="fsdp",
-        only_changed=True,
     )
     gather_half: bool = _sharing(
         True,
@@ -162,43 +158,33 @@ class Sharing:
         default="fp32",
         **_HALF_OR_FULL,
     )
-    fsdp_version: FsdpVersion = _sharing(
+    fsdp_version: FsdpVersion = _fsdp(
         FsdpVersion.FSDP2,
         help="With fsdp: implementation, by the copies it makes: fsdp1 or fsdp2 (PyTorch), or zero-copy "
         "(Megatron-FSDP).",
         words="FSDP version",
-        needs="fsdp",
-        only_changed=True,
     )
-    load_whole: bool = _sharing(
+    load_whole: bool = _fsdp(
         False,
         help="With fsdp: every device has the whole weights beside its shards while a checkpoint is loaded.",
         default="no",
-        needs="fsdp",
-        only_changed=True,
     )
-    reduce_once: bool = _sharing(
+    reduce_once: bool = _fsdp(
         False,
         help="With fsdp and --accumulation: keep whole gradients until the last micro-step reduces them (no_sync, as "
         "accelerate does).",
         default="no",
-        needs="fsdp",
-        only_changed=True,
     )
-    wrap_adapters: bool = _sharing(
+    wrap_adapters: bool = _fsdp(
         False,
         help="With fsdp and --lora: every matrix of the adapters is a unit of its own (fsdp_auto_wrap_policy of peft).",
         default="no",
-        needs="fsdp",
-        only_changed=True,
     )
-    reentrant: bool = _sharing(
+    reentrant: bool = _fsdp(
         False,
         help="With fsdp1, --lora and --recompute full: reentrant checkpoints, with which FSDP keeps inputs of frozen "
         "blocks and their gradients to the end of the step (use_reentrant of Transformers in 2024).",
         default="no",
-        needs="fsdp",
-        only_changed=True,
     )
     overlap_tensor: bool = _sharing(
         False,
@@ -221,12 +207,7 @@ class Sharing:
             not self.layout.divides_model
         ):  # its devices follow from the run: every data parallel run has one layout
             object.__setattr__(self, "layout", replace(self.layout, data=1))
-        if self.num_accumulation_steps < 1:
-            raise InvalidSetupError(
-                f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
-            )
-        if not self.bucket_bytes > 0:
-            raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {self.bucket_bytes}")
+        check_numbers(self)
 
 
 class SharingOptions(TypedDict, total=False):
@@ -374,7 +355,7 @@ class StageSplit(StrEnum):
     """Input and head count as one block each (Megatron-LM's account-for-embedding and account-for-loss)."""
 
 
-_layout = partial(setting, group="sharing")
+_layout = partial(setting, group="sharing", only_changed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,9 +378,7 @@ class DeviceLayout:
     sequence_parallel: bool = _layout(
         True,
         help="With tp: divide the tokens as well, between the divided products.",
-        default="yes",
         needs="tp",
-        only_changed=True,
     )
     keep_gathered: bool = _layout(
         False,
@@ -407,7 +386,6 @@ class DeviceLayout:
         "instead of gathering them again (Megatron-LM).",
         default="no",
         needs="tp",
-        only_changed=True,
     )
     merge_routes: bool = _layout(
         False,
@@ -415,20 +393,19 @@ class DeviceLayout:
         "to each expert.",
         default="no",
         needs="ep",
-        only_changed=True,
     )
     context_kind: ContextKind = _layout(
         ContextKind.RING,
         name="context_parallel",
         help="With cp: exchange of keys and values: ring, or ulysses (all-to-all).",
         needs="cp",
+        only_changed=False,
     )
     schedule: PipelineSchedule = _layout(
         PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
         name="pipeline_schedule",
         help="With pp: order of the micro-steps: gpipe, 1f1b, interleaved or zero-bubble.",
         needs="pp",
-        only_changed=True,
     )
     virtual_stages: int = _layout(
         1,
@@ -436,14 +413,12 @@ class DeviceLayout:
         low=1,
         high=1000,
         needs="pp",
-        only_changed=True,
     )
     stage_split: StageSplit = _layout(
         StageSplit.EVEN,
         help="With pp: as many blocks in every stage (even), fewer beside the head (balanced), or input and "
         "head counted as one block each (ends).",
         needs="pp",
-        only_changed=True,
     )
 
     def __post_init__(self) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from forerun.cost.memory.peak import fits
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.run_step import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
 from forerun.question.job import InputPipeline
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, Choice
@@ -21,8 +22,6 @@ from forerun.search.plan_answer import (
     PlanSensitivity,
     Rejection,
 )
-
-Ints = npt.NDArray[np.int64]
 
 _MOST_ROUNDS = 4
 _MOST_ON_FRONT = 24
@@ -104,7 +103,7 @@ def _front(choice: Choice) -> list[int]:
     return [kept[i] for i in np.unique(np.linspace(0, len(kept) - 1, _MOST_ON_FRONT).astype(int))]
 
 
-def _is_near(columns: Sequence[npt.NDArray[np.float64]], row: int, other: int) -> bool:
+def _is_near(columns: Sequence[Floats], row: int, other: int) -> bool:
     return all(abs(column[row] - column[other]) <= _DISTINCT * abs(column[other]) for column in columns)
 
 
@@ -236,6 +235,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
     accuracy = float(table.values["accuracy"][VALUE, row])
     device_rate = float(table.values["device_samples_per_s"][VALUE, row])
     rental = option.rental
+    low, high = table.values["peak_memory_bytes"][[LOW, HIGH], row]
     given = "given" if option.usd_per_hour is not None else None
     return PlanPoint(
         **_axes(table, row),
@@ -244,7 +244,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
         energy_j=table.interval("energy_j", row),
         co2_g=table.interval("co2_g", row),
         accuracy=None if np.isnan(accuracy) else accuracy,
-        fits=_fits(table, row),
+        fits=fits(low, high, table.device_memory_bytes[row]),
         price_usd_per_hour=option.usd_per_hour,
         price_source=given
         if rental is None
@@ -268,14 +268,6 @@ def _note_of_loader(
         for name in ("device_samples_per_s", "throughput_samples_per_s")
     )
     return (LOADER_BOUND_NOTE,) if is_loader_bound(1 / rate, 1 / device_rate, loader) else ()
-
-
-def _fits(table: CandidateTable, row: int) -> str:
-    # The ends of the memory are the limits of the allocator at 1.03 and 0.97: the band of the verdict "close".
-    peak, available = table.values["peak_memory_bytes"][:, row], table.device_memory_bytes[row]
-    if peak[HIGH] <= available:
-        return "yes"
-    return "no" if peak[LOW] > available else "close"
 
 
 def _rejection(choice: Choice, row: int) -> Rejection:

@@ -14,15 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.power import device_power
+from forerun.graph.graph import Bools, Floats, Ints
 from forerun.prediction.estimate import Interval
 from forerun.prediction.estimate_run import epoch_time_s
 from forerun.question.job import Job
 from forerun.search.devices import DeviceOption
 from forerun.search.search import Limit
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 GOALS = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": "co2_g"}
 """Goals that can be minimised, with their quantities."""
@@ -286,14 +283,9 @@ class CandidateTable:
 
     def ordered(self, order: Ints) -> CandidateTable:
         """The candidates of these rows, in this order."""
+        columns = {name: getattr(self, name)[order] for name in _PER_CANDIDATE}
         return replace(
-            self,
-            configuration=self.configuration[order],
-            option=self.option[order],
-            batch_size=self.batch_size[order],
-            values={name: values[:, order] for name, values in self.values.items()},
-            device_memory_bytes=self.device_memory_bytes[order],
-            provenance=self.provenance[order],
+            self, **columns, values={name: values[:, order] for name, values in self.values.items()}
         )
 
     def with_rows(self, rows: Ints, others: CandidateTable) -> CandidateTable:
@@ -302,6 +294,10 @@ class CandidateTable:
         for name, column in values.items():
             column[:, rows] = others.values[name]
         return replace(self, values=values)
+
+
+_PER_CANDIDATE = ("configuration", "option", "batch_size", "device_memory_bytes", "provenance")
+"""Columns of one value a candidate, beside the quantities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,16 +398,10 @@ def product(first: Floats, second: Floats) -> Floats:
 
 def joined(tables: Sequence[CandidateTable]) -> CandidateTable:
     """Tables with the same configurations and options, one after the other."""
-    first = tables[0]
-    return CandidateTable(
-        configurations=first.configurations,
-        options=first.options,
-        configuration=np.concatenate([table.configuration for table in tables]),
-        option=np.concatenate([table.option for table in tables]),
-        batch_size=np.concatenate([table.batch_size for table in tables]),
-        values={
-            name: np.concatenate([table.values[name] for table in tables], axis=1) for name in first.values
-        },
-        device_memory_bytes=np.concatenate([table.device_memory_bytes for table in tables]),
-        provenance=np.concatenate([table.provenance for table in tables]),
-    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(table, name) for table in tables]) for name in _PER_CANDIDATE
+    }
+    values = {
+        name: np.concatenate([table.values[name] for table in tables], axis=1) for name in tables[0].values
+    }
+    return replace(tables[0], **columns, values=values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +18,12 @@ from forerun.question.devices.prices import (
     Rental,
     cheapest_rental,
     load_prices,
+    parse_price_usd_per_hour,
     price_age_note,
     read_price_file,
 )
 from forerun.question.setup import choice
-from forerun.search.axes import split_list, words_of
-
-_PRICE = re.compile(
-    r"(?P<sign>-?)\s*\$?\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.I
-)
+from forerun.search.search import split_list, words_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +112,7 @@ def parse_prices(text: str) -> float | dict[str, float]:
         UnknownDeviceError: A name fits no device.
     """
     if "=" not in text:
-        return _price(text)
+        return parse_price_usd_per_hour(text)
     prices = {}
     for part in split_list(text, "price"):
         name, equals, amount = part.partition("=")
@@ -125,17 +121,8 @@ def parse_prices(text: str) -> float | dict[str, float]:
                 f"prices of several devices are written t4=0.35/h,l4=0.80/h, got '{part}'"
             )
         for device in matching_devices(name.strip()) or (find_device(name.strip()),):
-            prices[device.name] = _price(amount)
+            prices[device.name] = parse_price_usd_per_hour(amount)
     return prices
-
-
-def _price(text: str) -> float:
-    found = _PRICE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidSetupError(f"a price must be US dollars per hour, such as 1.89/h, got '{text.strip()}'")
-    if found["sign"]:
-        raise InvalidSetupError(f"a price must be zero or more, got '{text.strip()}'")
-    return float(found["number"])
 
 
 def with_prices(
@@ -158,28 +145,20 @@ def with_prices(
     Raises:
         InvalidSetupError: A given price is negative or not finite.
     """
-    return tuple(_priced(option, prices, given, kinds, providers) for option in options)
 
-
-def _priced(
-    option: DeviceOption,
-    prices: Sequence[InstancePrice],
-    given: float | Mapping[str, float] | None,
-    kinds: Sequence[PriceKind],
-    providers: Sequence[str],
-) -> DeviceOption:
-    own = given.get(option.device.name) if isinstance(given, Mapping) else given
-    rental = None
-    if own is not None:
-        if not 0 <= own < math.inf:
-            raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {own}")
-        hourly_usd: float | None = own * option.num_devices
-    else:
+    def priced(option: DeviceOption) -> DeviceOption:
+        own = given.get(option.device.name) if isinstance(given, Mapping) else given
+        if own is not None:
+            if not 0 <= own < math.inf:
+                raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {own}")
+            return replace(option, usd_per_hour=own * option.num_devices, rental=None)
         rental = cheapest_rental(
             prices, option.device.name, option.num_devices, kinds=kinds, providers=providers
         )
-        hourly_usd = rental.usd_per_hour if rental is not None else None
-    return replace(option, usd_per_hour=hourly_usd, rental=rental)
+        hourly_usd = None if rental is None else rental.usd_per_hour
+        return replace(option, usd_per_hour=hourly_usd, rental=rental)
+
+    return tuple(map(priced, options))
 
 
 def priced_options(names: str, given: Mapping[str, Any]) -> tuple[DeviceOption, ...]:

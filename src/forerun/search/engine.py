@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.cost.memory.peak import (
     MemoryConstants,
@@ -17,6 +16,7 @@ from forerun.cost.memory.peak import (
     visible_memory,
 )
 from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.memory import memory_constants_of, replica_bytes, worst_memory
@@ -32,10 +32,6 @@ from forerun.question.setup import TrainingSetup
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, JobArrays, joined, quantities
 from forerun.search.devices import DeviceOption
 from forerun.search.search import SETTINGS, Search
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 
 _OF_EPOCHS = ("epoch_time_s", "job_time_s", "cost_usd", "energy_j", "co2_g")
 """Quantities in proportion to the steps of an epoch and to their time."""

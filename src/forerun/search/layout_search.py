@@ -12,7 +12,7 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.units import format_bytes
-from forerun.cost.memory.peak import MemoryConstants, visible_memory
+from forerun.cost.memory.peak import MemoryConstants, fits, visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards
 from forerun.prediction.estimate import Interval
@@ -251,7 +251,7 @@ def layout_point(
         throughput_samples_per_s=step_s.inverse(samples),
         peak_memory_bytes=peak,
         worst_stage=worst.stage,
-        fits="no" if peak.low > visible_bytes else "yes" if peak.high <= visible_bytes else "close",
+        fits=fits(peak.low, peak.high, visible_bytes),
         room_bytes=visible_bytes - peak.high,
         failure=_failure(worst, run.layout.pipeline, visible_bytes),
         bubble_share=step.bubble_s / step.step_s.value,

@@ -16,7 +16,7 @@ _Words = str | Sequence[str] | None
 _axis = partial(Setting, group="axes")
 _limit = partial(Setting, group="limits")
 _price = partial(Setting, group="price")
-_target = partial(Setting, group="target")
+_target = partial(Setting, group="target", is_local=True)
 _output = partial(Setting, group="output")
 
 
@@ -146,7 +146,6 @@ class PlanOptions(CommonOptions, total=False):
         _target(
             "Target that ends the training, such as 'accuracy>=0.92'; it needs a curve or a history.",
             metavar="METRIC>=VALUE",
-            is_local=True,
         ),
     ]
     curve: Annotated[
@@ -154,33 +153,28 @@ class PlanOptions(CommonOptions, total=False):
         _target(
             "Curve of the run so far, as in 'forerun forecast', or a table with the columns model,run.",
             metavar="RUN",
-            is_local=True,
         ),
     ]
     curve_batch_size: Annotated[
         int | None,
-        _target("Batch size of the run in --curve, if its file does not say it.", low=1, is_local=True),
+        _target("Batch size of the run in --curve, if its file does not say it.", low=1),
     ]
     schedule: Annotated[
         str | Any | None,
         _target(
             "Learning-rate schedule of the run in --curve, as in 'forerun forecast'.",
             metavar="WORDS",
-            is_local=True,
         ),
     ]
     history: Annotated[
         str | Path | None,
-        _target(
-            "Folder of finished runs of the same job; it may replace the curve.", metavar="DIR", is_local=True
-        ),
+        _target("Folder of finished runs of the same job; it may replace the curve.", metavar="DIR"),
     ]
     batches: Annotated[
         str | Path | None,
         _target(
             "Table of steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
             metavar="FILE.csv",
-            is_local=True,
         ),
     ]
     critical_batch_size: Annotated[
@@ -188,7 +182,6 @@ class PlanOptions(CommonOptions, total=False):
         _target(
             "Batch size that doubles the epochs; it may replace the table in --batches.",
             above=0,
-            is_local=True,
         ),
     ]
 

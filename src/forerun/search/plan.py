@@ -23,13 +23,21 @@ from forerun.question.run import Run, check_format, cluster_from
 from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision
 from forerun.search.assemble import make_plan
-from forerun.search.axes import batch_sizes_of, changes_of, check_count, expand_models, own_order
 from forerun.search.choice import DEVICE_MEMORY, GOALS
 from forerun.search.devices import DeviceOption, option_notes, parse_devices, priced_options
 from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
-from forerun.search.search import SETTINGS, Search, parse_limits
+from forerun.search.search import (
+    SETTINGS,
+    Search,
+    batch_sizes_of,
+    changes_of,
+    check_count,
+    expand_models,
+    own_order,
+    parse_limits,
+)
 from forerun.tracing.trace import full_name
 
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {

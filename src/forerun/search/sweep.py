@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.memory.peak import visible_memory
 from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions
@@ -26,7 +26,6 @@ from forerun.search.search import SETTINGS, Search
 if TYPE_CHECKING:
     import torch
 
-Floats = npt.NDArray[np.float64]
 
 _OF_JOBS = ("dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s", "checkpoint_s",
             "price_usd_per_hour")  # fmt: skip
@@ -54,7 +53,7 @@ class Sweep(Answer):
     devices: tuple[str, ...]
     precisions: tuple[str, ...]
     batch_sizes: tuple[int, ...]
-    batch_size_global: npt.NDArray[np.int64]
+    batch_size_global: Ints
     step_time_s: Floats
     step_time_low_s: Floats
     step_time_high_s: Floats

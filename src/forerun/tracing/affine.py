@@ -31,6 +31,9 @@ _PRODUCTS = frozenset(
     }
     | {OpClass.RECURRENT}
 )
+_COLUMNS = ("count", "element_bytes", "kernel_area", "stride", "groups", "width", "serial_steps", "law_size")
+_AFFINE = ("flops", "read_bytes", "write_bytes", "elements")
+"""Columns of operations that their cost rows have under the same names: plain ones, and sizes."""
 _MIN_GEMM = (OpClass.LINEAR, OpClass.BMM)
 
 NamedShapes = list[tuple[str, tuple[int, ...]]]
@@ -173,19 +176,9 @@ def op_table(small: RawTrace, large: RawTrace | None, named_shapes: NamedShapes)
         step_part=_with_weight_gradients(part, column("op_class", np.int64), gemm, has_weight_shape),
         kernel=np.asarray([kernel_index[row.kernel_name] for row in rows], dtype=np.int64),
         module=np.asarray([module_index[row.module_name] for row in rows], dtype=np.int64),
-        count=column("count"),
-        element_bytes=column("element_bytes"),
-        flops=affine("flops"),
-        read_bytes=affine("read_bytes"),
-        write_bytes=affine("write_bytes"),
+        **{name: column(name) for name in _COLUMNS},
+        **{name: affine(name) for name in _AFFINE},
         gemm=gemm,
-        elements=affine("elements"),
-        kernel_area=column("kernel_area"),
-        stride=column("stride"),
-        groups=column("groups"),
-        width=column("width"),
-        serial_steps=column("serial_steps"),
-        law_size=column("law_size"),
         in_place=np.asarray([row.in_place for row in rows], dtype=np.float64),
         permuted=np.asarray([row.permuted for row in rows], dtype=np.float64),
         joined=np.asarray(joined, dtype=np.int64),

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.graph.compiled import AS_IN_EAGER, NEVER_ALLOCATED
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
+from forerun.graph.passes import AS_IN_EAGER, NEVER_ALLOCATED
 from forerun.tracing.fusion import POINTWISE, Access, DataFlow, joined_kernels
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 
@@ -50,7 +50,7 @@ Value = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Flow:
+class Flow:
     """The values of a step's rows.
 
     Attributes:
@@ -81,9 +81,7 @@ def compiled_ends(rows: Sequence[RecordedRow], events: Sequence[RecordedEvent]) 
     written = {access.block for row in flow.rows for access in row.writes}
     if written.isdisjoint(_sizes(events, second)):
         return []
-    saved = saved_values(
-        flow.rows, flow.is_forward, flow.is_fusible, _sizes(events, second), _static(events, second)
-    )
+    saved = saved_values(flow, _sizes(events, second), _static(events, second))
     by_block = _ends_of_blocks(flow, events, second, saved)
     allocations = [position for position in second if events[position].event is MemoryEvent.ALLOCATE]
     for position in allocations:
@@ -105,26 +103,19 @@ def saved_blocks(rows: Sequence[RecordedRow], events: Sequence[RecordedEvent]) -
     """Bytes of the blocks that a compiler keeps for the backward pass of the second step, by block."""
     _, step = _steps(events)
     flow, sizes = _flow(rows), _sizes(events, step)
-    saved = saved_values(flow.rows, flow.is_forward, flow.is_fusible, sizes, _static(events, step))
+    saved = saved_values(flow, sizes, _static(events, step))
     return {block: sizes.get(block, 0) for block, _ in saved}
 
 
-def saved_values(
-    rows: Sequence[DataFlow],
-    is_forward: Sequence[bool],
-    is_fusible: Sequence[bool],
-    sizes: dict[int, int],
-    static: frozenset[int],
-) -> frozenset[Value]:
+def saved_values(flow: Flow, sizes: dict[int, int], static: frozenset[int]) -> frozenset[Value]:
     """Values of the forward pass that a compiler keeps for the backward pass.
 
     Args:
-        rows: Data flow of the rows of a step.
-        is_forward: Whether a row is of the forward pass, per row.
-        is_fusible: Whether the backward pass may compute a row again, per row.
+        flow: The rows of a step.
         sizes: Bytes of each block.
         static: Blocks that are there anyway: weights, buffers, the input.
     """
+    rows, is_fusible = flow.rows, flow.is_fusible
     number_of: dict[Value, int] = {}
     parents: list[set[int]] = []
     writer: list[int] = []
@@ -143,7 +134,7 @@ def saved_values(
         return number_of[value]
 
     for index, row in enumerate(rows):
-        if not is_forward[index]:
+        if not flow.is_forward[index]:
             for access in _needed_reads(row):
                 if access[:2] in number_of:
                     value = number_of[access[:2]]
@@ -281,9 +272,9 @@ def _minimum_cut(
     return [index for index in range(number) if reached[2 * index] and not reached[2 * index + 1]]
 
 
-def _flow(rows: Sequence[RecordedRow]) -> _Flow:
+def _flow(rows: Sequence[RecordedRow]) -> Flow:
     flows = [row.flow for row in rows]
-    return _Flow(
+    return Flow(
         flows,
         [row.step_part is StepPart.FORWARD and not row.recomputed for row in rows],
         [flow.op_class in _FUSIBLE for flow in flows],
@@ -311,7 +302,7 @@ def _static(events: Sequence[RecordedEvent], step: range) -> frozenset[int]:
 
 
 def _ends_of_blocks(
-    flow: _Flow, events: Sequence[RecordedEvent], step: range, saved: frozenset[Value]
+    flow: Flow, events: Sequence[RecordedEvent], step: range, saved: frozenset[Value]
 ) -> dict[int, int]:
     """End of each activation and temporary of a step, as ``compiled_ends`` counts it."""
     kernels, _ = joined_kernels(flow.rows)

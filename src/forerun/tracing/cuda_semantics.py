@@ -8,7 +8,9 @@ of that key treat meta tensors as CUDA's kernels treat CUDA tensors:
   region;
 - ``scaled_dot_product_attention`` becomes one flash or memory-efficient kernel;
 - dropout keeps a one-byte mask;
-- LSTM, GRU and RNN layers become one fused kernel each (``recurrent.py``).
+- LSTM, GRU and RNN layers, which PyTorch takes apart into a chain of small products step by step, become one fused call
+  for the whole sequence, as cuDNN runs them. Its two operations, ``forerun::rnn`` and ``forerun::rnn_backward``, only
+  carry shapes; they exist on the meta device alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,112 @@ import torch
 from torch import _C
 from torch.library import Library
 
-from forerun.tracing import recurrent
+from forerun.tracing.op_rules.products import NUM_GATES
+
+torch.library.define(
+    "forerun::rnn",
+    "(Tensor source, Tensor hidden, Tensor[] weights, str mode, int num_layers, int num_directions, "
+    "bool batch_first, bool train, int num_steps) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "forerun::rnn_backward",
+    "(Tensor grad_output, Tensor source, Tensor hidden, Tensor[] weights, Tensor reserve, str mode, "
+    "int num_layers, int num_directions, bool batch_first, int num_steps) -> Tensor[]",
+)
+
+
+@torch.library.impl("forerun::rnn", "Meta")
+def _rnn(
+    source: torch.Tensor,
+    hidden: torch.Tensor,
+    weights: list[torch.Tensor],
+    mode: str,
+    num_layers: int,
+    num_directions: int,
+    batch_first: bool,
+    train: bool,
+    num_steps: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden_size = hidden.shape[-1]
+    output = source.new_empty((*source.shape[:-1], hidden_size * num_directions))
+    final_cell = hidden.new_empty(hidden.shape if mode == "lstm" else (0,))
+    # cuDNN keeps the activated gates and the cell state of every layer for the backward pass.
+    num_tokens = source.numel() // source.shape[-1]
+    kept = (NUM_GATES[mode] + 1) * hidden_size * num_layers * num_directions * num_tokens
+    return output, hidden.new_empty(hidden.shape), final_cell, source.new_empty((kept if train else 0,))
+
+
+@torch.library.impl("forerun::rnn_backward", "Meta")
+def _rnn_backward(
+    grad_output: torch.Tensor,
+    source: torch.Tensor,
+    hidden: torch.Tensor,
+    weights: list[torch.Tensor],
+    reserve: torch.Tensor,
+    mode: str,
+    num_layers: int,
+    num_directions: int,
+    batch_first: bool,
+    num_steps: int,
+) -> list[torch.Tensor]:
+    return [source.new_empty(source.shape), *(weight.new_empty(weight.shape) for weight in weights)]
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    source, hidden, weights, mode, num_layers, num_directions, batch_first, _, num_steps = inputs
+    ctx.save_for_backward(source, hidden, output[3], *weights)
+    ctx.settings = (mode, num_layers, num_directions, batch_first, num_steps)
+
+
+def _backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
+    source, hidden, reserve, *weights = ctx.saved_tensors
+    made = torch.ops.forerun.rnn_backward(grad_output, source, hidden, list(weights), reserve, *ctx.settings)
+    return made[0], None, list(made[1:]), None, None, None, None, None, None
+
+
+torch.library.register_autograd("forerun::rnn", _backward, setup_context=_setup_context)
+
+
+def fused_layers(
+    mode: str,
+    source: torch.Tensor,
+    hx: Any,
+    weights: list[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    num_steps: int = 0,
+) -> tuple[torch.Tensor, ...]:
+    """Replacement of ``aten::lstm.input``, ``gru.input`` and ``rnn_*.input``: one kernel per call.
+
+    The steps of a source without an axis for them, (tokens, features), are given as ``num_steps``.
+    """
+    hidden = hx[0] if isinstance(hx, (list, tuple)) else hx
+    num_directions = 2 if bidirectional else 1
+    output, final_hidden, final_cell, _ = torch.ops.forerun.rnn(
+        source, hidden, list(weights), mode, num_layers, num_directions, batch_first, train, num_steps
+    )
+    return (output, final_hidden, final_cell) if mode == "lstm" else (output, final_hidden)
+
+
+def fused_layers_of_packed(
+    mode: str,
+    source: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    hx: Any,
+    weights: list[torch.Tensor],
+    *settings: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Replacement of ``aten::lstm.data`` and its like, whose source holds packed sequences, (tokens, features)."""
+    has_biases, num_layers, dropout, train, bidirectional = settings
+    return fused_layers(
+        mode, source, hx, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first=False,
+        num_steps=len(batch_sizes),
+    )  # fmt: skip
+
 
 _KEY_NAME = "AutocastPrivateUse1"
 _KEY: Any = getattr(_C.DispatchKey, _KEY_NAME)
@@ -158,49 +265,48 @@ def _casting(values: Any) -> tuple[torch.dtype, _Region | _FollowedRegion] | Non
     return dtype, _region
 
 
-def _lower_precision(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                args, kwargs = _cast_all(*casting, args, kwargs)
-            return op(*args, **kwargs)
-
-    return kernel
+_Cast = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""Arguments of an operation as its autocast rule casts them."""
 
 
-def _full_precision(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                args, kwargs = _cast_all(torch.float32, casting[1], args, kwargs)
-            return op(*args, **kwargs)
+def _casts(rule: _Cast) -> Callable[[Any], Callable[..., Any]]:
+    """The kernel of an operation, whose arguments are cast first."""
 
-    return kernel
+    def kernel_of(op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+                args, kwargs = rule(op, args, kwargs)
+                return op(*args, **kwargs)
 
+        return kernel
 
-def _full_precision_output(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if _casting(args) and _is_castable(args[0]) and kwargs.get("dtype") is None:
-                positional = [argument.name for argument in op._schema.arguments]
-                if positional.index("dtype") >= len(args):
-                    kwargs["dtype"] = torch.float32
-            return op(*args, **kwargs)
-
-    return kernel
+    return kernel_of
 
 
-def _widest(op: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            if casting := _casting(args):
-                dtypes = set(_float_dtypes(args))
-                if len(dtypes) > 1:
-                    wide = torch.float32 if torch.float32 in dtypes else casting[0]
-                    args, kwargs = _cast_all(wide, casting[1], args, kwargs)
-            return op(*args, **kwargs)
+def _lower_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting = _casting(args)
+    return _cast_all(*casting, args, kwargs) if casting else (args, kwargs)
 
-    return kernel
+
+def _full_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting = _casting(args)
+    return _cast_all(torch.float32, casting[1], args, kwargs) if casting else (args, kwargs)
+
+
+def _full_precision_output(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if _casting(args) and _is_castable(args[0]) and kwargs.get("dtype") is None:
+        positional = [argument.name for argument in op._schema.arguments]
+        if positional.index("dtype") >= len(args):
+            kwargs["dtype"] = torch.float32
+    return args, kwargs
+
+
+def _widest(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    casting, dtypes = _casting(args), set(_float_dtypes(args))
+    if not casting or len(dtypes) < 2:
+        return args, kwargs
+    wide = torch.float32 if torch.float32 in dtypes else casting[0]
+    return _cast_all(wide, casting[1], args, kwargs)
 
 
 def _attention(
@@ -278,7 +384,7 @@ def _dropout(source: torch.Tensor, p: float, train: bool) -> Any:
 
 
 def _recurrent(op: Any, mode: str) -> Callable[..., Any]:
-    make = recurrent.fused_layers_of_packed if op._overloadname == "data" else recurrent.fused_layers
+    make = fused_layers_of_packed if op._overloadname == "data" else fused_layers
 
     def kernel(*args: Any) -> Any:
         with _C._ExcludeDispatchKeyGuard(_KEY_SET):
@@ -311,7 +417,7 @@ def _register() -> None:
     )
     for names, rule in rules:
         for name in names.split():
-            aten.impl(name, rule(_resolve(name)), _KEY_NAME)
+            aten.impl(name, _casts(rule)(_resolve(name)), _KEY_NAME)
     aten.impl("scaled_dot_product_attention", _attention, _KEY_NAME)
     aten.impl("dropout", _dropout, _KEY_NAME)
     for name, mode in _RECURRENT_MODES.items():

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 
 from forerun.graph.graph import AllocationKind, MemoryEvent
-from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.question.setup import Layout, Phase, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.op_rules.products import attention_as
 from forerun.tracing.optimizers import make_optimizer
-from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
+from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder, tensors_in
 from forerun.tracing.saving.offload import on_device, streamed_blocks
-from forerun.tracing.saving.prepare import STORAGE_DTYPE, convert_weights
-
-AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+from forerun.tracing.saving.prepare import AUTOCAST_DTYPE, STORAGE_DTYPE, convert_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +99,6 @@ def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> 
     return {name: convert(value) for name, value in built.make_batch(batch_size).items()}
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
-
-
 def _watch_static(
     recorder: StepRecorder,
     module: torch.nn.Module,
@@ -122,7 +109,7 @@ def _watch_static(
         recorder.watch(parameter, AllocationKind.WEIGHT)
     for buffer in module.buffers():
         recorder.watch(buffer, AllocationKind.BUFFER)
-    for tensor in _tensors_in(batch):
+    for tensor in tensors_in(batch):
         recorder.watch(tensor, AllocationKind.INPUT)
     for tensor in _state_of(optimizer, recorder):  # Adagrad makes its state before the first step
         recorder.watch(tensor, AllocationKind.OPTIMIZER_STATE)
@@ -130,7 +117,7 @@ def _watch_static(
 
 def _state_of(optimizer: torch.optim.Optimizer | None, recorder: StepRecorder) -> Iterator[torch.Tensor]:
     if optimizer is not None:
-        tensors = _tensors_in([list(state.values()) for state in optimizer.state.values()])
+        tensors = tensors_in([list(state.values()) for state in optimizer.state.values()])
         yield from (tensor for tensor in tensors if recorder.is_traced(tensor))
 
 

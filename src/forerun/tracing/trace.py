@@ -206,7 +206,7 @@ def trace(
         )
     if not is_compiled:
         return graph
-    from forerun.graph.compiled import compiled_graph
+    from forerun.graph.passes import compiled_graph
 
     return compiled_graph(graph)
 

@@ -17,8 +17,7 @@ from fastapi.testclient import TestClient
 
 from forerun.adapters.clusters.trainjob import PLUGIN, trainjob
 from forerun.base.errors import UsageError
-from forerun.surface.web.app import make_app
-from forerun.surface.web.server import make_server
+from forerun.surface.web.app import make_app, make_server
 
 MANIFEST = Path(__file__).parents[3] / "docs" / "how-to" / "trainjob-recommender.yaml"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from forerun.cost.communication.collectives import AllReduce
 from forerun.cost.communication.constants import FULL_SLOWDOWN_BYTES_PER_S, ScalingConstants
-from forerun.cost.communication.tuner import AllReduce
 from studies.scaling.fit import scale_measured_step
 
 

@@ -5,8 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import UnknownDeviceError
-from forerun.cost.communication.collectives import ring_all_reduce_time_s
-from forerun.cost.communication.tuner import AllReduce, all_reduce_of, nccl_choice
+from forerun.cost.communication.collectives import (
+    AllReduce,
+    all_reduce_of,
+    nccl_choice,
+    ring_all_reduce_time_s,
+)
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.device import LinkKind
 from forerun.question.sharing import Algorithm

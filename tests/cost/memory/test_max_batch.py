@@ -35,8 +35,9 @@ def test_the_largest_batch_agrees_with_the_verdicts(memory_bytes, by_replay, con
 
     assert 0 < found.low <= found.value <= found.high
     assert estimate(found.value).peak_bytes <= memory_bytes < estimate(found.value + 1).peak_bytes
-    assert fits(estimate(found.low), memory_bytes) == "yes"
-    assert fits(estimate(found.high + 1), memory_bytes) == "no"
+    low, high = estimate(found.low), estimate(found.high + 1)
+    assert fits(low.low_bytes, low.high_bytes, memory_bytes) == "yes"
+    assert fits(high.low_bytes, high.high_bytes, memory_bytes) == "no"
 
 
 @given(st.integers(600 * MIB, 4 * GIB))

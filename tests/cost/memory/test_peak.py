@@ -103,11 +103,23 @@ def test_twice_the_batch_never_needs_less_memory(name, options):
 
 def test_verdict_has_three_values():
     estimate = estimate_at(100)
-    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 0.969) == "yes"
-    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 0.971) == "close"
-    assert fits(estimate, estimate.peak_bytes) == "close"
-    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.029) == "close"
-    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.031) == "no"
+    assert (
+        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 0.969)
+        == "yes"
+    )
+    assert (
+        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 0.971)
+        == "close"
+    )
+    assert fits(estimate.low_bytes, estimate.high_bytes, estimate.peak_bytes) == "close"
+    assert (
+        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 1.029)
+        == "close"
+    )
+    assert (
+        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 1.031)
+        == "no"
+    )
 
 
 def test_unusual_fragmentation_refuses_no_language_model():
@@ -125,7 +137,7 @@ def test_the_interval_is_as_wide_as_published_bytes_of_such_steps_scatter():
 
 
 def test_a_device_smaller_than_the_overhead_fits_nothing():
-    assert fits(estimate_at(1), 100 * MIB) == "no"
+    assert fits(estimate_at(1).low_bytes, estimate_at(1).high_bytes, 100 * MIB) == "no"
 
 
 def test_a_graph_of_one_batch_size_knows_no_other():

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
+from forerun.question.devices.prices import parse_price_usd_per_hour
 from forerun.surface.cli.predict import plot_batch_sizes
-from forerun.surface.cli.settings import parse_input_shape, parse_price_usd_per_hour
+from forerun.surface.cli.settings import parse_input_shape
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--within", "time<=2"), "the unit is missing"),
         (("--within", "time<=2h,time>=3h"), "the limits contradict each other"),
         (("--within", "speed<=2"), "unknown quantity 'speed'"),
-        (("--price", "-1/h"), "a price must be zero or more"),
+        (("--price", "-1/h"), "a price must be an amount per hour, zero or more"),
         (("--batch-size", "1:9000000:1"), "9,000,000 are too many"),
         (("--batch-size", "1:99999999999"), "99,999,999,999 are too many"),
         (("--batch-size", ""), "expected at least one batch size"),

@@ -26,19 +26,19 @@ Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from math import isfinite, log
+from math import log
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from forerun.base.answers import from_plain
+from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, json_file, read_json
-from forerun.cost.communication.tuner import AllReduce
+from forerun.cost.communication.collectives import AllReduce
+from forerun.graph.graph import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,7 @@ class LayoutTable:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return _text(asdict(self.constants), self.log_spread, self.provenance)
-
-
-def _text(constants: Any, log_spread: Any, provenance: Mapping[str, Any]) -> str:
-    """A table of constants as the text of its file."""
-    return json_file({"constants": constants, "log_spread": log_spread, "provenance": dict(provenance)})
+        return json_file({name: value for name, value in fields_of(self).items() if name != "measured"})
 
 
 def layout_table_path() -> Path:
@@ -115,21 +110,16 @@ def load_layout_table(path: Path | None = None) -> LayoutTable:
     Raises:
         CostModelError: The file is missing or damaged.
     """
-    file = path or layout_table_path()
+    found: LayoutTable = _table(LayoutTable, path or layout_table_path(), "the constants of layouts")
+    return found
+
+
+def _table(kind: Any, file: Path, what: str) -> Any:
+    """A table of constants, each a finite number of zero or more."""
     try:
-        raw = read_json(file)
-        constants = LayoutConstants(**raw["constants"])
-        numbers = [value for value in asdict(constants).values() if not isinstance(value, dict)]
-        numbers += [*constants.intra_share.values(), float(raw["log_spread"])]
-        if not all(isfinite(number) and number >= 0 for number in numbers):
-            raise ValueError("a constant is not a finite number of zero or more")
-        return LayoutTable(
-            constants=constants, log_spread=float(raw["log_spread"]), provenance=dict(raw["provenance"])
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CostModelError(
-            f"expected the constants of layouts in {file.name}, but {error}; fit them again"
-        ) from error
+        return from_plain(kind, read_json(file))
+    except (OSError, ValueError) as error:
+        raise CostModelError(f"expected {what} in {file.name}, but {error}; fit them again") from error
 
 
 FULL_SLOWDOWN_BYTES_PER_S = 12.5e9
@@ -190,8 +180,7 @@ class ScalingTable:
 
     def to_json(self) -> str:
         """The text of the file."""
-        constants = {key: asdict(value) for key, value in self.constants.items()}
-        return _text(constants, dict(self.log_spread), self.provenance)
+        return json_file(fields_of(self))
 
 
 def shipped_table_path() -> Path:
@@ -206,22 +195,9 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
     Raises:
         CostModelError: The file is missing or damaged.
     """
-    file = path or shipped_table_path()
-    try:
-        raw = read_json(file)
-        constants = {key: ScalingConstants(**value) for key, value in raw["constants"].items()}
-        spread = {key: float(value) for key, value in raw["log_spread"].items()}
-        provenance = dict(raw["provenance"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CostModelError(
-            f"expected a table of scaling constants in {file.name}, but {error}; fit it again"
-        ) from error
-    if not all(isfinite(x) for value in constants.values() for x in asdict(value).values()):
-        raise CostModelError(f"{file.name}: expected finite constants; fit it again")
-    return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)
+    found: ScalingTable = _table(ScalingTable, path or shipped_table_path(), "the constants of scaling")
+    return found
 
-
-Floats = npt.NDArray[np.float64]
 
 _KIND = "forerun layouts measured"
 _VERSION = 1
@@ -319,12 +295,8 @@ class MeasuredLayouts:
         if len(self.logs) == 1:
             return None
         kept = [number for number in range(len(self.logs)) if number != index]
-        return MeasuredLayouts(
-            device=self.device,
-            shapes=tuple(self.shapes[number] for number in kept),
-            logs=tuple(self.logs[number] for number in kept),
-            law=self.law,
-        )
+        shapes = tuple(self.shapes[number] for number in kept)
+        return replace(self, shapes=shapes, logs=tuple(self.logs[number] for number in kept))
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -173,11 +173,11 @@ class DataParallelStep:
     """
 
     compute_s: float
-    exposed_s: float
-    contention_s: float
-    straggler_s: float
-    overhead_s: float
-    communication_s: float
+    exposed_s: float = 0.0
+    contention_s: float = 0.0
+    straggler_s: float = 0.0
+    overhead_s: float = 0.0
+    communication_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -255,14 +255,7 @@ def data_parallel_step(
     """
     compute_s = num_accumulation_steps * (one.forward_s + one.backward_s) + one.optimizer_s
     if num_devices == 1:
-        return DataParallelStep(
-            compute_s=compute_s,
-            exposed_s=0.0,
-            contention_s=0.0,
-            straggler_s=0.0,
-            overhead_s=0.0,
-            communication_s=0.0,
-        )
+        return DataParallelStep(compute_s=compute_s)
     schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
     exposed_s = schedule.exposed_s if overlap else schedule.busy_s
     batch_norm_s = (

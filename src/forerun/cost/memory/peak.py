@@ -72,11 +72,9 @@ _EAGER_LOADING = MemoryConstants(
     ),
 )
 
-_LAZY_LOADING = MemoryConstants(
+_LAZY_LOADING = replace(
+    _EAGER_LOADING,
     overhead_bytes=0.7 * GIB,
-    live_factor=1.018,
-    workspace_factor=1.0,
-    uses_caching_allocator=True,
     source=(
         "overhead 0.7 GiB: default for lazily loaded kernels (CUDA 11.7 and later); 0.5 to 1.0 GiB agree "
         "with 104 out-of-memory verdicts of transformers on nine GPUs under PyTorch 2.1; replace it by what "
@@ -180,14 +178,9 @@ _FEW_TRAINABLE = 0.5
 """Share of trained weights below which the rest is called frozen; adapters train a hundredth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPart:
-    """One named part of the peak.
-
-    Attributes:
-        name: Contents of the bytes.
-        size_bytes: Size of the part [bytes].
-    """
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """A named part of the memory at its peak [bytes]; the parts add up to the peak."""
 
     name: str
     size_bytes: float
@@ -214,7 +207,7 @@ class MemoryEstimate:
     live_peak_bytes: int
     fragmentation_bytes: float
     overhead_bytes: float
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[MemoryShare, ...]
     source: str
 
     @property
@@ -293,18 +286,19 @@ def plans_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstan
     return tuple(replay_plan(stream, workspace_factor=factor) for stream in streams)
 
 
-def fits(estimate: MemoryEstimate, device_memory_bytes: float) -> Verdict:
+def fits(low_bytes: float, high_bytes: float, device_memory_bytes: float) -> Verdict:
     """Verdict on a step on a device: it fits ("yes"), does not ("no"), or is near the limit ("close").
 
     Near is within the interval of its peak: 3 % for images, more for language models, adapters and compiled steps.
 
     Args:
-        estimate: Peak memory of the step.
+        low_bytes: Lower end of the interval of its peak [bytes].
+        high_bytes: Upper end [bytes].
         device_memory_bytes: Memory that a program finds on the device, see ``visible_memory`` [bytes].
     """
-    if estimate.high_bytes <= device_memory_bytes:
+    if high_bytes <= device_memory_bytes:
         return "yes"
-    return "no" if estimate.low_bytes > device_memory_bytes else "close"
+    return "no" if low_bytes > device_memory_bytes else "close"
 
 
 def _require_batch_size(graph: Graph, batch_size: int) -> None:
@@ -321,7 +315,7 @@ def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float
     return constants.workspace_factor if wants_workspace else 0.0
 
 
-def _parts(peak: LivePeak, limit_bytes: float, overhead_bytes: float) -> tuple[MemoryPart, ...]:
+def _parts(peak: LivePeak, limit_bytes: float, overhead_bytes: float) -> tuple[MemoryShare, ...]:
     held = peak.bytes_by_kind
     named = {
         "weights": held[AllocationKind.WEIGHT] + held[AllocationKind.BUFFER],
@@ -333,7 +327,7 @@ def _parts(peak: LivePeak, limit_bytes: float, overhead_bytes: float) -> tuple[M
         "fragmentation": limit_bytes - peak.total_bytes,
         "context": overhead_bytes,
     }
-    return tuple(MemoryPart(name=name, size_bytes=size) for name, size in named.items())
+    return tuple(MemoryShare(name, float(size)) for name, size in named.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

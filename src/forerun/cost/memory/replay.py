@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from operator import add
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.cost.memory.stream import (
     BLOCK_BYTES,
@@ -24,7 +23,7 @@ from forerun.cost.memory.stream import (
     repeating_step,
 )
 from forerun.graph.file import check_stream
-from forerun.graph.graph import MemoryEvent, MemoryStream
+from forerun.graph.graph import Floats, Ints, MemoryEvent, MemoryStream
 
 NUM_STEPS = 10
 """Number of steps replayed unless the state recurs before. After four steps the fragmentation of 77 % of 297 timm
@@ -55,7 +54,7 @@ class ReplayPlan:
     """
 
     stream: MemoryStream
-    size_bytes: npt.NDArray[np.float64]
+    size_bytes: Floats
     first_step: Operations
     second_step: Operations
     repetitions: tuple[Operations, Operations]
@@ -200,7 +199,7 @@ def smallest_limit_bytes(plan: ReplayPlan, batch_size: float) -> int:
     return passing
 
 
-def _operations(codes: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> Operations:
+def _operations(codes: Ints, slots: Ints) -> Operations:
     kept = codes >= 0
     return list(zip(codes[kept].tolist(), slots[kept].tolist(), strict=True))
 

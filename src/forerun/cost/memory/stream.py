@@ -30,12 +30,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from forerun.graph.graph import AllocationKind, MemoryEvent, MemoryStream, at_batch
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from forerun.graph.graph import AllocationKind, Bools, Floats, Ints, MemoryEvent, MemoryStream, at_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,7 @@ class RepeatingStep:
     block: Ints
 
 
-def block_sizes_bytes(size_bytes: npt.NDArray[np.float64], batch_size: float) -> Ints:
+def block_sizes_bytes(size_bytes: Floats, batch_size: float) -> Ints:
     """Sizes at a batch size, rounded up to the allocator's 512 bytes [bytes]."""
     # rint first: 3 + 0.1 * 10 must not become 5 blocks because of the last bit of a float.
     requested = np.rint(at_batch(size_bytes, batch_size)).astype(np.int64)

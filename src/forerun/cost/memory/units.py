@@ -10,15 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.graph.blocks import Blocks, Phase
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
+from forerun.graph.graph import AllocationKind, Floats, Graph, Ints, MemoryEvent
 from forerun.graph.shards import Shards, allocation_shares
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _KEPT: Kept[UnitMemory] = Kept(1024)
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from forerun.base.errors import FailureError
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
+from forerun.graph.graph import Floats
 from forerun.surface.report.figure import (
     COLOURS,
     STEP_TIMES,
-    Floats,
     TimeAxis,
     drawn,
     look_of,

@@ -373,20 +373,16 @@ def load_link_file(path: str | Path) -> Link:
 
 def parse_links(document: Mapping[str, Any], where: str) -> tuple[Link, ...]:
     """All links of a parsed document, each checked; ``where`` names it in messages."""
-    from forerun.question.devices.rows import LinkRow
+    from forerun.question.devices.rows import LinkRow, named_tables
 
-    tables = document.get("link", [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if not is_list or not tables or set(document) != {"link"}:
-        raise CatalogError(f"{where}: expected [[link]] tables and nothing else, got {sorted(document)}")
-    for table in tables:
-        place = f"{where}, link '{table.get('name', '?')}'"
+    found = []
+    for table, place in named_tables(document, "link", where):
         checked_table(table, LinkRow, place)
         for key in _FIGURES:
             if key not in table["sources"]:
                 raise CatalogError(f"{place}: '{key}' has no source; add sources.{key}")
-    return tuple(map(_link, tables))
+        found.append(_link(table))
+    return tuple(found)
 
 
 def _link(table: Mapping[str, Any]) -> Link:

@@ -335,6 +335,28 @@ def _owned(table: Mapping[str, Any], path: Path) -> InstancePrice:
     )
 
 
+_PRICE = re.compile(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.IGNORECASE)
+
+
+def parse_price_usd_per_hour(text: str) -> float:
+    """Price of a device per hour [USD/h].
+
+    >>> parse_price_usd_per_hour("1.89/h")
+    1.89
+
+    Raises:
+        InvalidSetupError: The text is not a price per hour.
+    """
+    amount, slash, hour = text.partition("/")
+    found = _PRICE.fullmatch(amount_in_usd(amount.strip()) + slash + hour.strip())
+    if found is None:
+        raise InvalidSetupError(
+            "a price must be an amount per hour, zero or more, such as 1.89/h in US dollars or 1.75eur/h, got "
+            f"'{text.strip()}'"
+        )
+    return float(found[1])
+
+
 _SIGNS = {"€": "EUR", "£": "GBP", "¥": "JPY", "$": "USD"}
 _OWN_RATE = re.compile(r"([a-z]{3})\s*=\s*(\d+(?:\.\d+)?(?:e-?\d+)?)", re.IGNORECASE)
 _AMOUNT = re.compile(r"([€£¥]|[a-z]{3})?\s*(\d[\d_]*(?:\.\d*)?)\s*([€£¥]|[a-z]{3})?", re.IGNORECASE)

@@ -142,6 +142,22 @@ class ClusterRow(_Table):
     inter_link: Text | None = None
 
 
+def named_tables(document: Mapping[str, Any], key: str, where: str) -> list[tuple[Mapping[str, Any], str]]:
+    """The tables ``[[key]]`` or ``[key]`` of a document that has nothing else, each with its place for messages.
+
+    Raises:
+        CatalogError: There is none, or something else.
+    """
+    tables = document.get(key, [])
+    tables = [tables] if isinstance(tables, dict) else tables
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if set(document) - {key} or not is_list or not tables:
+        raise CatalogError(
+            f"{where}: expected at least one [[{key}]] table and nothing else, got {sorted(document)}"
+        )
+    return [(table, f"{where}, {key} '{table.get('name', '?')}'") for table in tables]
+
+
 def load_device_file(path: str | Path) -> Device:
     """The one device of a user's TOML file; its table may be ``[device]`` or ``[[device]]``."""
     devices = read_device_file(Path(path))
@@ -163,16 +179,8 @@ def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]
     Raises:
         CatalogError: A figure or its source is missing or impossible, or a key is unknown.
     """
-    tables = document.get("device", [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if set(document) - {"device"} or not is_list or not tables:
-        raise CatalogError(
-            f"{where}: expected at least one [[device]] table and nothing else, got {sorted(document)}"
-        )
     found = []
-    for table in tables:
-        place = f"{where}, device '{table.get('name', '?')}'"
+    for table, place in named_tables(document, "device", where):
         checked_table(table, DeviceRow, place)
         _check_sources(table, place)
         found.append(device_of(table))

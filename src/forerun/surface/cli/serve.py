@@ -98,8 +98,8 @@ def _hosts(host: str, allowed: list[str] | None) -> list[str]:
 def _serve(
     host: str, port: int, app: Any, tls: tuple[Path, Path] | None, *, quiet: bool, debug: bool
 ) -> None:
+    from forerun.surface.web.app import make_server
     from forerun.surface.web.guard import REQUEST_LOG
-    from forerun.surface.web.server import make_server
 
     listener = _listener(host, port)
     if not quiet:

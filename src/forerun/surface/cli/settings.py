@@ -53,29 +53,14 @@ _OUTPUT = {
     "--unsafe-files",
 }
 
-_PRICE = re.compile(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.IGNORECASE)
 _SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
 _MOST_NUMBER = 100_000
 
 
-def parse_price_usd_per_hour(text: str) -> float:
-    """Price of a device per hour [USD/h].
+def _price(text: str) -> float:
+    from forerun.question.devices.prices import parse_price_usd_per_hour
 
-    >>> parse_price_usd_per_hour("1.89/h")
-    1.89
-
-    Raises:
-        InvalidSetupError: The text is not a price per hour.
-    """
-    from forerun.question.devices.prices import amount_in_usd
-
-    amount, slash, hour = text.partition("/")
-    found = _PRICE.fullmatch(amount_in_usd(amount) + slash + hour.strip())
-    if found is None:
-        raise InvalidSetupError(
-            f"a price must be an amount per hour, such as 1.89/h in US dollars or 1.75eur/h, got '{text}'"
-        )
-    return float(found[1])
+    return parse_price_usd_per_hour(text)
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:
@@ -135,7 +120,7 @@ def parse_time_s(flag: str, text: str) -> float:
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "input_shape": parse_input_shape,
-    "price_usd_per_hour": parse_price_usd_per_hour,
+    "price_usd_per_hour": _price,
 }
 """Settings that are parsed from text on every command line."""
 

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
-from forerun.base.extras import plugin, plugin_names
+from forerun.base.extras import loaded, plugin, plugin_names
 from forerun.question.settings import declared
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
@@ -74,12 +73,6 @@ _CORE = {
 """Verbs of the core, which are there without an installation too."""
 
 _GROUP = "forerun.verbs"
-
-
-def load(place: str) -> Any:
-    """The object at ``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +244,9 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
             check_plot_path(path)  # before minutes of work
         answer = ask(**given)
         if path is not None and shown.plot is not None:
-            (load(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
+            (loaded(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
     if form == "table":
-        page = load(shown.page) if isinstance(shown.page, str) else shown.page
+        page = loaded(shown.page) if isinstance(shown.page, str) else shown.page
         with _in_currency(currency):
             for part in _parts(page, answer, debug=debug):
                 if isinstance(part, str):
@@ -352,7 +345,7 @@ class _Commands(Mapping[str, Any]):
         if name not in self._built:
             found = self._declared.get(name)
             if isinstance(found, str):
-                found = load(found)
+                found = loaded(found)
             elif found is None and "." not in name:
                 found = plugin(_GROUP, self._prefix + name)
             if found is None:

@@ -9,16 +9,15 @@ import datetime
 import io
 import json
 import shlex
-import types
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import StrEnum
-from itertools import compress
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
+from forerun.base.answers import from_plain, needed_fields
 from forerun.base.errors import MissingExtraError, UsageError
-from forerun.prediction.estimate import Estimate, Interval
+from forerun.prediction.estimate import Estimate
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
 from forerun.question.settings import declared
@@ -26,18 +25,24 @@ from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.scale import ScaleCurve, ScalePoint
 from forerun.surface.report.figure import COLOURS, new_figure
 from forerun.surface.report.objects import markdown_text
-from forerun.surface.report.plan_page import format_quantity, plan_choice_lines, point_words, rejection_line
+from forerun.surface.report.plan_page import (
+    format_quantity,
+    plan_choice_lines,
+    point_words,
+    rejection_line,
+    with_range,
+)
 from forerun.surface.report.scale_page import (
     paying_sentence,
     points_by_scaling,
     scale_figure,
     scaling_words,
 )
+from forerun.surface.report.tables import Columns, cells_of
 from forerun.surface.report.wording import (
     bound_sentence,
     fit_sentence,
     provenance_sentence,
-    range_words,
     setup_words,
 )
 
@@ -126,10 +131,10 @@ def _points_section(title: str, points: Sequence[PlanPoint]) -> Section:
     rows = tuple(
         (
             point_words(point),
-            _with_range(point.job_time_s, "time"),
-            _with_range(point.cost_usd, "money"),
-            _with_range(point.energy_j, "energy"),
-            _with_range(point.peak_memory_bytes, "memory"),
+            with_range(point.job_time_s, "time"),
+            with_range(point.cost_usd, "money"),
+            with_range(point.energy_j, "energy"),
+            with_range(point.peak_memory_bytes, "memory"),
             point.price_source or "-",
         )
         for point in points
@@ -177,7 +182,7 @@ def _estimate_sections(estimate: Estimate) -> list[Section]:
         ("energy", estimate.energy_j, "energy"),
         ("peak memory", estimate.peak_memory_bytes, "memory"),
     )
-    rows = tuple((name, _with_range(value, kind)) for name, value, kind in figures if value is not None)
+    rows = tuple((name, with_range(value, kind)) for name, value, kind in figures if value is not None)
     memory = tuple((part.name, format_quantity(part.size_bytes, "memory")) for part in estimate.memory_parts)
     step = tuple((part.name, format_quantity(part.time_s, "time")) for part in estimate.breakdown)
     rests = (provenance_sentence(estimate), *estimate.notes)
@@ -220,7 +225,7 @@ def _scale_sections(curve: ScaleCurve) -> list[Section]:
         words = scaling_words(kind, points[0].batch_size_per_device, points[0].batch_size_global)
         title = words[0].upper() + words[1:]
         sections.append(
-            Section(title, (paying_sentence(curve.stops_paying_at[kind]),), *_scale_table(points))
+            Section(title, (paying_sentence(curve.stops_paying_at[kind]),), *cells_of(points, _SCALE))
         )
     sections += [Section("Notes", curve.notes)] if curve.notes else []
     if curve.run is not None:
@@ -231,33 +236,21 @@ def _scale_sections(curve: ScaleCurve) -> list[Section]:
     return sections
 
 
-def _scale_table(points: Sequence[ScalePoint]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    header = (
-        "devices",
-        "step",
-        "throughput",
-        "speed-up",
-        "efficiency",
-        "memory of each",
-        "epoch",
-        "cost of an epoch",
-    )
-    rows = [
-        (
-            str(point.num_devices),
-            _with_range(point.step_time_s, "time"),
-            _with_range(point.throughput_samples_per_s, "rate"),
-            f"{point.speedup:.2f}",
-            format_quantity(point.efficiency, "share"),
-            format_quantity(point.peak_memory_bytes, "memory")
-            + ("" if point.fits in (None, "yes") else f", {fit_sentence(point.fits)}"),
-            _with_range(point.epoch_time_s, "time"),
-            "-" if point.cost_usd_per_epoch is None else format_quantity(point.cost_usd_per_epoch, "money"),
-        )
-        for point in points
-    ]
-    known = [any(row[column] != "-" for row in rows) for column in range(len(header))]
-    return tuple(compress(header, known)), tuple(tuple(compress(row, known)) for row in rows)
+_SCALE: Columns[ScalePoint] = {
+    "devices": lambda point: str(point.num_devices),
+    "step": lambda point: with_range(point.step_time_s, "time"),
+    "throughput": lambda point: with_range(point.throughput_samples_per_s, "rate"),
+    "speed-up": lambda point: f"{point.speedup:.2f}",
+    "efficiency": lambda point: format_quantity(point.efficiency, "share"),
+    "memory of each": lambda point: (
+        format_quantity(point.peak_memory_bytes, "memory")
+        + ("" if point.fits in (None, "yes") else f", {fit_sentence(point.fits)}")
+    ),
+    "epoch": lambda point: None if point.epoch_time_s is None else with_range(point.epoch_time_s, "time"),
+    "cost of an epoch": lambda point: (
+        None if point.cost_usd_per_epoch is None else format_quantity(point.cost_usd_per_epoch, "money")
+    ),
+}
 
 
 def command_of(run: Run, verb: str = "predict") -> str:
@@ -284,16 +277,6 @@ def _plain_number(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _with_range(interval: Interval | None, kind: str) -> str:
-    if interval is None:
-        return "-"
-
-    def words(value: float) -> str:
-        return format_quantity(value, kind)
-
-    return f"{words(interval.value)} ({range_words(interval, words)})"
-
-
 Readable = Plan | Estimate | ScaleCurve
 """An answer of which a report can be made."""
 
@@ -312,18 +295,11 @@ def read_answer(text: str, where: str = "the input") -> Readable:
         raise UsageError(f"{where}: {_EXPECTED}, got no JSON ({error})") from error
     kinds: tuple[type[Readable], ...] = (Plan, Estimate, ScaleCurve)
     for kind in kinds:
-        if isinstance(found, dict) and _needed(kind) <= set(found):
+        if isinstance(found, dict) and found.keys() >= set(needed_fields(kind)):
             return _read(kind, found, where)
     raise UsageError(
         f"{where}: {_EXPECTED} in this version, for devices and not for parameter servers, got other JSON"
     )
-
-
-def _needed(kind: Any) -> set[str]:
-    """Fields of a dataclass that have no default; the others came with later versions."""
-    return {
-        field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
-    }
 
 
 def _read(kind: type[Readable], found: dict[str, Any], where: str) -> Readable:
@@ -331,39 +307,12 @@ def _read(kind: type[Readable], found: dict[str, Any], where: str) -> Readable:
         if kind is Plan:
             counts = [tuple(item.values()) for item in found["num_rejected_by_limit"]]
             found = {**found, "num_rejected_by_limit": counts}
-        answer: Readable = _value(kind, found)
+        answer: Readable = from_plain(kind, found, least=-inf, ignores_unknown=True, readers={Run: _run})
     except (TypeError, KeyError, ValueError, AttributeError, AssertionError) as error:
         raise UsageError(
             f"{where}: the JSON is damaged ({type(error).__name__}: {error}); make it again"
         ) from error
     return answer
-
-
-def _value(hint: Any, value: Any) -> Any:
-    """A JSON value as the type that a hint names."""
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return (
-            None if value is None else _value(next(a for a in get_args(hint) if a is not type(None)), value)
-        )
-    if origin is tuple:
-        parts = get_args(hint)
-        hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
-        return tuple(_value(part, item) for part, item in zip(hints, value, strict=True))
-    if hint is Run:
-        return _run(value)
-    if is_dataclass(hint) and isinstance(hint, type):
-        hints_of = get_type_hints(hint)
-        # Answers of an earlier version lack the fields that came later: those take their defaults.
-        present = [field.name for field in fields(hint) if field.name in value or field.name in _needed(hint)]
-        return hint(**{name: _value(hints_of[name], value[name]) for name in present})
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    if hint is float and isinstance(value, int | float):
-        return float(value)
-    if isinstance(hint, type) and not isinstance(value, hint):
-        raise TypeError(f"expected {hint.__name__}, got {value!r}")
-    return value
 
 
 def _run(settings: dict[str, Any]) -> Run | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import needing, require
 from forerun.base.units import GIB
+from forerun.graph.graph import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
-Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito 2008, "Color universal design": distinct to readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")

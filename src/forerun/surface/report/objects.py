@@ -8,13 +8,12 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import fields_of, plain
 from forerun.base.errors import UsageError
-from forerun.base.extras import require
+from forerun.base.extras import loaded, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,12 +95,6 @@ def has_page(answer: Any) -> bool:
     return type(answer).__name__ in _PAGES
 
 
-def _load(place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
-
-
 def _recorded(answer: Any) -> Any:
     from rich.console import Console
 
@@ -109,7 +102,7 @@ def _recorded(answer: Any) -> Any:
         file=io.StringIO(), width=_WIDTH, record=True, markup=False, highlight=False, emoji=False,
         color_system="truecolor", force_terminal=False,
     )  # fmt: skip
-    made = _load(_PAGES[type(answer).__name__])(answer)
+    made = loaded(_PAGES[type(answer).__name__])(answer)
     for part in made if hasattr(made, "__next__") else [made]:
         console.print(part)
     return console
@@ -242,11 +235,11 @@ def plot_of(answer: Any) -> Any:
     require("plot()", "matplotlib")
     name = type(answer).__name__
     if name in _CHARTS:
-        return _load(_CHARTS[name])(answer)
+        return loaded(_CHARTS[name])(answer)
     from forerun.surface.report.figure import kept_figure, new_figure
 
     if name in _CHART_FILES:
-        return kept_figure(_load(_CHART_FILES[name]), {"run": answer} if name == "Profile" else answer)
+        return kept_figure(loaded(_CHART_FILES[name]), {"run": answer} if name == "Profile" else answer)
     if name == "Sweep":
         return _sweep_chart(answer)
     if name not in _BARS:

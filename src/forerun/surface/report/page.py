@@ -16,7 +16,7 @@ from rich.text import Text
 
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
 from forerun.prediction.estimate import Estimate, Interval
-from forerun.surface.report.tables import table, table_of
+from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import (
     bound_sentence,
     fit_sentence,
@@ -298,19 +298,14 @@ def _table(title: str, items: tuple[Difference, ...], words: Any) -> RenderableT
 
 def sweep_page(sweep: Sweep) -> RenderableType:
     """A row for each device, precision and batch size."""
-    rows = [
-        (
-            device,
-            precision,
-            str(size),
-            format_duration_s(float(sweep.step_time_s[i, j, k])),
-            format_count(float(sweep.throughput_samples_per_s[i, j, k])),
-            format_bytes(float(sweep.peak_memory_bytes[i, j, k])),
-        )
-        for i, device in enumerate(sweep.devices)
-        for j, precision in enumerate(sweep.precisions)
-        for k, size in enumerate(sweep.batch_sizes)
-    ]
-    return table(
-        ("device", "precision", "batch", "step", "samples/s", "memory"), rows, left=("device", "precision")
-    )
+    from forerun.surface.report.objects import rows_of  # which a prediction does without
+
+    columns: Columns[dict[str, Any]] = {
+        "device": lambda row: row["device"],
+        "precision": lambda row: row["precision"],
+        "batch": lambda row: str(row["batch_size"]),
+        "step": lambda row: format_duration_s(row["step_time_s"]),
+        "samples/s": lambda row: format_count(row["throughput_samples_per_s"]),
+        "memory": lambda row: format_bytes(row["peak_memory_bytes"]),
+    }
+    return table_of(rows_of(sweep), columns, left=("device", "precision"))

@@ -26,7 +26,7 @@ from forerun.search.plan_answer import (
 )
 from forerun.search.search import QUANTITIES, Quantity
 from forerun.surface.report.figure import check_plot_path, look_of, new_figure, plain_log_ticks, save_figure
-from forerun.surface.report.tables import table
+from forerun.surface.report.tables import Columns, table_of
 from forerun.surface.report.wording import format_percent, format_price, format_usd, format_whole, range_words
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_REJECTED = 8
 
-_Cell = Callable[[PlanPoint], str]
+_Cell = Callable[[PlanPoint], "str | Text | None"]
 
 
 def plan_page(plan: Plan) -> RenderableType:
@@ -119,14 +119,14 @@ def _setting_words(setting: tuple[str, Any]) -> str:
 
 def _figures(point: PlanPoint) -> list[str]:
     lines = [
-        f"job {_with_range(point.job_time_s, 'time')}, step {_with_range(point.step_time_s, 'time')}",
-        f"memory {_with_range(point.peak_memory_bytes, 'memory')}",
+        f"job {with_range(point.job_time_s, 'time')}, step {with_range(point.step_time_s, 'time')}",
+        f"memory {with_range(point.peak_memory_bytes, 'memory')}",
     ]
     if point.num_epochs.high > point.num_epochs.low:
-        lines[0] += f", {_with_range(point.num_epochs, 'epochs')} epochs"
-    money = [f"cost {_with_range(point.cost_usd, 'money')}"] if point.cost_usd else []
-    energy = [f"energy {_with_range(point.energy_j, 'energy')}"] if point.energy_j else []
-    carbon = [f"CO2 {_with_range(point.co2_g, 'mass')}"] if point.co2_g else []
+        lines[0] += f", {with_range(point.num_epochs, 'epochs')} epochs"
+    money = [f"cost {with_range(point.cost_usd, 'money')}"] if point.cost_usd else []
+    energy = [f"energy {with_range(point.energy_j, 'energy')}"] if point.energy_j else []
+    carbon = [f"CO2 {with_range(point.co2_g, 'mass')}"] if point.co2_g else []
     if money or energy:
         lines.append(", ".join([*money, *energy, *carbon]))
     if point.price_source and point.price_usd_per_hour is not None:
@@ -136,7 +136,11 @@ def _figures(point: PlanPoint) -> list[str]:
     return lines
 
 
-def _with_range(interval: Interval, kind: str) -> str:
+def with_range(interval: Interval | None, kind: str) -> str:
+    """A value of a kind of quantity with its interval; a dash for none."""
+    if interval is None:
+        return "-"
+
     def words(value: float) -> str:
         return format_quantity(value, kind)
 
@@ -196,54 +200,21 @@ def _sensitivity(plan: Plan) -> list[Text]:
 
 
 def _points(plan: Plan, points: Sequence[PlanPoint]) -> Table:
-    columns = _columns(plan, points)
-    rows = [[cell(point) for _, _, cell in columns] for point in points]
-    left = [title for title, side, _ in columns if not side]
-    return table([title for title, _, _ in columns], rows, left=left)
-
-
-def _columns(plan: Plan, points: Sequence[PlanPoint]) -> list[tuple[str, int, _Cell]]:
-    def interval(name: str, kind: str) -> _Cell:
-        return lambda point: _cell(getattr(point, name), kind)
-
-    several = {
-        name: len({getattr(point, name) for point in points}) > 1
-        for name in ("model", "layout", "image_size")
+    columns = {
+        title: cell for title, cell in _COLUMNS.items() if title != "epochs" or plan.target is not None
     }
-    columns: list[tuple[str, int, _Cell]] = []
-    if several["model"]:
-        columns.append(("model", 0, lambda point: point.model))
-    columns += [
-        ("device", 0, lambda point: point.device_words),
-        ("batch", 1, lambda point: format_whole(point.batch_size_per_device)),
-        ("precision", 0, lambda point: point.precision),
-    ]
-    if several["layout"]:
-        columns.append(("layout", 0, lambda point: point.layout))
     # A column that is equal in all rows says nothing: the head of the page has it.
-    for name in ("compile", "recompute", "strategy"):
-        if len({point.settings.get(name) for point in points}) > 1:
-            columns.append((name, 0, _setting_cell(name)))
-    if several["image_size"]:
-        columns.append(("image", 1, lambda point: str(point.image_size or "own")))
-    if plan.target is not None:
-        columns.append(("epochs", 1, interval("num_epochs", "epochs")))
-    columns.append(("job", 1, interval("job_time_s", "time")))
-    if any(point.cost_usd for point in points):
-        columns.append(("cost", 1, interval("cost_usd", "money")))
-    if any(point.energy_j for point in points):
-        columns.append(
-            ("energy", 1, lambda p: "-" if p.energy_j is None else format_energy_j(p.energy_j.value))
-        )
-    if any(point.co2_g for point in points):
-        columns.append(("CO2", 1, lambda p: "-" if p.co2_g is None else format_mass_g(p.co2_g.value)))
-    columns.append(("memory", 1, lambda point: _memory_cell(point)))
-    if any(point.accuracy is not None for point in points):
-        columns.append(("accuracy", 1, lambda p: "-" if p.accuracy is None else format_percent(p.accuracy)))
-    return columns
+    for title in _SAID_ONCE:
+        if len({columns[title](point) for point in points}) < 2:
+            del columns[title]
+    return table_of(points, columns, left=_WORDS)
 
 
-def _setting_cell(name: str) -> _Cell:
+def _interval(name: str, kind: str) -> _Cell:
+    return lambda point: _cell(getattr(point, name), kind)
+
+
+def _setting(name: str) -> _Cell:
     def cell(point: PlanPoint) -> str:
         value = point.settings.get(name, "-")
         return ("yes" if value else "no") if isinstance(value, bool) else str(value)
@@ -251,10 +222,32 @@ def _setting_cell(name: str) -> _Cell:
     return cell
 
 
-def _cell(interval: Interval | None, kind: str) -> str:
+_COLUMNS: Columns[PlanPoint] = {
+    "model": lambda point: point.model,
+    "device": lambda point: point.device_words,
+    "batch": lambda point: format_whole(point.batch_size_per_device),
+    "precision": lambda point: point.precision,
+    "layout": lambda point: point.layout,
+    "compile": _setting("compile"),
+    "recompute": _setting("recompute"),
+    "strategy": _setting("strategy"),
+    "image": lambda point: str(point.image_size or "own"),
+    "epochs": _interval("num_epochs", "epochs"),
+    "job": _interval("job_time_s", "time"),
+    "cost": _interval("cost_usd", "money"),
+    "energy": lambda point: None if point.energy_j is None else format_energy_j(point.energy_j.value),
+    "CO2": lambda point: None if point.co2_g is None else format_mass_g(point.co2_g.value),
+    "memory": lambda point: _memory_cell(point),
+    "accuracy": lambda point: None if point.accuracy is None else format_percent(point.accuracy),
+}
+_WORDS = ("model", "device", "precision", "layout", "compile", "recompute", "strategy")
+_SAID_ONCE = ("model", "layout", "compile", "recompute", "strategy", "image")
+
+
+def _cell(interval: Interval | None, kind: str) -> str | None:
     """A value and its interval: '41.2 s (37.0 to 46.1)'."""
     if interval is None:
-        return "-"
+        return None
     low, high = (format_quantity(end, kind) for end in (interval.low, interval.high))
     unit = format_quantity(interval.value, kind).partition(" ")[2]
     # A unit that all three have is said once.

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.prediction.estimate import Interval
-from forerun.search.advise import AdvicePlan
+from forerun.search.advise import AdvicePlan, Change
 from forerun.search.layout_search import LayoutPoint
 from forerun.search.layouts import LayoutPlan
 from forerun.search.scale import ScalePoint
 from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels, save_figure
-from forerun.surface.report.tables import Columns, table, table_of
+from forerun.surface.report.tables import Columns, table_of
 from forerun.surface.report.wording import format_usd
 
 if TYPE_CHECKING:
@@ -141,19 +140,26 @@ def _powers(axes: Axes) -> tuple[list[float], list[str]]:
     return ticks, [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks]
 
 
-_TITLES = (
-    "layout",
-    "strategy",
-    "micro-batch",
-    "steps",
-    "recompute",
-    "schedule",
-    "step",
-    "samples/s",
-    "memory",
-    "room",
-    "fits",
-)
+_LAYOUTS: Columns[LayoutPoint] = {
+    "layout": lambda point: point.parallel,
+    "strategy": lambda point: point.strategy,
+    "micro-batch": lambda point: str(point.batch_size),
+    "steps": lambda point: str(point.accumulation),
+    "recompute": lambda point: point.recompute,
+    "schedule": lambda point: point.schedule,
+    "step": lambda point: format_duration_s(point.step_time_s.value),
+    "samples/s": lambda point: f"{point.throughput_samples_per_s.value:.4g}",
+    "memory": lambda point: format_bytes(point.peak_memory_bytes.value),
+    "room": lambda point: format_bytes(max(0.0, point.room_bytes)),
+    "fits": lambda point: point.fits,
+}
+_CHANGES: Columns[Change] = {
+    "change": lambda change: change.settings,
+    "faster by": lambda change: f"{change.gain:+.0%}".replace("%", " %"),
+    "90 %": lambda change: f"{change.gain_low:+.0%} to {change.gain_high:+.0%}".replace("%", " %"),
+    "memory": lambda change: format_bytes(change.peak_memory_bytes.value),
+    "fits": lambda change: change.fits or "",
+}
 
 
 def layouts_page(plan: LayoutPlan) -> RenderableType:
@@ -164,7 +170,7 @@ def layouts_page(plan: LayoutPlan) -> RenderableType:
         Text(f"{plan.num_compared:,} layouts compared, {plan.num_fitting:,} fit"),
         Text(""),
         Text("Fastest layouts, the sure ones first; room is what stays free at the upper end of the memory"),
-        _table(_TITLES, [_row(point) for point in plan.best]),
+        table_of(plan.best, _LAYOUTS, left=("layout", "strategy")),
         Text(""),
         Text("Why"),
         *(
@@ -175,29 +181,13 @@ def layouts_page(plan: LayoutPlan) -> RenderableType:
         ),
         Text(""),
         Text("Time against memory (Pareto front)"),
-        _table(_TITLES, [_row(point) for point in plan.front]),
+        table_of(plan.front, _LAYOUTS, left=("layout", "strategy")),
         Text(""),
         Text(f"What to change first: {plan.change_first}"),
     ]
     for name, text in plan.files.items():
         parts += [Text(""), Text(f"{name}:", style="bold"), Text(text.rstrip())]
     return Group(*parts, Text(""), *(Text(f"- {note}") for note in plan.notes))
-
-
-def _row(point: LayoutPoint) -> list[str]:
-    return [
-        point.parallel,
-        point.strategy,
-        str(point.batch_size),
-        str(point.accumulation),
-        point.recompute,
-        point.schedule,
-        format_duration_s(point.step_time_s.value),
-        f"{point.throughput_samples_per_s.value:.4g}",
-        format_bytes(point.peak_memory_bytes.value),
-        format_bytes(max(0.0, point.room_bytes)),
-        point.fits,
-    ]
 
 
 def advice_page(plan: AdvicePlan) -> RenderableType:
@@ -213,20 +203,6 @@ def advice_page(plan: AdvicePlan) -> RenderableType:
     if not plan.changes:
         parts.append(Text("No change that was tried makes this run faster."))
     else:
-        rows = [
-            [
-                change.settings,
-                f"{change.gain:+.0%}".replace("%", " %"),
-                f"{change.gain_low:+.0%} to {change.gain_high:+.0%}".replace("%", " %"),
-                format_bytes(change.peak_memory_bytes.value),
-                change.fits or "",
-            ]
-            for change in plan.changes
-        ]
-        parts.append(_table(("change", "faster by", "90 %", "memory", "fits"), rows))
+        parts.append(table_of(plan.changes, _CHANGES, left=("change",)))
         parts += [Text(""), *(Text(f"- {change.settings}: {change.meaning}") for change in plan.changes)]
     return Group(*parts, Text(""), *(Text(f"- {note}") for note in plan.notes))
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return table(titles, rows, left=("layout", "strategy", "change"))

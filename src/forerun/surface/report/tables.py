@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -48,6 +48,16 @@ def table(
     return made
 
 
+def cells_of(
+    rows: Sequence[_Row], columns: Columns[_Row], blank: Any = "-"
+) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+    """Titles and rows of declared columns; one in which no row has anything to say is left out."""
+    cells = {title: [cell(row) for row in rows] for title, cell in columns.items()}
+    known = {title: made for title, made in cells.items() if any(cell is not None for cell in made)}
+    lines = zip(*known.values(), strict=True)
+    return tuple(known), tuple(tuple(blank if cell is None else cell for cell in line) for line in lines)
+
+
 def table_of(
     rows: Sequence[_Row],
     columns: Columns[_Row],
@@ -56,9 +66,5 @@ def table_of(
     fold: Collection[str] = (),
     blank: str = "-",
 ) -> Table:
-    """A table of declared columns; one in which no row has anything to say is left out."""
-    cells = {title: [cell(row) for row in rows] for title, cell in columns.items()}
-    known = {title: made for title, made in cells.items() if any(cell is not None for cell in made)}
-    lines = zip(*known.values(), strict=True)
-    filled = ([blank if cell is None else cell for cell in line] for line in lines)
-    return table(known, filled, left=left, fold=fold)
+    """A table of declared columns, see ``cells_of``."""
+    return table(*cells_of(rows, columns, blank), left=left, fold=fold)

@@ -38,14 +38,6 @@ _INSTRUCTIONS = (
 _RUNS_NO_CODE = "No code of a user is run: a model in FILE.py needs a server started with --allow-code DIR. "
 
 
-class Quantity(BaseModel):
-    """A value with the ends of its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class WayToFit(BaseModel):
     """A change that makes a run fit."""
 
@@ -60,16 +52,16 @@ class Prediction(BaseModel):
     model: str
     device: str
     fits: str | None
-    step_time_s: Quantity
-    throughput_samples_per_s: Quantity
-    tokens_per_s: Quantity | None
-    mfu: Quantity | None
-    epoch_time_s: Quantity | None
-    job_time_s: Quantity | None
-    peak_memory_bytes: Quantity | None
-    max_batch_size: Quantity | None
-    cost_usd: Quantity | None
-    energy_j: Quantity | None
+    step_time_s: Interval
+    throughput_samples_per_s: Interval
+    tokens_per_s: Interval | None
+    mfu: Interval | None
+    epoch_time_s: Interval | None
+    job_time_s: Interval | None
+    peak_memory_bytes: Interval | None
+    max_batch_size: Interval | None
+    cost_usd: Interval | None
+    energy_j: Interval | None
     bound_by: str
     provenance: str
     notes: list[str]
@@ -189,10 +181,6 @@ def _told(tool: Callable[..., Any], reach: Reach, options: type | None) -> Calla
     return told
 
 
-def _quantity(interval: Interval | None) -> Quantity | None:
-    return None if interval is None else Quantity(value=interval.value, low=interval.low, high=interval.high)
-
-
 def _predict(
     model: str,
     device: str,
@@ -216,25 +204,12 @@ def _predict(
         "epochs": epochs,
     }
     estimate = predict(model, device=device, **given, **asked)
-    quantities: dict[str, Any] = {
-        name: _quantity(getattr(estimate, name))
-        for name, field in Prediction.model_fields.items()
-        if field.annotation in (Quantity, Quantity | None)
-    }
-    plain: dict[str, Any] = {
-        name: getattr(estimate, name) for name in ("model", "device", "fits", "bound_by")
-    }
     ways = [
         WayToFit(words=way.words, change=dict(way.change), peak_memory_bytes=way.peak_memory_bytes)
         for way in ways_to_fit(estimate)
     ]
-    return Prediction(
-        **quantities,
-        **plain,
-        provenance=str(estimate.provenance),
-        notes=list(estimate.notes),
-        ways_to_fit=ways,
-    )
+    own = {name: getattr(estimate, name) for name in Prediction.model_fields if name != "ways_to_fit"}
+    return Prediction(**{**own, "provenance": str(estimate.provenance)}, ways_to_fit=ways)
 
 
 def _plan(

@@ -11,8 +11,8 @@ from forerun.base.errors import UsageError
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
-from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
+from forerun.search.search import expand_models, searched_values
 from forerun.surface.web.reach import (
     CAPTURE_NAME,
     CONFIG_NAME,
@@ -94,15 +94,20 @@ def _check_family_size(text: str) -> None:
         )
 
 
+def _of_catalogue(name: str, form: re.Pattern[str], what: str, otherwise: str = "") -> str:
+    text = name.strip()
+    if text.lower().endswith(".toml") or not form.fullmatch(text):
+        raise UsageError(f"expected a {what}, got '{text}'{otherwise}")
+    return text
+
+
 def check_device_name(device: str) -> str:
     """A device's name, if it can only be one of the catalogue.
 
     Raises:
         UsageError: It names a file or this machine.
     """
-    text = device.strip()
-    if text.lower().endswith(".toml") or not _DEVICE.fullmatch(text):
-        raise UsageError(f"expected a device of the catalogue, got '{text}'; see /hardware")
+    text = _of_catalogue(device, _DEVICE, "device of the catalogue", "; see /hardware")
     if _HERE.search(text):
         raise UsageError("'here' is not answered over HTTP; name the device, see /hardware")
     return text
@@ -114,12 +119,14 @@ def check_link_name(link: str | None) -> str | None:
     Raises:
         UsageError: It names a file.
     """
-    if link is None:
-        return None
-    text = link.strip()
-    if text.lower().endswith(".toml") or not _LINK.fullmatch(text):
-        raise UsageError(f"expected a link of the catalogue such as infiniband-hdr, got '{text}'")
-    return text
+    return (
+        None if link is None else _of_catalogue(link, _LINK, "link of the catalogue such as infiniband-hdr")
+    )
+
+
+def _check_links(found: dict[str, Any]) -> None:
+    for name in _LINKS & found.keys():
+        found[name] = check_link_name(found[name])
 
 
 class _Body(BaseModel):
@@ -153,9 +160,7 @@ class RunBody(_Body):
         found = self.given()
         found["model"] = check_model_name(self.model, reach)
         found["device"] = check_device_name(self.device)
-        for name in ("intra", "inter"):
-            if name in found:
-                found[name] = check_link_name(found[name])
+        _check_links(found)
         if found.get("trace") and reach.captures is not None:
             found["trace"] = [str(reach.captures.file(name)) for name in found["trace"]]
         return found
@@ -226,9 +231,7 @@ class PlanRequest(_Body):
         found = self.given()
         models = expand_models(";".join(check_model_name(model, reach) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
-        for name in ("intra", "inter"):
-            if name in found:
-                found[name] = check_link_name(found[name])
+        _check_links(found)
         configurations = (
             len(models)
             * len(found["precisions"])

@@ -297,50 +297,24 @@ TRITON_KERNELS: dict[str, tuple[OpClass, float]] = {
 moved: twice by one that works in place."""
 
 
-def _row(
-    call: Call, op_class: OpClass, work: float, *changed: TensorInfo, width: float = 0.0
-) -> list[CostRow]:
-    """Row of a kernel that writes its results, and some of its arguments anew."""
-    row = streaming_row(replace(call, outputs=(*call.outputs, *changed)), op_class, work, width=width)
-    return [row]
+def _fused_rule(name: str, op_class: OpClass, work: float, num_changed: int = 0) -> None:
+    """Registers a kernel that writes its results, and its first tensors anew; norms have the width of the first."""
+
+    @rule(name)
+    def fused(call: Call) -> list[CostRow]:
+        tensors = call.tensors()
+        width = float(tensors[0].shape[-1]) if op_class is OpClass.LAYER_NORM else 0.0
+        outputs = (*call.outputs, *tensors[:num_changed])
+        return [streaming_row(replace(call, outputs=outputs), op_class, work, width=width)]
 
 
-@rule("cross_entropy")
-def _cross_entropy(call: Call) -> list[CostRow]:
-    return _row(call, OpClass.REDUCE, 5.0)
-
-
-@rule("cross_entropy_backward_")
-def _cross_entropy_backward(call: Call) -> list[CostRow]:
-    return _row(call, OpClass.ACTIVATION, 5.0, call.tensors()[0])
-
-
-@rule("rms_norm")
-def _rms_norm(call: Call) -> list[CostRow]:
-    return _row(call, OpClass.LAYER_NORM, 5.0, width=float(call.tensors()[0].shape[-1]))
-
-
-@rule("rms_norm_backward_")
-def _rms_norm_backward(call: Call) -> list[CostRow]:
-    gradient = call.tensors()[0]
-    return _row(call, OpClass.LAYER_NORM, 8.0, gradient, width=float(gradient.shape[-1]))
-
-
-@rule("rotate_")
-def _rotate(call: Call) -> list[CostRow]:
-    queries, keys = call.tensors()[:2]
-    return _row(call, OpClass.ELEMENTWISE, 4.0, queries, keys)
-
-
-@rule("gated")
-def _gated(call: Call) -> list[CostRow]:
-    return _row(call, OpClass.ACTIVATION, 5.0)
-
-
-@rule("gated_backward_")
-def _gated_backward(call: Call) -> list[CostRow]:
-    gate, other = call.tensors()[:2]
-    return _row(call, OpClass.ACTIVATION, 10.0, gate, other)
+_fused_rule("cross_entropy", OpClass.REDUCE, 5.0)
+_fused_rule("cross_entropy_backward_", OpClass.ACTIVATION, 5.0, 1)
+_fused_rule("rms_norm", OpClass.LAYER_NORM, 5.0)
+_fused_rule("rms_norm_backward_", OpClass.LAYER_NORM, 8.0, 1)
+_fused_rule("rotate_", OpClass.ELEMENTWISE, 4.0, 2)
+_fused_rule("gated", OpClass.ACTIVATION, 5.0)
+_fused_rule("gated_backward_", OpClass.ACTIVATION, 10.0, 2)
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")

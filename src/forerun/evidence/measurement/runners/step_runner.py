@@ -102,7 +102,7 @@ def autocast_region(
     """A maker of the autocast region of a precision, to be called in each step; an empty region without autocast."""
     import torch
 
-    from forerun.tracing.step import AUTOCAST_DTYPE
+    from forerun.tracing.saving.prepare import AUTOCAST_DTYPE
 
     if not precision.is_autocast:
         return contextlib.nullcontext
