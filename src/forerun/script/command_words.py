@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,11 +254,11 @@ def _is_python_script(path: Path) -> bool:
 
 
 def _check_script(words: tuple[str, ...]) -> None:
-    script = next((word for word in words[1:] if not word.startswith("-")), None)
-    if "-m" in words[1:] or "-c" in words[1:] or script is None:
-        if script is None and not {"-m", "-c"} & set(words):
-            raise UsageError("expected a script after python, such as: python train.py")
+    if {"-m", "-c"} & set(words[1:]):
         return
+    script = next((word for word in words[1:] if not word.startswith("-")), None)
+    if script is None:
+        raise UsageError("expected a script after python, such as: python train.py")
     _check_file(script)
 
 
@@ -278,7 +278,7 @@ def with_batch_size(
         flag, equals, value = word.partition("=")
         if "batch" in flag.lower() and equals and value == str(batch_size):
             words[index] = f"{flag}={other}"
-            return _changed(command, words)
+            return replace(command, words=tuple(words))
     options = [o for o in result["options"] if "batch" in o["name"].lower() and o["value"] == batch_size]
     # An option for training goes before one for everything.
     options.sort(
@@ -289,16 +289,9 @@ def with_batch_size(
         for index, word in enumerate(words[:-1]):
             if word in flags and words[index + 1] == str(batch_size):
                 words[index + 1] = str(other)
-                return _changed(command, words)
-        return _changed(command, [*words, max(flags, key=len), str(other)])
+                return replace(command, words=tuple(words))
+        return replace(command, words=(*words, max(flags, key=len), str(other)))
     for name, value in result["configurator"].items():
         if "batch" in name.lower() and value == batch_size:
-            return _changed(command, [*words, f"--{name}={other}"])
+            return replace(command, words=(*command.words, f"--{name}={other}"))
     return None
-
-
-def _changed(command: PythonCommand, words: list[str]) -> PythonCommand:
-    return PythonCommand(
-        words=tuple(words), asked=command.asked, world_size=command.world_size,
-        devices_per_node=command.devices_per_node,
-    )  # fmt: skip

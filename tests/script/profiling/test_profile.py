@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import fed_step_time_s
-from forerun.script.profiling.advice import advise
+from forerun.script.profile import advise
 from forerun.script.profiling.profile import Profile, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
 from forerun.script.profiling.watch import covered, minus

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import FailureError, UsageError, near_matches
+from forerun.base.errors import UsageError, near_matches
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.profiling.profile import Profile
+from forerun.script.profiling.recorded import write_text
 from forerun.script.tuning.space import KNOBS, Space, check_value, read_yaml
 
 _ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "lamb")
@@ -112,11 +113,7 @@ def write_configuration(
         "command": shlex.join(found.command(command)),
         "about": dict(about),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise FailureError(f"expected to write '{path}', got: {error.strerror}") from error
+    write_text(path, yaml.safe_dump(plain, sort_keys=False))
 
 
 def read_configuration(path: Path) -> ScriptConfiguration:

@@ -284,7 +284,9 @@ def value_of(
         if objective.unit == _STEPS_PER_S:
             return 1.0 / result.step_time_s if result.step_time_s else None
         return result.rate_samples_per_s
-    reached_s = _time_to_target_s(result, metric)
+    reached_s = None
+    if metric is not None:
+        reached_s = next((time_s for time_s, value in result.curve if metric.is_reached(value)), None)
     if objective.name == "time-to-target":
         return reached_s
     if objective.name == "cost":
@@ -297,15 +299,6 @@ def value_of(
         return None
     # The sign of a falling metric is turned, so that the objective always rises.
     return best if metric.is_rising else -best
-
-
-def _time_to_target_s(result: TrialResult, metric: Metric | None) -> float | None:
-    if metric is None or metric.target is None:
-        return None
-    for time_s, value in result.curve:
-        if value >= metric.target if metric.is_rising else value <= metric.target:
-            return time_s
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
