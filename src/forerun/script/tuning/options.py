@@ -211,6 +211,19 @@ class TuneOptions(TypedDict, total=False):
     with_memory_law: bool | None
 
 
+class ScenarioOptions(TypedDict, total=False):
+    """Settings of the scenarios by name, for type checkers; each is declared in ``ScenarioSettings``."""
+
+    budget: str | None
+    trial_s: float | None
+    seed: int | None
+    device_index: str | None
+    task: str | None
+    num_generated: int | None
+    weights: str | None
+    epochs: int | None
+
+
 _WORST = 1e7
 
 
