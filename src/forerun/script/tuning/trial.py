@@ -101,6 +101,13 @@ class TrialResult:
         return (max if is_rising else min)(values, default=None)
 
 
+def not_interrupted(result: TrialResult) -> TrialResult:
+    """The result of a trial; raises KeyboardInterrupt where the user ended it, and forerun with it."""
+    if result.outcome == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
 def say_nothing(line: str) -> None:
     """Drops a message."""
 
