@@ -347,7 +347,7 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
     for end in ends:
         if refusal := end.get("refusal"):
             place = end["place"]
-            return _for_good(refusal + (f" ({place})" if place not in refusal else ""))
+            return _Outcome(failure=refusal + (f" ({place})" if place not in refusal else ""), is_final=True)
     if "no device" in ways:
         return _Outcome(failure=_NO_DEVICE)
     if status is None and _has_printed_too_much(folder):

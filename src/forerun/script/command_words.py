@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +278,7 @@ def with_batch_size(
         flag, equals, value = word.partition("=")
         if "batch" in flag.lower() and equals and value == str(batch_size):
             words[index] = f"{flag}={other}"
-            return replace(command, words=tuple(words))
+            return _changed(command, words)
     options = [o for o in result["options"] if "batch" in o["name"].lower() and o["value"] == batch_size]
     # An option for training goes before one for everything.
     options.sort(
@@ -289,9 +289,16 @@ def with_batch_size(
         for index, word in enumerate(words[:-1]):
             if word in flags and words[index + 1] == str(batch_size):
                 words[index + 1] = str(other)
-                return replace(command, words=tuple(words))
-        return replace(command, words=(*words, max(flags, key=len), str(other)))
+                return _changed(command, words)
+        return _changed(command, [*words, max(flags, key=len), str(other)])
     for name, value in result["configurator"].items():
         if "batch" in name.lower() and value == batch_size:
-            return replace(command, words=(*command.words, f"--{name}={other}"))
+            return _changed(command, [*words, f"--{name}={other}"])
     return None
+
+
+def _changed(command: PythonCommand, words: list[str]) -> PythonCommand:
+    return PythonCommand(
+        words=tuple(words), asked=command.asked, world_size=command.world_size,
+        devices_per_node=command.devices_per_node,
+    )  # fmt: skip

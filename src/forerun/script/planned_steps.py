@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from forerun.base.errors import ForerunError, InvalidSetupError, UsageError
+from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.cost.time.correction import find_calibration
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.models import TracedModels
@@ -86,37 +86,18 @@ class ScriptModel:
         return Run.of(self.model, device=cluster, **options)
 
 
-def predictable_device(device_index: str) -> Device | str:
-    """The device of the trials on this machine, or the reason why its steps cannot be predicted.
+def predictable_device(device_index: str) -> Device:
+    """The device of the trials on this machine, whose steps can be predicted.
 
     A GPU needs an entry in the catalogue, a processor a calibration, because datasheets of processors say too little.
+
+    Raises:
+        ForerunError: They cannot; the message is the reason.
     """
-    try:
-        device = device_at(gpu_index(device_index))
-        if device.kind is DeviceKind.GPU or find_calibration(device) is not None:
-            return device
-    except ForerunError as error:
-        return str(error)
-    return "this processor has no calibration; make one with: forerun calibrate"
-
-
-def steps_or_reason(
-    model: ScriptModel,
-    device_index: str,
-    space: Space,
-    base: Mapping[str, Any],
-    profile: Profile,
-    *,
-    memory_bytes: float | None,
-) -> DeviceSteps | str:
-    """``planned_steps`` on a device of this machine, or the reason why there are none; a study goes on without them."""
-    device = predictable_device(device_index)
-    if isinstance(device, str):
+    device = device_at(gpu_index(device_index))
+    if device.kind is DeviceKind.GPU or find_calibration(device) is not None:
         return device
-    try:
-        return planned_steps(model, device, space, base, profile, memory_bytes=memory_bytes)
-    except ForerunError as error:
-        return str(error)
+    raise InvalidSetupError("this processor has no calibration; make one with: forerun calibrate")
 
 
 def planned_steps(

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import IO, Any, Unpack
 
 from forerun.base.answers import Answer
-from forerun.base.errors import ScriptError, UsageError
+from forerun.base.errors import ForerunError, ScriptError, UsageError
 from forerun.base.kept import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, gpu_index
 from forerun.question.settings import checked
 from forerun.script.command_words import check_command
-from forerun.script.planned_steps import ScriptModel, steps_or_reason
+from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
 from forerun.script.profile import profile
 from forerun.script.profiling.profile import Profile
 from forerun.script.profiling.recorded import read_processes, write_json
@@ -227,19 +227,19 @@ def _seed(tuner: Tuner, script: _Script, model: ScriptModel | None, device: str)
     task, steps = tuner.task, None
     notes: tuple[str, ...] = ()
     if model is not None:
-        found = steps_or_reason(
-            model.sized(script.image_size),
-            device,
-            task.space,
-            task.base,
-            script.profile,
-            memory_bytes=task.memory_limit_bytes,
-        )
-        if isinstance(found, str):
-            notes = (f"the first trials come from the profile alone: {found}",)
+        # A study goes on without predicted steps.
+        try:
+            steps = planned_steps(
+                model.sized(script.image_size),
+                predictable_device(device),
+                task.space,
+                task.base,
+                script.profile,
+                memory_bytes=task.memory_limit_bytes,
+            )
+        except ForerunError as error:
+            notes = (f"the first trials come from the profile alone: {error}",)
             tuner.say(notes[0])
-        else:
-            steps = found
     tuner.seed(script.profile, steps)
     return notes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from forerun.base.answers import plain
-from forerun.base.errors import ScriptError, UsageError, near_matches
+from forerun.base.errors import ForerunError, ScriptError, UsageError, near_matches
 from forerun.base.extras import require
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, lock_device, only_device
@@ -93,12 +93,13 @@ def tune_scenarios(
 
 def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str], None]) -> str | None:
     """The network of the task, if its steps on the device can be predicted; reports the reason if they cannot."""
-    found = predictable_device(device)
-    if not isinstance(found, str):
-        return MODEL
-    if any(scenario.objective is not None for scenario in chosen):
-        say(f"first trials come from profiles alone: {found}")
-    return None
+    try:
+        predictable_device(device)
+    except ForerunError as reason:
+        if any(scenario.objective is not None for scenario in chosen):
+            say(f"first trials come from profiles alone: {reason}")
+        return None
+    return MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
