@@ -150,7 +150,9 @@ def base_values(
         usual |= {
             name: value for name, value in profile.loader.items() if name in KNOBS and value is not None
         }
-        usual["batch_size"] = profile.loader.get("batch_size") or _whole(profile)
+        # A loader may have a batch sampler instead of a batch size.
+        samples = profile.samples_per_batch if profile.loader else None
+        usual["batch_size"] = profile.loader.get("batch_size") or (round(samples) if samples else None)
         usual |= {name: profile.optimizer.get(name) for name in ("num_threads", "lr")}
     found = {}
     for parameter in space.parameters:
@@ -162,12 +164,6 @@ def base_values(
         if value is not None:
             found[parameter.name] = value
     return found
-
-
-def _whole(profile: Profile) -> int | None:
-    """Samples of a batch of a loader that has a batch sampler instead of a batch size."""
-    samples = profile.samples_per_batch if profile.loader else None
-    return round(samples) if samples else None
 
 
 def _plain(word: Any) -> Any:
