@@ -101,7 +101,7 @@ def main() -> None:
     print(f"script unchanged: {_hash(script) == before_hash} ({before_hash[:16]})")
     if found.best is not None and found.profile is not None:
         tuned = read_configuration(folder / "study" / "best.yaml")
-        parts_plot(folder / "parts.png", {"as written": found.profile})
+        parts_plot(folder / "parts.png", found.profile)
         print(f"exact command: {found.command}; hooks {tuned.hooks}")
 
 

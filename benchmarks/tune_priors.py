@@ -30,8 +30,9 @@ from naive_scripts import NAIVE_SCRIPT, naive_study
 from result_files import write_results
 
 import forerun
+from forerun.base.errors import ForerunError
 from forerun.question.devices import describe_host
-from forerun.script.planned_steps import ScriptModel, steps_or_reason
+from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
 from forerun.script.profiling.profile import Profile, StepParts
 from forerun.script.profiling.recorded import write_json
 from forerun.script.tuning.configuration import ScriptConfiguration, base_values, configure
@@ -156,11 +157,12 @@ def _planned_steps(known: Mapping[str, Any]) -> DeviceSteps | None:
         path = Path(folder) / "naive_network.py"
         path.write_text(f"from torch import nn\ndef make():\n{lines}    return model\n", encoding="utf-8")
         model = ScriptModel(model=f"{path}:make", image_size=IMAGE_SIZE)
-        found = steps_or_reason(model, "cpu", SPACE, _base(known), _profile(known), memory_bytes=None)
-    if isinstance(found, str):
-        print(f"no search after the plan: {found}", file=sys.stderr)
-        return None
-    return found
+        try:
+            device = predictable_device("cpu")
+            return planned_steps(model, device, SPACE, _base(known), _profile(known), memory_bytes=None)
+        except ForerunError as reason:
+            print(f"no search after the plan: {reason}", file=sys.stderr)
+            return None
 
 
 def _replay(

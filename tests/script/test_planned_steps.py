@@ -3,12 +3,12 @@
 import pytest
 
 import forerun
-from forerun.base.errors import InvalidSetupError, UnknownModelError, UsageError
+from forerun.base.errors import ForerunError, InvalidSetupError, UnknownModelError, UsageError
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
-from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device, steps_or_reason
+from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
 from forerun.script.tuning.laws import DevicePoint
 from forerun.script.tuning.space import space_of
 from made_calibrations import made_calibration
@@ -57,26 +57,26 @@ def test_each_point_of_a_space_is_what_predict_says_of_it():
 def test_a_processor_needs_a_calibration_and_says_what_that_measured(tmp_path, monkeypatch):
     monkeypatch.setenv(CALIBRATIONS_VARIABLE, str(tmp_path))
     profile = made_profile("cpu", optimizer=ADAM)
-    asked = (MODEL, "cpu", SPACE)
-    reason = "this processor has no calibration; make one with: forerun calibrate"
-    assert predictable_device("cpu") == reason
-    assert steps_or_reason(*asked, BASE, profile, memory_bytes=1e9) == reason
+    with pytest.raises(InvalidSetupError, match="this processor has no calibration; make one with"):
+        predictable_device("cpu")
     here = device_at(None)
+    asked = (MODEL, here, SPACE)
     save_weights(made_calibration(here), calibration_path(here))
     assert predictable_device("cpu") == here
-    found = steps_or_reason(*asked, BASE, profile, memory_bytes=1e9)
+    found = planned_steps(*asked, BASE, profile, memory_bytes=1e9)
     assert {point.amp for point in found.step_s} == {"off"}
     assert found.source.endswith("(calibrated)")
     # The memory of processes is another matter than that of a GPU.
     assert found.memory_bytes is None
-    said = steps_or_reason(*asked, {**BASE, "amp": "bf16"}, profile, memory_bytes=None)
-    assert said == "the calibration of this processor says nothing of bf16, in which the script runs"
-    said = steps_or_reason(*asked, {}, made_profile("cpu", batch_size=None), memory_bytes=None)
-    assert said.startswith("nothing tells the samples of a step")
+    with pytest.raises(InvalidSetupError, match="says nothing of bf16, in which the script runs"):
+        planned_steps(*asked, {**BASE, "amp": "bf16"}, profile, memory_bytes=None)
+    with pytest.raises(InvalidSetupError, match="nothing tells the samples of a step"):
+        planned_steps(*asked, {}, made_profile("cpu", batch_size=None), memory_bytes=None)
 
 
 def test_a_gpu_that_is_not_there_is_a_reason():
-    assert "GPUs, got cuda:99" in predictable_device("cuda:99")
+    with pytest.raises(ForerunError, match="GPUs, got cuda:99"):
+        predictable_device("cuda:99")
 
 
 def test_sizes_of_images_are_the_users_or_the_scripts():

@@ -331,10 +331,9 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
         if graph is not None:
             return _Outcome(graph=graph, document=document)
     if not (folder / "output").exists():
-        return _Outcome(
-            failure="it ended without running Python's start-up (python -S, -I and -E cannot be captured), or started "
-            "another program; name the Python command itself",
-            is_final=True,
+        return _for_good(
+            "it ended without running Python's start-up (python -S, -I and -E cannot be captured), or started "
+            "another program; name the Python command itself"
         )
     ends = _ends(folder)
     steps = max((end["num_steps"] for end in ends), default=0)
@@ -352,34 +351,26 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
     if "no device" in ways:
         return _Outcome(failure=_NO_DEVICE)
     if status is None and _has_printed_too_much(folder):
-        return _Outcome(
-            failure=f"it printed more than {_MOST_OUTPUT_BYTES >> 20} MiB{done}; make it print less",
-            is_final=True,
-        )
+        return _for_good(f"it printed more than {_MOST_OUTPUT_BYTES >> 20} MiB{done}; make it print less")
     if status is None:
+        # The process is ended, and on the processor the script would take longer.
         where = _late_place(folder)
-        return _Outcome(
-            failure=f"it took more than {timeout_s:.0f} s{done}{where}; give a longer --timeout, or smaller sizes",
-            is_final=True,  # the process is ended, and on the processor the script would take longer
+        return _for_good(
+            f"it took more than {timeout_s:.0f} s{done}{where}; give a longer --timeout, or smaller sizes"
         )
     if "os._exit" in ways:
         end = next(end for end in ends if end["way"] == "os._exit")
-        return _Outcome(
-            failure=f"it left by os._exit({end['status']}){done} ({end['place']}); a capture needs three",
-            is_final=True,
+        return _for_good(
+            f"it left by os._exit({end['status']}){done} ({end['place']}); a capture needs three"
         )
     asked = next((end["place"] for end in ends if end["way"] == "input"), None)
     if asked is not None and (status or "EOFError" in said):
-        return _Outcome(
-            failure=f"it waits for input ({asked}), and gets none; give what it asks for as arguments",
-            is_final=True,
-        )
+        return _for_good(f"it waits for input ({asked}), and gets none; give what it asks for as arguments")
     if unknown := _UNKNOWN_OPERATION.search(said):
         name = unknown[1] or unknown[2]
         if not name.startswith("aten::"):
-            return _Outcome(
-                failure=f"it calls the custom operation {name}, whose shapes are not known without the device",
-                is_final=True,
+            return _for_good(
+                f"it calls the custom operation {name}, whose shapes are not known without the device"
             )
     if status and said:
         return _Outcome(failure=f"it crashed{done}: {said}")
@@ -387,10 +378,9 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return _Outcome(failure=f"it ended with {how}{done}{_and_said(folder)}")
     if "fork" in ways and steps < 3:
-        return _Outcome(
-            failure=f"it trains in processes that it starts itself (fork), and {steps} steps were seen; name the "
-            "command of one process",
-            is_final=True,
+        return _for_good(
+            f"it trains in processes that it starts itself (fork), and {steps} steps were seen; name the "
+            "command of one process"
         )
     if not steps and not any(end["num_backwards"] for end in ends):
         return _Outcome(failure="it ended without a training step of PyTorch", is_final=not pretends)
@@ -398,6 +388,11 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
         failure=f"it ended{done}, and a capture needs three; give it more data or more epochs",
         is_final=steps > 0,
     )
+
+
+def _for_good(failure: str) -> _Outcome:
+    """A failure in words that another way of capturing would meet as well."""
+    return _Outcome(failure=failure, is_final=True)
 
 
 def _has_printed_too_much(folder: Path) -> bool:

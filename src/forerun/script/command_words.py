@@ -254,11 +254,11 @@ def _is_python_script(path: Path) -> bool:
 
 
 def _check_script(words: tuple[str, ...]) -> None:
-    script = next((word for word in words[1:] if not word.startswith("-")), None)
-    if "-m" in words[1:] or "-c" in words[1:] or script is None:
-        if script is None and not {"-m", "-c"} & set(words):
-            raise UsageError("expected a script after python, such as: python train.py")
+    if {"-m", "-c"} & set(words[1:]):
         return
+    script = next((word for word in words[1:] if not word.startswith("-")), None)
+    if script is None:
+        raise UsageError("expected a script after python, such as: python train.py")
     _check_file(script)
 
 

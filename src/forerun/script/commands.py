@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from forerun.script.tuning.scenario_answer import ScenarioRuns
 
 
-def _plot(path: Path, found: Profile) -> None:
-    from forerun.script.pages import parts_plot
-
-    parts_plot(path, {"this run": found})
-
-
 def _fail(found: Profile) -> None:
     """Ends the command as the script ended."""
     if found.outcome == "interrupted":
@@ -58,7 +52,7 @@ def _fail(found: Profile) -> None:
 @verb(
     "Tell where a training script spends its time.",
     page="forerun.script.pages:profile_page",
-    plot=_plot,
+    plot="forerun.script.pages:parts_plot",
     after=_fail,
 )
 def profile(

@@ -20,7 +20,7 @@ from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings
 from forerun.script.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.script.tuning.space import Metric
-from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
+from forerun.script.tuning.trial import TrialOrder, TrialResult, not_interrupted, run_trial, say_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,7 @@ def compare(
     configurations = {"A": _read(first), "B": _read(second)}
     results: dict[str, list[TrialResult]] = {"A": [], "B": []}
     for which in itertools.chain.from_iterable(in_turns(repetitions)):
-        result = run_trial(order, configurations[which], echo=echo)
-        if result.outcome == "interrupted":
-            raise KeyboardInterrupt
+        result = not_interrupted(run_trial(order, configurations[which], echo=echo))
         if result.outcome != "done":
             raise ScriptError(f"expected {which} to run to its end, but it {result.outcome}: {result.reason}")
         results[which].append(result)
@@ -121,17 +119,14 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     last = {w: [r.curve[-1][1] for r in runs if r.curve] for w, runs in results.items()}
     name = results["A"][0].metric
     metric = wanted or (None if name is None else Metric.named(name))
-    has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
-    if has_metric and metric is not None:
-        margin = metric.margin(margin, sum(last["A"]) / len(last["A"]))
+    if metric is not None and any(len(last[w]) < len(results[w]) for w in "AB"):
+        metric = None
     return Comparison(
         speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
         # B over A, so that both ratios say how much better B is.
         time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
-        accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
-        if has_metric and metric is not None
-        else None,
-        metric=metric.name if has_metric and metric is not None else None,
+        accuracy=None if metric is None else _accuracy(metric, last["A"], last["B"], margin),
+        metric=None if metric is None else metric.name,
         runs=tuple(
             ComparedRun(
                 which=which,
@@ -143,6 +138,13 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
             for result in results[which]
         ),
     )
+
+
+def _accuracy(
+    metric: Metric, first: Sequence[float], second: Sequence[float], max_loss: float
+) -> NonInferiority:
+    margin = metric.margin(max_loss, sum(first) / len(first))
+    return non_inferiority(first, second, margin=margin, is_rising=metric.is_rising)
 
 
 def apply(

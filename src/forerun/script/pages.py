@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
-from forerun.surface.report.figure import COLOURS, check_plot_path, look_of, new_figure, save_figure
+from forerun.surface.report.figure import COLOURS, drawn, look_of
 from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent
 
@@ -145,29 +145,21 @@ def _length(profile: Profile) -> str:
     return f"{steps:,.0f} steps"
 
 
-def parts_plot(path: Path, profiles: Mapping[str, Profile]) -> None:
-    """Parts of the time of a sample, one bar per run.
+def parts_plot(path: Path, profile: Profile) -> None:
+    """Parts of the time of a sample as one bar; of a step, where its samples are not known.
 
     Raises:
         UsageError, FailureError: The file cannot be written.
     """
-    check_plot_path(path)
-    figure = new_figure(width_in=8.0, height_in=1.6 + 0.6 * len(profiles))
-    axes = figure.subplots()
-    names = list(profiles)
-    has_samples = all(profile.batch_size for profile in profiles.values())
-    left = [0.0] * len(names)
-    for index, (part, words) in enumerate(_PART_NAMES.items()):
-        values = [
-            1e3 * getattr(p.parts, part) / ((p.batch_size or 1.0) if has_samples else 1.0)
-            for p in profiles.values()
-        ]
-        axes.barh(names, values, left=left, label=words, color=COLOURS[index])
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel(f"time of a {'sample' if has_samples else 'step'} [ms]")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-    save_figure(figure, path)
+    left = 0.0
+    with drawn(path, width_in=8.0, height_in=2.2) as figure:
+        axes = figure.subplots()
+        for index, (part, words) in enumerate(_PART_NAMES.items()):
+            value = 1e3 * getattr(profile.parts, part) / (profile.batch_size or 1.0)
+            axes.barh(["this run"], [value], left=left, label=words, color=COLOURS[index])
+            left += value
+        axes.set_xlabel(f"time of a {'sample' if profile.batch_size else 'step'} [ms]")
+        _legend(figure, axes)
 
 
 _MOST_TRIALS = 12
@@ -347,27 +339,25 @@ def write_scenario_plots(found: ScenarioRuns) -> None:
 
 
 def _curves(path: Path, runs: Sequence[ScenarioRun], name: str, label: str, factor: float) -> None:
-    figure = new_figure(width_in=9.6, height_in=4.6)
-    for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
-        for index, run in enumerate(runs):
-            rows = run.history
-            values = [factor * _number(row[f"{part}_{name}"]) for row in rows]
-            # Later curves are thinner: where they meet, those below can be seen.
-            look = {**look_of(index), "linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
-            axes.plot([row["epoch"] for row in rows], values, label=run.scenario, **look)
-        axes.set(title=part, xlabel="epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(visible=True, alpha=0.3)
-    # Both panels share the axis; a limit that is set before the last curve would not follow it.
-    axes.set_ylim(bottom=0, top=102 if name == "acc" else 1.05 * axes.get_ylim()[1])
-    figure.supylabel(label)
-    _legend(figure, axes)
-    save_figure(figure, path)
+    with drawn(path, width_in=9.6, height_in=4.6) as figure:
+        for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
+            for index, run in enumerate(runs):
+                epochs, values = ([row[key] for row in run.history] for key in ("epoch", f"{part}_{name}"))
+                # Later curves are thinner: where they meet, those below can be seen.
+                look = {"linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
+                axes.plot(epochs, _curve(values, factor), label=run.scenario, **look_of(index), **look)
+            axes.set(title=part, xlabel="epoch")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.grid(visible=True, alpha=0.3)
+        # Both panels share the axis; a limit that is set before the last curve would not follow it.
+        axes.set_ylim(bottom=0, top=102 if name == "acc" else 1.05 * axes.get_ylim()[1])
+        figure.supylabel(label)
+        _legend(figure, axes)
 
 
-def _number(value: float | None) -> float:
-    """Curve of the loss with a gap where a value is missing."""
-    return math.nan if value is None else value
+def _curve(values: Sequence[float | None], factor: float) -> list[float]:
+    """Values of a curve with a gap where one is missing."""
+    return [math.nan if value is None else factor * value for value in values]
 
 
 def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
@@ -375,20 +365,18 @@ def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
     panels = [("cpu", "CPU [% of all cores]", 100.0), ("memory_bytes", "memory [GiB]", 1 / 1024**3)]
     if any(row.gpu is not None for run in runs for row in run.utilisation):
         panels.insert(0, ("gpu", "GPU busy [%]", 100.0))
-    figure = new_figure(width_in=9.6, height_in=1.0 + 2.0 * len(panels))
-    grid = figure.subplots(len(panels), 1, sharex=True)
-    for axes, (name, label, factor) in zip(grid, panels, strict=True):
-        for index, run in enumerate(runs):
-            rows = run.utilisation
-            values = _smoothed([factor * _number(getattr(row, name)) for row in rows])
-            colour = look_of(index)["color"]
-            axes.plot([row.time_s for row in rows], values, label=run.scenario, color=colour, linewidth=1.4)
-        axes.set(ylabel=label)
-        axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
-        axes.grid(visible=True, alpha=0.3)
-    axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
-    _legend(figure, axes)
-    save_figure(figure, path)
+    with drawn(path, width_in=9.6, height_in=1.0 + 2.0 * len(panels)) as figure:
+        grid = figure.subplots(len(panels), 1, sharex=True)
+        for axes, (name, label, factor) in zip(grid, panels, strict=True):
+            for index, run in enumerate(runs):
+                times_s, values = ([getattr(row, key) for row in run.utilisation] for key in ("time_s", name))
+                look = {"label": run.scenario, "color": look_of(index)["color"], "linewidth": 1.4}
+                axes.plot(times_s, _smoothed(_curve(values, factor)), **look)
+            axes.set(ylabel=label)
+            axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
+            axes.grid(visible=True, alpha=0.3)
+        axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
+        _legend(figure, axes)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -215,7 +215,7 @@ def _transformers(tell: Callable[..., None], tell_pauses: Callable[..., None], m
         )
         frame, samples = sys._getframe(), None
         while frame is not None and samples is None:  # the trainer is told to no callback
-            samples = _num_samples(getattr(frame.f_locals.get("self"), "eval_dataset", None))
+            samples = length_of(getattr(frame.f_locals.get("self"), "eval_dataset", None))
             frame = frame.f_back  # type: ignore[assignment]
         tell_pauses(
             validation=_pause(str(getattr(args.eval_strategy, "value", "no")), state.eval_steps, samples),
@@ -231,10 +231,11 @@ def _pause(strategy: str, steps: Any, samples: int | None) -> tuple[str, int, in
     return ("epochs", 1, samples) if strategy == "epoch" else None
 
 
-def _num_samples(data: Any) -> int | None:
+def length_of(data: Any) -> int | None:
+    """Length of a loader or a data set; None for a stream, which has none, and for None."""
     try:
         return len(data)
-    except TypeError:  # none, or a stream
+    except (TypeError, NotImplementedError):
         return None
 
 
@@ -264,7 +265,7 @@ def _lightning_validation(loop: Any, accumulated: int) -> tuple[str, int, int | 
         return None
     loaders = trainer.val_dataloaders
     loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-    samples = [_num_samples(getattr(loader, "dataset", None)) for loader in loaders]
+    samples = [length_of(getattr(loader, "dataset", None)) for loader in loaders]
     whole = None if None in samples else sum(number for number in samples if number)
     if (trainer.val_check_batch or math.inf) < loop.max_batches:
         return "steps", max(1, trainer.val_check_batch // accumulated), whole
@@ -296,7 +297,7 @@ def _ultralytics(tell: Callable[..., None], tell_pauses: Callable[..., None], mo
                 steps_per_epoch=max(1, batches // accumulated),
                 num_micro_steps=accumulated,
             )
-            samples = _num_samples(getattr(trainer.test_loader, "dataset", None))
+            samples = length_of(getattr(trainer.test_loader, "dataset", None))
             tell_pauses(
                 validation=("epochs", 1, samples) if trainer.args.val else None,
                 checkpoints=("epochs", 1, None) if trainer.args.save else None,

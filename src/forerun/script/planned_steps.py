@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-import numpy as np
-
-from forerun.base.errors import ForerunError, InvalidSetupError, UsageError
+from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.cost.time.correction import find_calibration
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.models import TracedModels
@@ -25,7 +23,7 @@ from forerun.question.setup import Layout, Precision
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.laws import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.script.tuning.space import Space
-from forerun.search.choice import HIGH, CandidateTable
+from forerun.search.choice import HIGH
 from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
 from forerun.search.search import SETTINGS, Search
@@ -86,37 +84,18 @@ class ScriptModel:
         return Run.of(self.model, device=cluster, **options)
 
 
-def predictable_device(device_index: str) -> Device | str:
-    """The device of the trials on this machine, or the reason why its steps cannot be predicted.
+def predictable_device(device_index: str) -> Device:
+    """The device of the trials on this machine, whose steps can be predicted.
 
     A GPU needs an entry in the catalogue, a processor a calibration, because datasheets of processors say too little.
+
+    Raises:
+        ForerunError: They cannot; the message is the reason.
     """
-    try:
-        device = device_at(gpu_index(device_index))
-        if device.kind is DeviceKind.GPU or find_calibration(device) is not None:
-            return device
-    except ForerunError as error:
-        return str(error)
-    return "this processor has no calibration; make one with: forerun calibrate"
-
-
-def steps_or_reason(
-    model: ScriptModel,
-    device_index: str,
-    space: Space,
-    base: Mapping[str, Any],
-    profile: Profile,
-    *,
-    memory_bytes: float | None,
-) -> DeviceSteps | str:
-    """``planned_steps`` on a device of this machine, or the reason why there are none; a study goes on without them."""
-    device = predictable_device(device_index)
-    if isinstance(device, str):
+    device = device_at(gpu_index(device_index))
+    if device.kind is DeviceKind.GPU or find_calibration(device) is not None:
         return device
-    try:
-        return planned_steps(model, device, space, base, profile, memory_bytes=memory_bytes)
-    except ForerunError as error:
-        return str(error)
+    raise InvalidSetupError("this processor has no calibration; make one with: forerun calibrate")
 
 
 def planned_steps(
@@ -170,7 +149,9 @@ def planned_steps(
             (words[index] for index in table.configuration), table.batch_size, strict=True
         )
     ]
-    known = _known(table, device)
+    # Without instructions for it, half precision is slower than single precision, so a processor is believed only in a
+    # precision that its calibration measured; the GPUs behind the cost model all have such instructions.
+    known = (table.provenance == Provenance.CALIBRATED.value) | (device.kind is DeviceKind.GPU)
     if not known[points.index(own)]:
         raise InvalidSetupError(
             f"the calibration of this processor says nothing of {own.amp}, in which the script runs"
@@ -188,17 +169,6 @@ def planned_steps(
         peak_bytes={point: float(peak) for point, peak in zip(points, peaks, strict=True)},
         memory_bytes=memory_bytes if device.kind is DeviceKind.GPU else None,
     )
-
-
-def _known(table: CandidateTable, device: Device) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Marks the candidates to believe: on a processor, those in a precision that its calibration measured.
-
-    Without instructions for it, half precision is slower than single precision; the GPUs behind the cost model all
-    have such instructions.
-    """
-    if device.kind is DeviceKind.GPU:
-        return np.ones(len(table), dtype=np.bool_)
-    return np.asarray(table.provenance == Provenance.CALIBRATED.value)
 
 
 def _optimizer(profile: Profile) -> str:

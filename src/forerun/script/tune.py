@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import IO, Any, Unpack
 
 from forerun.base.answers import Answer
-from forerun.base.errors import ScriptError, UsageError
+from forerun.base.errors import ForerunError, ScriptError, UsageError
 from forerun.base.kept import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, gpu_index
 from forerun.question.settings import checked
 from forerun.script.command_words import check_command
-from forerun.script.planned_steps import ScriptModel, steps_or_reason
+from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
 from forerun.script.profile import profile
 from forerun.script.profiling.profile import Profile
 from forerun.script.profiling.recorded import read_processes, write_json
@@ -30,7 +30,6 @@ from forerun.script.tuning.configuration import (
     fitting_space,
     write_configuration,
 )
-from forerun.script.tuning.laws import DeviceSteps
 from forerun.script.tuning.options import (
     Objective,
     TuneOptions,
@@ -128,7 +127,7 @@ def tune(
     settings = TuneSettings(**checked(options, TuneSettings))
     words = check_command(command)
     limits, objectives = parse_budget(settings.budget), parse_objectives(settings.objective)
-    limits.seconds(settings.price_usd_per_hour)
+    budget_s = limits.seconds(settings.price_usd_per_hour)
     host = describe_host()
     device = settings.device_index or first_device()
     if settings.ray_address is None:  # the nodes of a cluster may have devices that this machine has not
@@ -159,17 +158,14 @@ def tune(
     store = TrialStore(
         settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed, say=say
     )
-    budget_s = limits.seconds(settings.price_usd_per_hour)
-    limit_s = settings.timeout_s
-    script = _look_at_script(
-        words, asked, store, device, budget_s=budget_s, limit_s=limit_s, say=say, echo=echo
-    )
+    script = _look_at_script(order, asked, store, budget_s=budget_s, say=say, echo=echo)
     if is_own_space:
         asked = fitting_space(asked, script.profile)
     if any(item.name == "speed" for item in objectives) and counts_steps(asked, script.profile, script.base):
         objectives = by_steps(objectives)
         say("speed is in steps a second: the samples of a step are not counted, and no setting changes them")
-    if settings.with_pruning and script.epochs is None:
+    epochs = script.profile.epochs
+    if settings.with_pruning and epochs is None:
         say(
             "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
         )
@@ -180,11 +176,11 @@ def tune(
         budget=limits,
         settings=settings,
         base=script.base,
-        optimizer=script.optimizer,
+        optimizer=script.profile.optimizer.get("name"),
         identity=identity,
         memory_limit_bytes=limit_bytes or _machine_limit(device, host.memory_usable_bytes),
         reserved_s=_whole_runs_s(script.profile, asked, settings, order, budget_s),
-        num_rounds=None if script.epochs is None else int(script.epochs),
+        num_rounds=None if epochs is None else int(epochs),
         spent_s=script.spent_s + time.monotonic() - began_s,
     )
     with task.tuner(store, say) as tuner:
@@ -228,20 +224,24 @@ def _script_model(settings: TuneSettings) -> ScriptModel | None:
 
 def _seed(tuner: Tuner, script: _Script, model: ScriptModel | None, device: str) -> tuple[str, ...]:
     """Queues the first trials; tells why they do not come from the model, if it was given."""
-    if model is None:
-        tuner.seed(script.profile)
-        return ()
-    task, sized = tuner.task, model.sized(script.image_size)
-    steps = steps_or_reason(
-        sized, device, task.space, task.base, script.profile, memory_bytes=task.memory_limit_bytes
-    )
-    if isinstance(steps, DeviceSteps):
-        tuner.seed(script.profile, steps)
-        return ()
-    note = f"the first trials come from the profile alone: {steps}"
-    tuner.say(note)
-    tuner.seed(script.profile)
-    return (note,)
+    task, steps = tuner.task, None
+    notes: tuple[str, ...] = ()
+    if model is not None:
+        # A study goes on without predicted steps.
+        try:
+            steps = planned_steps(
+                model.sized(script.image_size),
+                predictable_device(device),
+                task.space,
+                task.base,
+                script.profile,
+                memory_bytes=task.memory_limit_bytes,
+            )
+        except ForerunError as error:
+            notes = (f"the first trials come from the profile alone: {error}",)
+            tuner.say(notes[0])
+    tuner.seed(script.profile, steps)
+    return notes
 
 
 def _metric(of_space: Metric | None, name: str | None, target: float | None) -> Metric | None:
@@ -286,24 +286,20 @@ def _whole_runs_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """A script: its profile, own values by parameter, optimizer and epochs, and the time spent before now [s]."""
+    """A script: its profile, own values by parameter, size of images, and the time spent before now [s]."""
 
     profile: Profile
     base: dict[str, Any]
-    optimizer: str | None
-    epochs: float | None
     image_size: int | None
     spent_s: float
 
 
 def _look_at_script(
-    words: tuple[str, ...],
+    order: TrialOrder,
     space: Space,
     store: TrialStore,
-    device: str,
     *,
     budget_s: float | None,
-    limit_s: float,
     say: Callable[[str], None],
     echo: IO[str] | None,
 ) -> _Script:
@@ -312,42 +308,34 @@ def _look_at_script(
     is_known = known is not None and "profile" in known  # studies of earlier versions kept no profile
     if not is_known:
         say("profiling the script as it is")
-        known = _profiled(words, space, device, budget_s, limit_s, echo)
+        known = _profiled(order, space, budget_s, echo)
         store.study.set_user_attr("script", known)
     found, options = Profile.of(known["profile"]), tuple(known["options"])
     check_arguments(space, options)
-    base = base_values(space, found, options, words)
-    optimizer = found.optimizer.get("name")
-    configure(space, {}, base, optimizer)
+    base = base_values(space, found, options, order.command)
+    configure(space, {}, base, found.optimizer.get("name"))
     repeated = store.study.user_attrs.get("repeats") or {}
     return _Script(
         profile=found,
         base=base,
-        optimizer=optimizer,
-        epochs=found.epochs,
         image_size=_image_size(options),
         spent_s=found.wall_s + repeated.get("wall_s", 0.0) if is_known else 0.0,
     )
 
 
 def _profiled(
-    words: tuple[str, ...],
-    space: Space,
-    device: str,
-    budget_s: float | None,
-    limit_s: float,
-    echo: IO[str] | None,
+    order: TrialOrder, space: Space, budget_s: float | None, echo: IO[str] | None
 ) -> dict[str, Any]:
     """The profile of the script as it is and the arguments that it knows, as plain values."""
     with temporary_folder() as folder:
         try:
             found = profile(
-                words,
+                order.command,
                 num_steps=_PROFILE_STEPS,
                 stop_after_s=None if budget_s is None else _PROFILE_SHARE * budget_s,
-                timeout_s=limit_s if budget_s is None else min(budget_s, limit_s),
+                timeout_s=order.timeout_s if budget_s is None else min(budget_s, order.timeout_s),
                 folder=Path(folder),
-                device_index=device,
+                device_index=order.device_index,
                 echo=echo,
             )
         except ScriptError:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import fed_step_time_s
-from forerun.script.profiling.advice import advise
+from forerun.script.profile import advise
 from forerun.script.profiling.profile import Profile, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
 from forerun.script.profiling.watch import covered, minus
@@ -121,3 +121,10 @@ def test_arguments_are_set_in_the_way_in_which_a_command_has_them():
         "--compile=True",
     )
     assert with_arguments(("train.py", "--lr", "1"), {"--lr=": 2})[1:] == ("--lr=2",)
+
+
+def test_a_profile_draws_its_parts_which_add_up_to_a_sample():
+    profile = made_profile("cpu")
+    (axes,) = profile.plot().axes
+    drawn_ms = sum(bar.get_width() for bar in axes.patches)
+    assert drawn_ms == pytest.approx(1e3 * profile.parts.step_s / profile.batch_size)

@@ -35,7 +35,7 @@ class Story:
                 for optimizer in range(optimizers):
                     self.clock.update(self.now, optimizer)
         self.clock.request(self.now)
-        self.clock.exhaust(self.now)
+        self.clock.close(self.now)
 
     def validation(self, num_batches: int) -> None:
         self.epoch(num_batches, updates_every=num_batches + 1)
@@ -80,15 +80,15 @@ def test_without_a_loader_a_step_is_from_update_to_update():
 
 def test_without_an_optimizer_a_backward_pass_is_a_step_and_the_model_tells_its_samples():
     story = Story()
-    story.clock.backward(story.pass_s())
+    story.clock.update(story.pass_s(), 0)
     for _ in range(2):
         story.clock.call_model(story.now, 8, is_training=True)
-        story.clock.backward(story.pass_s(2.0))
+        story.clock.update(story.pass_s(2.0), 0)
     # An evaluation between two steps is no step.
     story.clock.call_model(story.now, 8, is_training=False)
     story.pass_s(30.0)
     story.clock.call_model(story.now, 8, is_training=True)
-    story.clock.backward(story.pass_s(2.0))
+    story.clock.update(story.pass_s(2.0), 0)
     assert [(step.end_s - step.begin_s, step.num_samples) for step in story.steps] == [(2.0, 8)] * 3
     assert sum(part.end_s - part.begin_s for part in story.rest) == 30.0
 
@@ -113,7 +113,7 @@ def test_steps_and_rest_cover_the_time_without_overlap(chapters):
             story.epoch(5, updates_every=2)
         else:
             story.clock.update(story.pass_s(), 0)
-    story.clock.finish(story.now)
+    story.clock.close(story.now)
     parts = sorted([*story.steps, *story.rest], key=lambda part: part.begin_s)
     assert all(a.end_s == b.begin_s for a, b in itertools.pairwise(parts))
     first = parts[0].begin_s if parts else story.now

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import MissingExtraError, UsageError
+from forerun.base.errors import ForerunError, MissingExtraError, UsageError
 from forerun.script.callbacks.loop import CurveCallback, LoopTimer
 from forerun.script.profiling.step_hooks import num_samples_of
 
@@ -24,20 +24,10 @@ def keras_callback(path: str | Path, **options: Any) -> Any:
         MissingExtraError: Keras is not installed.
     """
     curve = CurveCallback(path, **options)
-    try:
-        base = import_module("keras").callbacks.Callback
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("the callback for Keras", "keras") from error
-    return _keras_class(base)(curve)
+    base = _base(("keras.callbacks",), "Callback", MissingExtraError("the callback for Keras", "keras"))
 
-
-def _keras_class(base: type[Any]) -> type[Any]:
-    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+    class ForecastCallback(_WithCurve, base):  # type: ignore[misc, valid-type]  # the base is known at run time only
         """Writes the curve of a run and stops it, see ``CurveCallback``."""
-
-        def __init__(self, curve: CurveCallback) -> None:
-            super().__init__()
-            self.curve = curve
 
         def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
             """Called by ``fit`` after each epoch, counted from 0."""
@@ -48,11 +38,49 @@ def _keras_class(base: type[Any]) -> type[Any]:
             if self.curve.log(epoch + 1, **metrics):
                 self.model.stop_training = True
 
-    return ForecastCallback
+    return ForecastCallback(curve)
+
+
+class _WithCurve:
+    """A callback of a framework with a curve and, if the steps are timed, a timer."""
+
+    def __init__(self, curve: CurveCallback | None) -> None:
+        super().__init__()
+        self.curve: Any = curve
+        self.timer: LoopTimer | None = None
+
+
+def _base(modules: tuple[str, ...], name: str, missing: ForerunError) -> type[Any]:
+    """The class of a callback in the first of some modules that is installed; raises ``missing`` without one."""
+    for module in modules:
+        try:
+            found: type[Any] = getattr(import_module(module), name)
+        except ModuleNotFoundError:
+            continue
+        return found
+    raise missing
+
+
+def _tells(event: str) -> Callable[..., None]:
+    """A method that passes an event of a framework on to the timer of its callback."""
+
+    def told(self: _WithCurve, *args: Any, **kwargs: Any) -> None:
+        if self.timer is not None:
+            getattr(self.timer, event)()
+
+    return told
 
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PRECISIONS = {"16-mixed": "amp", "bf16-mixed": "amp-bf16", "16-true": "fp16", "bf16-true": "bf16"}
+
+
+def _lightning() -> type[Any]:
+    missing = UsageError(
+        f"the callback for Lightning expects one of {', '.join(_PACKAGES)}, found none; install it with: pip install "
+        "lightning"
+    )
+    return _base(_PACKAGES, "Callback", missing)
 
 
 def lightning_callback(path: str | Path, **options: Any) -> Any:
@@ -66,29 +94,9 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
         UsageError: Lightning is not installed.
     """
     curve = CurveCallback(path, **options)
-    return _lightning_class(_lightning())(curve)
 
-
-def _lightning() -> type[Any]:
-    for package in _PACKAGES:
-        try:
-            found: type[Any] = import_module(package).Callback
-        except ModuleNotFoundError:
-            continue
-        return found
-    raise UsageError(
-        f"the callback for Lightning expects one of {', '.join(_PACKAGES)}, found none; install it with: pip install "
-        "lightning"
-    )
-
-
-def _lightning_class(base: type[Any]) -> type[Any]:
-    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+    class ForecastCallback(_WithCurve, _lightning()):  # type: ignore[misc]  # the base is known at run time only
         """Writes the curve of a run and stops it, see ``CurveCallback``."""
-
-        def __init__(self, curve: CurveCallback) -> None:
-            super().__init__()
-            self.curve = curve
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             """Called by the trainer after each validation."""
@@ -104,7 +112,7 @@ def _lightning_class(base: type[Any]) -> type[Any]:
             if self.curve.log(done, step=int(trainer.global_step), **kept):
                 trainer.should_stop = True
 
-    return ForecastCallback
+    return ForecastCallback(curve)
 
 
 def lightning_timer(records: str | Path | None = None, *, subject: str, **options: Any) -> Any:
@@ -121,28 +129,19 @@ def lightning_timer(records: str | Path | None = None, *, subject: str, **option
     Raises:
         UsageError: Lightning is not installed.
     """
-    return _timer_class(_lightning())(records, subject, options)
 
-
-def _timer_class(base: type[Any]) -> type[Any]:
-    class TimerCallback(base):  # type: ignore[misc]  # the base is known at run time only
+    class TimerCallback(_WithCurve, _lightning()):  # type: ignore[misc]  # the base is known at run time only
         """Times the steps of ``fit``, see ``LoopTimer``."""
 
-        def __init__(self, records: str | Path | None, subject: str, options: dict[str, Any]) -> None:
-            super().__init__()
-            self.timer: LoopTimer | None = None
-            self._records, self._subject, self._options = records, subject, options
+        on_train_epoch_start = _tells("start_epoch")
+        on_train_epoch_end = _tells("end_epoch")
+        on_fit_end = _tells("finish")
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             """Called by the trainer."""
             if trainer.is_global_zero:
                 known = {"model": pl_module, "precision": _PRECISIONS.get(str(trainer.precision))}
-                self.timer = LoopTimer(self._records, subject=self._subject, **{**known, **self._options})
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            """Called by the trainer."""
-            if self.timer is not None:
-                self.timer.start_epoch()
+                self.timer = LoopTimer(records, subject=subject, **{**known, **options})
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -151,17 +150,7 @@ def _timer_class(base: type[Any]) -> type[Any]:
             if self.timer is not None:
                 self.timer.step(num_samples_of(batch))
 
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            """Called by the trainer."""
-            if self.timer is not None:
-                self.timer.end_epoch()
-
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            """Called by the trainer; writes the record."""
-            if self.timer is not None:
-                self.timer.finish()
-
-    return TimerCallback
+    return TimerCallback(None)
 
 
 def trainer_callback(
@@ -182,52 +171,32 @@ def trainer_callback(
         MissingExtraError: Transformers is not installed.
     """
     curve = CurveCallback(path, **options)
-    try:
-        base = import_module("transformers").TrainerCallback
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("the callback for the Trainer", "hf") from error
-    return _trainer_class(base)(curve, records, subject)
+    base = _base(
+        ("transformers",), "TrainerCallback", MissingExtraError("the callback for the Trainer", "hf")
+    )
 
-
-def _trainer_class(base: type[Any]) -> type[Any]:
-    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+    class ForecastCallback(_WithCurve, base):  # type: ignore[misc, valid-type]  # the base is known at run time only
         """Writes the curve of a run and stops it, see ``CurveCallback``; times its steps, see ``LoopTimer``."""
 
-        def __init__(self, curve: CurveCallback, records: str | Path | None, subject: str | None) -> None:
-            super().__init__()
-            self.curve = curve
-            self.timer: LoopTimer | None = None
-            self._records, self._subject = records, subject
+        on_epoch_begin = _tells("start_epoch")
+        on_step_end = _tells("step")
+        on_epoch_end = _tells("end_epoch")
+        on_train_end = _tells("finish")
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Called by the trainer."""
-            if self._subject is None or not state.is_world_process_zero:
+            if subject is None or not state.is_world_process_zero:
                 return
             accumulated = args.gradient_accumulation_steps
             self.timer = LoopTimer(
-                self._records,
-                subject=self._subject,
+                records,
+                subject=subject,
                 model=kwargs.get("model"),
                 batch_size=args.per_device_train_batch_size * accumulated,
                 optimizer=str(args.optim).split(".")[-1].split("_")[0].lower(),
                 precision="amp" if args.fp16 else "amp-bf16" if args.bf16 else None,
                 compile=bool(args.torch_compile),
             )
-
-        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Called by the trainer."""
-            if self.timer is not None:
-                self.timer.start_epoch()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Called by the trainer after an optimizer step."""
-            if self.timer is not None:
-                self.timer.step()
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Called by the trainer."""
-            if self.timer is not None:
-                self.timer.end_epoch()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             """Called by the trainer with figures of training, and with those of an evaluation."""
@@ -245,12 +214,7 @@ def _trainer_class(base: type[Any]) -> type[Any]:
             if kept and self.curve.log(float(state.epoch), step=int(state.global_step), **kept):
                 control.should_training_stop = True
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Called by the trainer; writes the record."""
-            if self.timer is not None:
-                self.timer.finish()
-
-    return ForecastCallback
+    return ForecastCallback(curve)
 
 
 def _number(value: Any) -> float | None:

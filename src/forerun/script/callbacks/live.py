@@ -27,7 +27,7 @@ from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.kept import temporary_folder
 from forerun.base.units import format_duration_s
 from forerun.script.capturing.job import EPOCH_NAMES, named_length
-from forerun.script.patching import after_import, trainer_patches
+from forerun.script.patching import after_import, length_of, trainer_patches
 from forerun.script.profiling.profile import STEP_NAMES
 from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
@@ -133,10 +133,7 @@ class LiveForecast(StepListener):
     def loader_seen(self, number: int, loader: Any) -> None:
         """Notes the length of the first loader, which is that of training."""
         if self._num_batches_of_epoch is None:
-            try:
-                self._num_batches_of_epoch = len(loader)
-            except (TypeError, NotImplementedError):  # a stream has no length
-                return
+            self._num_batches_of_epoch = length_of(loader)
 
     def job_seen(self, **known: Any) -> None:
         """Notes what a trainer says about the length of the job."""
@@ -222,17 +219,10 @@ class LiveForecast(StepListener):
 
     def _open_window(self) -> None:
         """Traces the next steps once, because they are slow."""
-        from torch.profiler import ProfilerActivity, profile
+        from forerun.script.profiling.watch import started_profiler
 
-        torch = sys.modules["torch"]
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():
-            activities.append(ProfilerActivity.CUDA)
-        window = profile(activities=activities, record_shapes=True)
+        self._window = started_profiler(record_shapes=True)
         self._window_ends = self.num_done + _TRACED_STEPS
-        with contextlib.suppress(RuntimeError):  # the script traces itself; two tracers exclude each other
-            window.start()
-            self._window = window
 
     def _close_window(self) -> None:
         """Reads the traced steps as ``forerun diagnose --trace`` would."""
@@ -266,9 +256,8 @@ class LiveForecast(StepListener):
     def _step(self, span: LoaderSpan) -> None:
         self.num_done += 1
         self._num_batches += span.num_batches
-        if (
-            self.num_done > 1 and self._window is None
-        ):  # the first step pays for starting, a traced one for its trace
+        # The first step pays for starting, a traced one for its trace.
+        if self.num_done > 1 and self._window is None:
             self._durations.append(span.end_s - span.begin_s)
             self._waits.append(span.wait_s)
         is_due = span.end_s - self._printed_s >= self._every_s or self.num_done == _FEWEST_STEPS + 1

@@ -258,6 +258,7 @@ class StepTimes:
             "images_per_second": dataset_size / epoch_s,
             "first_step_s": self.warm_up_s[0],
             "dataset_size": dataset_size,
+            **{f"epoch_time_{number}_s": time_s for number, time_s in enumerate(self.epoch_times_s, start=1)},
         }
 
     def record(self, records: str | Path | None, **about: Any) -> Record:
@@ -376,8 +377,12 @@ class LoopTimer:
         )
         return self.measurement
 
+    def _parameter(self) -> Any:
+        """The first parameter of the model; None without one."""
+        return next(self._model.parameters(), None) if self._model is not None else None
+
     def _device(self) -> str:
-        parameter = next(self._model.parameters(), None) if self._model is not None else None
+        parameter = self._parameter()
         if parameter is None or parameter.device.type != "cuda":
             return "cpu"
         return f"cuda:{parameter.device.index or 0}"
@@ -413,16 +418,12 @@ class LoopTimer:
         return self._dataset_size or self._times.num_steps * self._samples_of_a_step()
 
     def _format(self) -> Precision:
-        parameter = next(self._model.parameters(), None) if self._model is not None else None
         words = {"torch.float16": Precision.FP16, "torch.bfloat16": Precision.BF16}
-        return words.get(str(getattr(parameter, "dtype", "")), Precision.FP32)
+        return words.get(str(getattr(self._parameter(), "dtype", "")), Precision.FP32)
 
     def _figures(self) -> dict[str, Scalar]:
         whole = self.epoch_times_s[1:] or self.epoch_times_s
         figures = self._times.figures(self._samples_of_an_epoch(), whole)
         if self._model is not None:
             figures["num_parameters"] = sum(parameter.numel() for parameter in self._model.parameters())
-        figures.update(
-            {f"epoch_time_{number}_s": time_s for number, time_s in enumerate(self.epoch_times_s, start=1)}
-        )
         return figures

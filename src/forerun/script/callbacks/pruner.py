@@ -41,16 +41,16 @@ def optuna_pruner_base() -> type[Any]:
 
 
 class _Judge:
-    """Says of a trial whether it can still end better than the best finished one."""
+    """Says of a trial whether it can still end better than the best finished one; settings of ``ForecastPruner``."""
 
     def __init__(
         self,
         num_steps: int,
-        schedule: Any,
-        num_startup_trials: int,
-        num_warm_up_steps: int,
-        with_history: bool,
-        hopeless: float,
+        schedule: Any = None,
+        num_startup_trials: int = 1,
+        num_warm_up_steps: int = 4,
+        with_history: bool = True,
+        hopeless: float = HOPELESS,
     ) -> None:
         if num_steps < 2:
             raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
@@ -135,8 +135,7 @@ def ray_scheduler(
     Raises:
         UsageError: Ray Tune is not installed.
     """
-    usual = {"schedule": None, "num_startup_trials": 1, "num_warm_up_steps": 4, "with_history": True}
-    judge = _Judge(num_steps, **{**usual, "hopeless": HOPELESS, **options})
+    judge = _Judge(num_steps, **options)
     try:
         base: type[Any] = import_module("ray.tune.schedulers").FIFOScheduler
     except ImportError as error:

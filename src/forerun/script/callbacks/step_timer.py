@@ -162,8 +162,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         results = self._times.figures(self._samples_of_an_epoch(), self.epoch_times_s[1:])
         results["epoch_start_s"] = median(self.epoch_starts_s[1:] or self.epoch_starts_s)
         results["num_parameters"] = int(self.model.count_params())
-        for number, (time_s, logs) in enumerate(zip(self.epoch_times_s, self._logs, strict=True), start=1):
-            results[f"epoch_time_{number}_s"] = time_s
+        for number, logs in enumerate(self._logs, start=1):
             for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
                 value = logs.get(name)
                 if isinstance(value, (int, float)) and math.isfinite(value):

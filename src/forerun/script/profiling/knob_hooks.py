@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import sys
@@ -13,15 +14,6 @@ from typing import Any
 from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
 from forerun.script.profiling.messages import Recording
 
-_BY_POSITION = (
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-)
 LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
 
@@ -48,15 +40,10 @@ class KnobPatches:
             return
 
         @around_making_loaders(module)
-        def created(create: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-            given = {**dict(zip(_BY_POSITION, args, strict=False)), **kwargs}
-            # Arguments after the seventh may be given by position as well; such a call is left alone.
-            if len(args) <= len(_BY_POSITION):
-                given = self._loader_arguments(given, wanted, batch_size)
-                create(loader, dataset, **given)
-            else:
-                self._tell("loader", "left alone: its arguments are given by position")
-                create(loader, dataset, *args, **kwargs)
+        def created(create: Any, *args: Any, **kwargs: Any) -> None:
+            (_, loader), *rest = inspect.signature(create).bind(*args, **kwargs).arguments.items()
+            given = self._loader_arguments(dict(rest), wanted, batch_size)
+            create(loader, **given)
             if given.get("shuffle") or given.get("sampler") is not None:
                 self._num_training_batches = len(loader)
 

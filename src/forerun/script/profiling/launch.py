@@ -21,13 +21,8 @@ from forerun.base.isolation import in_worker
 from forerun.base.kept import temporary_folder
 from forerun.base.process_control import ProcessOption, set_process_option
 from forerun.evidence import record_telemetry
-from forerun.script.profiling.messages import (
-    STARTUP_VARIABLE,
-    STOPPED_STATUS,
-    HookSettings,
-    write_settings,
-)
-from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process, was_stopped
+from forerun.script.profiling.messages import STARTUP_VARIABLE, STOPPED_STATUS, HookSettings, write_settings
+from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process
 
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
@@ -134,32 +129,38 @@ def launch(
     """
     begin_s = time.monotonic()
     with (
-        temporary_folder() as own,
+        temporary_folder() as scratch,
         record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder,
     ):
-        folder = Path(settings.folder or own)
+        folder = Path(settings.folder or scratch)
         settings_file = write_settings(replace(settings, folder=str(folder), parent_pid=os.getpid()))
-        process = start_with_hooks(command, settings_file, {**_threads(settings), **(environment or {})})
+        own = dict(environment or {})
+        if (
+            "num_threads" in settings.knobs
+        ):  # the processor's libraries read it when they load, before any hook
+            own.setdefault("OMP_NUM_THREADS", str(settings.knobs["num_threads"]))
+        process = start_with_hooks(command, settings_file, own)
         run = _Run(process, echo, on_line)
         interrupted_by = ""
         try:
-            with _ends_as_interrupts():
+            # A signal that asks to end interrupts as Ctrl-C does, unless the caller's program handles it.
+            free = [number for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL]
+            with _handling(dict.fromkeys(free, _interrupt)):
                 outcome = run.watch(begin_s, timeout_s, memory_limit_bytes)
         except KeyboardInterrupt as stop:
             outcome, interrupted_by = "interrupted", str(stop) or "SIGINT"
         first = signal.SIGINT if outcome == "interrupted" else signal.SIGTERM
-        # From here on nothing may stop forerun before the command's last process has ended.
-        with _ignoring_interrupts():
+        # Nothing, such as a second signal, may stop forerun before the command's last process has ended.
+        with _handling(dict.fromkeys((signal.SIGINT, *_ENDS), signal.SIG_IGN)):
             num_killed = end_tree(process.pid, settings_file, first=first)
             status = process.wait()
             run.join()
         end_s = time.monotonic() if outcome else run.end_s
-        ended_by = outcome or _outcome(status, folder)
         processes = read_processes(folder)
     return Launch(
         command=tuple(command),
         processes=processes,
-        outcome=ended_by,
+        outcome=outcome or _outcome(status, processes),
         status=status if not outcome else None,
         begin_s=begin_s,
         end_s=end_s,
@@ -170,11 +171,6 @@ def launch(
         num_killed=num_killed,
         interrupted_by=interrupted_by,
     )
-
-
-def _threads(settings: HookSettings) -> dict[str, str]:
-    """Variables for the thread knob, which the processor's libraries read when they load, before any hook."""
-    return {"OMP_NUM_THREADS": str(settings.knobs["num_threads"])} if "num_threads" in settings.knobs else {}
 
 
 def start_with_hooks(
@@ -269,29 +265,16 @@ class _Run:
                 self._is_enough.set()
 
 
-def _outcome(status: int, folder: Path) -> str:
+def _outcome(status: int, processes: Sequence[ProcessRecord]) -> str:
     if status == 0:
         return "done"
     # A launcher such as torchrun reports a stopped process as its own failure.
-    return "stopped" if status == STOPPED_STATUS or was_stopped(folder) else "crashed"
-
-
-@contextlib.contextmanager
-def _ends_as_interrupts() -> Iterator[None]:
-    """Makes the signals that ask a program to end interrupt it as Ctrl-C does, unless the program handles them."""
-    with _handling({number: _interrupt for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL}):
-        yield
+    is_stopped = status == STOPPED_STATUS or any(process.was_stopped for process in processes)
+    return "stopped" if is_stopped else "crashed"
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ignores requests to end, because a second one must not leave processes behind."""
-    with _handling(dict.fromkeys((signal.SIGINT, *_ENDS), signal.SIG_IGN)):
-        yield
 
 
 @contextlib.contextmanager
@@ -383,7 +366,8 @@ def started_by(settings_file: Path) -> list[psutil.Process]:
     found = _adopted(_children_before[settings_file]) if settings_file in _children_before else []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and mark in _environment(process.pid):
+            variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if process.pid != os.getpid() and mark in variables:
                 found.append(process)
     return found
 
@@ -396,10 +380,6 @@ def _adopted(before: set[int]) -> list[psutil.Process]:
             if child.pid not in before and os.getsid(child.pid) != os.getsid(0):
                 found += [child, *child.children(recursive=True)]
     return found
-
-
-def _environment(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def end_tree(pid: int, settings_file: Path, *, first: signal.Signals = signal.SIGTERM) -> int:

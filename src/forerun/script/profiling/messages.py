@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 STARTUP_VARIABLE = "FORERUN_STARTUP"
 """Environment variable with the path of the settings; children inherit it, so it also marks a run's processes."""
@@ -83,19 +83,11 @@ def trace_file(folder: Path, pid: int) -> Path:
     return folder / f"trace-{pid}.json"
 
 
-class _InFolder(Protocol):
-    """Settings that name their folder."""
-
-    @property
-    def folder(self) -> str:
-        """Folder of the settings and the records."""
-
-
-def write_settings(settings: _InFolder) -> Path:
+def write_settings(settings: HookSettings | CaptureSettings) -> Path:
     """Writes settings into the folder they name, where a waiting process finds them whole."""
     path = Path(settings.folder) / "settings.json"
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(settings)), encoding="utf-8")  # type: ignore[call-overload]  # a dataclass
+    partial.write_text(json.dumps(asdict(settings)), encoding="utf-8")
     partial.replace(path)
     return path
 

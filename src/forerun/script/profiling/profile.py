@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
-from forerun.base.answers import Answer, fields_of
+from forerun.base.answers import Answer, fields_of, from_plain
 from forerun.base.errors import ScriptError
 from forerun.script.capturing.job import EPOCH_NAMES
 from forerun.script.command_words import command_arguments
@@ -67,7 +67,7 @@ class Advice:
 
     bottleneck: str
     reason: str
-    change: dict[str, Any]
+    change: Mapping[str, Any]
     words: str
     speedup: float | None = None
     speedup_low: float | None = None
@@ -139,7 +139,7 @@ class Profile(Answer):
     has_window: bool
     top_operators: tuple[tuple[str, float], ...]
     wall_s: float
-    phases_s: dict[str, float]
+    phases_s: Mapping[str, float]
     device: str
     device_busy_fraction: float | None
     cpu_utilisation: float
@@ -147,9 +147,9 @@ class Profile(Answer):
     num_usable_cores: float
     peak_memory_bytes: int
     device_peak_bytes: int | None
-    sensors: dict[str, float]
-    loader: dict[str, Any]
-    optimizer: dict[str, Any]
+    sensors: Mapping[str, float]
+    loader: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
     num_ranks: int
     num_steps_of_job: float | None
     epochs: float | None
@@ -157,7 +157,7 @@ class Profile(Answer):
     job_time_s: float | None
     time_left_s: float | None
     advice: Advice | None = None
-    hooks: tuple[dict[str, Any], ...] = ()
+    hooks: tuple[Mapping[str, Any], ...] = ()
     interrupted_by: str = ""
     num_killed: int = 0
     said: str = ""
@@ -175,18 +175,9 @@ class Profile(Answer):
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Profile:
         """The profile whose fields a JSON document holds, as ``as_dict`` writes them."""
-        known = {each.name: document[each.name] for each in fields(cls)}
-        parts = {name: value for name, value in known["parts"].items() if name != "step_s"}
-        advice = known["advice"]
-        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(
-            **{
-                **known,
-                **lists,
-                "parts": StepParts(**parts),
-                "advice": None if advice is None else Advice(**advice),
-            }
-        )
+        parts = {name: value for name, value in document["parts"].items() if name != "step_s"}
+        # An exit status is negative for a signal.
+        return cast(Profile, from_plain(cls, {**document, "parts": parts}, least=-256.0))
 
 
 def steady_steps(steps: Floats) -> Floats:

@@ -27,7 +27,7 @@ class ProcessRecord:
         pid: Number of the process.
         rank: Rank in a distributed job; None outside such a job.
         begin_s: Time at which the hooks were installed, monotonic clock [s].
-        end_s: Time at which the process ended in the ordinary way; None if it did not [s].
+        was_stopped: True if the hooks stopped it after the requested steps.
         steps: Training steps, (n, 8): begin, end, wait [s], samples, loader, starts an epoch, is traced, batches.
         rest: Stretches without training, in the same columns.
         thread: Clock, processor time of the training thread and its wait for a free core so far (-1 if that is not
@@ -46,7 +46,7 @@ class ProcessRecord:
     pid: int
     rank: int | None
     begin_s: float
-    end_s: float | None
+    was_stopped: bool
     steps: Floats
     rest: Floats
     thread: Floats
@@ -67,13 +67,6 @@ def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
     return tuple(sorted((each for each in found if each is not None), key=lambda process: process.begin_s))
 
 
-def was_stopped(folder: Path) -> bool:
-    """True if the hooks of a process stopped it after the requested steps."""
-    return any(
-        record["kind"] == "stopped" for path in folder.glob("process-*.jsonl") for record in _records(path)
-    )
-
-
 def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | None:
     """The process whose steps represent the run: the lowest rank that trains, else the process with most steps."""
     training = [process for process in processes if len(process.steps)]
@@ -88,14 +81,12 @@ def _read_process(path: Path) -> ProcessRecord | None:
     if "process" not in records:
         return None
     start = records["process"][0]
-    ends = [*records.get("end", []), *records.get("stopped", [])]
-    window = records.get("window", [None])[-1]
     memory = records.get("device_memory", [])
     return ProcessRecord(
         pid=start["pid"],
         rank=None if start["rank"] is None else int(start["rank"]),
         begin_s=start["time_s"],
-        end_s=ends[-1]["time_s"] if ends else None,
+        was_stopped="stopped" in records,
         steps=_table(records.get("steps", []), _COLUMNS),
         rest=_table(records.get("rest", []), _COLUMNS),
         thread=_table(records.get("thread", []), 3),
@@ -104,7 +95,7 @@ def _read_process(path: Path) -> ProcessRecord | None:
         optimizers=tuple(records.get("optimizer", [])),
         options=_options(records),
         hooks=tuple({"knob": record["knob"], "what": record["what"]} for record in records.get("hook", [])),
-        window=window,
+        window=records.get("window", [None])[-1],
         device_peak_bytes=memory[-1]["peak_bytes"] if memory else None,
         job={name: value for name, value in records.get("job", [{}])[0].items() if name != "kind"},
         batch_shapes=tuple(tuple(shape) for shape in records.get("batch", [{"shapes": []}])[0]["shapes"]),

@@ -88,7 +88,7 @@ class StepHooks:
                 with self._waiting():
                     batch = request(iterator)
             except StopIteration:
-                self._clock.exhaust(time.monotonic())
+                self._clock.close(time.monotonic())
                 raise
             number = self._loaders.get(getattr(iterator, "_forerun_loader", 0), -1)
             self._see_batch(batch)
@@ -139,7 +139,7 @@ class StepHooks:
             if not self._has_backward:
                 self._has_backward = True
                 self._listener.backward_seen(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
-            self._stepped(self._clock.backward(time.monotonic()))
+            self._stepped(self._clock.update(time.monotonic(), 0))
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -200,28 +200,20 @@ class StepHooks:
             self._listener.batch_seen(batch)
 
 
-def num_samples_of(batch: Any, depth: int = 0) -> int:
+def num_samples_of(batch: Any) -> int:
     """Samples of a batch: the length of the first tensor found in it; 0 without a tensor."""
+    return next((shape[0] for shape in tensor_shapes(batch) if shape and shape[0]), 0)
+
+
+def tensor_shapes(batch: Any, depth: int = 0) -> Iterator[list[int]]:
+    """Shapes of the tensors of a batch, one by one: of a long list only the first may be wanted."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if depth >= _MOST_DEPTH:
-        return 0
-    return next((count for part in _parts(batch) if (count := num_samples_of(part, depth + 1))), 0)
-
-
-def tensor_shapes(batch: Any, depth: int = 0) -> list[list[int]]:
-    """Shapes of the tensors of a batch."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return [[int(length) for length in shape]]
-    if depth >= _MOST_DEPTH:
-        return []
-    return [found for part in _parts(batch) for found in tensor_shapes(part, depth + 1)]
-
-
-def _parts(batch: Any) -> Any:
-    return batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
+        yield [int(length) for length in shape]
+    elif depth < _MOST_DEPTH:
+        parts = batch if isinstance(batch, (list, tuple)) else ()
+        for part in batch.values() if hasattr(batch, "values") else parts:
+            yield from tensor_shapes(part, depth + 1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,13 +260,13 @@ class StepClock:
 
     def start_loader(self, now_s: float) -> None:
         """A loader's iteration is about to start."""
-        self._close(now_s)
+        self.close(now_s)
         self._opened(now_s).starts_epoch = True
 
     def request(self, now_s: float) -> None:
         """A batch is requested."""
         if self._open is not None and self._open.num_updates:
-            self._close(now_s)
+            self.close(now_s)
         self._opened(now_s)
 
     def wait(self, begin_s: float, end_s: float) -> None:
@@ -288,26 +280,14 @@ class StepClock:
             self._open.num_samples += num_samples
             self._open.loader = loader
 
-    def exhaust(self, now_s: float) -> None:
-        """A loader had no more batches."""
-        self._close(now_s)
-
     def update(self, now_s: float, optimizer: int) -> bool:
-        """An optimizer has made a step; True if no loader takes part in it."""
+        """An optimizer, or in a process without one a backward pass, has made a step; True if it has no loader."""
         if self._first_optimizer is None:
             self._first_optimizer = optimizer
         interval = self._opened(now_s)
         interval.num_updates += 1
         if not interval.num_batches and optimizer == self._first_optimizer:
-            self._close(now_s)
-        return not interval.num_batches
-
-    def backward(self, now_s: float) -> bool:
-        """A backward pass has ended in a process without an optimizer; True if no loader takes part in it."""
-        interval = self._opened(now_s)
-        interval.num_updates += 1
-        if not interval.num_batches:
-            self._close(now_s)
+            self.close(now_s)
         return not interval.num_batches
 
     def call_model(self, now_s: float, num_samples: int, *, is_training: bool) -> None:
@@ -319,7 +299,7 @@ class StepClock:
             self._is_evaluating = True
             return
         if self._is_evaluating and not interval.num_updates:
-            self._close(now_s)
+            self.close(now_s)
         self._is_evaluating = False
         self._opened(now_s).num_samples += num_samples
 
@@ -328,16 +308,13 @@ class StepClock:
         if self._open is not None:
             self._open.begin_s = now_s
 
-    def finish(self, now_s: float) -> None:
-        """The process ends."""
-        self._close(now_s)
-
     def _opened(self, now_s: float) -> LoaderSpan:
         if self._open is None:
             self._open = LoaderSpan(begin_s=now_s)
         return self._open
 
-    def _close(self, now_s: float) -> None:
+    def close(self, now_s: float) -> None:
+        """A loader has no more batches, or the process ends."""
         interval = self._open
         if interval is None:
             return

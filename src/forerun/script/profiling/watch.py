@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.process_control import die_with_parent
-from forerun.script.patching import after_import, follow_arguments, surround, trainer_patches
+from forerun.script.patching import after_import, follow_arguments, length_of, surround, trainer_patches
 from forerun.script.profiling.knob_hooks import KnobPatches
 from forerun.script.profiling.messages import (
     STOPPED_STATUS,
@@ -61,7 +61,7 @@ class Watch(StepListener):
         """Writes everything known when the process ends in the ordinary way."""
         if os.getpid() != self._pid:
             return
-        self._clock.finish(time.monotonic())
+        self._clock.close(time.monotonic())
         if self._num_steps:
             self._look_at_thread(time.monotonic())
         self._window.close()  # an open window crashes the interpreter's end
@@ -134,8 +134,8 @@ class Watch(StepListener):
             pin_memory=loader.pin_memory,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
-            num_batches=_number_in(loader),
-            num_samples=_number_in(loader.dataset),
+            num_batches=length_of(loader),
+            num_samples=length_of(loader.dataset),
         )
 
     def optimizer_seen(self, number: int, optimizer: Any) -> None:
@@ -149,7 +149,7 @@ class Watch(StepListener):
 
     def batch_seen(self, batch: Any) -> None:
         """Writes the shapes of a batch."""
-        self._recording.write("batch", shapes=tensor_shapes(batch))
+        self._recording.write("batch", shapes=list(tensor_shapes(batch)))
 
     def job_seen(self, **known: Any) -> None:
         """Writes what a framework's trainer knows about its job: ``num_steps``, ``num_epochs``, ``steps_per_epoch``."""
@@ -190,13 +190,6 @@ def _row(interval: LoaderSpan, is_traced: bool) -> list[float]:
         int(is_traced),
         interval.num_batches,
     ]
-
-
-def _number_in(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):  # a stream has no length
-        return None
 
 
 Spans = list[tuple[float, float]]
@@ -281,24 +274,34 @@ class Window:
         return sums
 
     def _open(self) -> None:
-        from torch.profiler import (  # the script has imported torch before its first step
-            ProfilerActivity,
-            profile,
-        )
-
-        torch = sys.modules["torch"]
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            activities.append(ProfilerActivity.CUDA)
-        try:
-            profiler = profile(activities=activities, acc_events=True, record_shapes=self._trace is not None)
-            profiler.start()
-        except RuntimeError:  # the script traces itself; two tracers exclude each other
+        self._profiler = started_profiler(acc_events=True, record_shapes=self._trace is not None)
+        if self._profiler is None:
             return
-        self._profiler = profiler
         self._origin_s = time.monotonic()
-        with torch.autograd.profiler.record_function(_ORIGIN_MARK):
+        with sys.modules["torch"].autograd.profiler.record_function(_ORIGIN_MARK):
             pass
+
+
+def started_profiler(**options: Any) -> Any:
+    """A running ``torch.profiler`` of the processor and of a GPU in use; None if the script traces itself.
+
+    Args:
+        options: Further arguments of ``torch.profiler.profile``.
+    """
+    from torch.profiler import (
+        ProfilerActivity,
+        profile,
+    )  # the script has imported torch before its first step
+
+    activities = [ProfilerActivity.CPU]
+    if sys.modules["torch"].cuda.is_initialized():
+        activities.append(ProfilerActivity.CUDA)
+    try:
+        profiler = profile(activities=activities, **options)
+        profiler.start()
+    except RuntimeError:  # two tracers exclude each other
+        return None
+    return profiler
 
 
 def _starts_in(event: Any, steps: Spans) -> bool:

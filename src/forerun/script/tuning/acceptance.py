@@ -12,11 +12,17 @@ from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.options import value_of
 from forerun.script.tuning.space import Metric
 from forerun.script.tuning.study import values_of
-from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
+from forerun.script.tuning.trial import TrialOrder, TrialResult, not_interrupted, run_trial
 
 if TYPE_CHECKING:
     from forerun.script.tuning.tuner import Tuner
 
+LEAST_PAIRS = 3
+"""Fewest pairs that can show anything: of two pairs a t interval is 12.7 standard errors to either side."""
+MOST_PAIRS = 8
+_NUM_CANDIDATES = 3
+_RESERVED = 0.3
+_FEWEST_RUNS = 20
 _MOST_TRIED = 3
 _AS_IT_IS = ScriptConfiguration(arguments={}, hooks={})
 
@@ -31,28 +37,18 @@ def accept_best(
     """
     if not ranked:
         return None, None, ("no trial brought a value",)
-    order = tuner.task.order
-    if not check or not order.is_short:
-        unchecked = () if not order.is_short else ("accuracy was not checked: --no-check",)
-        return ranked[0], None, unchecked
     # Workers and pinned memory change no number that is trained, so a whole run could show nothing.
-    if not _changes_result(tuner, ranked[0]):
+    if not tuner.task.order.is_short or (check and not _changes_result(tuner, ranked[0])):
         return ranked[0], None, ()
-    if (left_s := tuner.left_s) is not None and left_s < tuner.usual_run_s():
-        note = (
-            "accuracy was not checked: the budget left no time for whole runs; 'forerun compare' makes them"
-        )
-        return ranked[0], None, (note,)
-    before = _whole_run(tuner, _AS_IT_IS, echo)
-    if before.outcome != "done":
-        return (
-            ranked[0],
-            None,
-            (
-                f"accuracy was not checked: the script as it is {before.outcome}: {before.reason}; "
-                "'forerun compare' runs both to their ends",
-            ),
-        )
+    why = ""
+    if not check:
+        why = "--no-check"
+    elif (left_s := tuner.left_s) is not None and left_s < tuner.usual_run_s():
+        why = "the budget left no time for whole runs; 'forerun compare' makes them"
+    elif (before := _whole_run(tuner, _AS_IT_IS, echo)).outcome != "done":
+        why = f"the script as it is {before.outcome}: {before.reason}; 'forerun compare' runs both to their ends"
+    if why:
+        return ranked[0], None, (f"accuracy was not checked: {why}",)
     tried: list[dict[str, Any]] = []
     for trial in ranked[:_MOST_TRIED]:
         if tried and not _changes_result(tuner, trial):
@@ -122,9 +118,7 @@ def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
 
 def _value(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | None) -> float | None:
     tuner.num_repeats += 1
-    result = tuner.run(tuner.order, configuration, echo=echo, say=tuner.say)
-    if result.outcome == "interrupted":
-        raise KeyboardInterrupt
+    result = not_interrupted(tuner.run(tuner.order, configuration, echo=echo, say=tuner.say))
     if result.outcome != "done":
         return None
     task = tuner.task
@@ -153,10 +147,7 @@ def _changes_result(tuner: Tuner, trial: Any) -> bool:
 
 def _whole_run(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | None) -> TrialResult:
     order: TrialOrder = replace(tuner.order, is_short=False)
-    result = run_trial(order, configuration, echo=echo)
-    if result.outcome == "interrupted":
-        raise KeyboardInterrupt
-    return result
+    return not_interrupted(run_trial(order, configuration, echo=echo))
 
 
 def _verdict(
@@ -164,13 +155,11 @@ def _verdict(
 ) -> dict[str, Any]:
     if after.outcome != "done":
         return {"is_accepted": False, "words": after.reason}
-    speedup = (
-        None
-        if not before.step_time_s or not after.step_time_s
-        else before.step_time_s / after.step_time_s
-        if not before.rate_samples_per_s or not after.rate_samples_per_s
-        else after.rate_samples_per_s / before.rate_samples_per_s
-    )
+    speedup = None
+    if before.rate_samples_per_s and after.rate_samples_per_s:
+        speedup = after.rate_samples_per_s / before.rate_samples_per_s
+    elif before.step_time_s and after.step_time_s:
+        speedup = before.step_time_s / after.step_time_s
     if metric is None or not before.curve or not after.curve:
         return {"is_accepted": True, "speedup": speedup, "words": "the script prints no metric: not compared"}
     first, second = before.curve[-1][1], after.curve[-1][1]
@@ -184,14 +173,6 @@ def _verdict(
         "metric_after": second,
         "words": f"{metric.name} {first:.4f} before, {second:.4f} after",
     }
-
-
-LEAST_PAIRS = 3
-"""Fewest pairs that can show anything: of two pairs a t interval is 12.7 standard errors to either side."""
-MOST_PAIRS = 8
-_NUM_CANDIDATES = 3
-_RESERVED = 0.3
-_FEWEST_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +263,9 @@ def show_winner(
     for pair in in_turns(num_pairs):
         values = {which: run_script() if which == "A" else run_winner() for which in pair}
         first, second = values["A"], values["B"]
-        if (first is None or second is None) and len(script) >= LEAST_PAIRS:
-            break  # the budget ended a run
         if first is None or second is None:
+            if len(script) >= LEAST_PAIRS:
+                break  # the budget ended a run
             failed = "the script as it is" if first is None else "the winner"
             return Verdict(verdict="not repeated", words=f"{failed} failed when it was repeated")
         script.append(first)
@@ -304,12 +285,12 @@ def show_winner(
         if has_ratios
         else "{:+.4g} (95 %: {:+.4g} to {:+.4g})"
     )
-    told = form.format(mean, low, high)
-    sentence = {
-        "better": f"repeated in {len(script)} pairs of runs in turns, the winner is better: {told}",
-        "worse": f"repeated in {len(script)} pairs of runs in turns, the winner is worse: {told}",
-        "no difference": f"no difference could be shown in {len(script)} pairs of runs in turns: {told}",
-    }[verdict]
+    runs = f"{len(script)} pairs of runs in turns"
+    found = (
+        f"no difference could be shown in {runs}"
+        if verdict == "no difference"
+        else f"repeated in {runs}, the winner is {verdict}"
+    )
     return Verdict(
         verdict=verdict,
         ratio=mean if has_ratios else None,
@@ -317,5 +298,5 @@ def show_winner(
         low=low,
         high=high,
         num_pairs=len(script),
-        words=sentence,
+        words=f"{found}: {form.format(mean, low, high)}",
     )

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import FailureError, UsageError, near_matches
+from forerun.base.errors import UsageError, near_matches
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.profiling.profile import Profile
+from forerun.script.profiling.recorded import write_text
 from forerun.script.tuning.space import KNOBS, Space, check_value, read_yaml
 
 _ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "lamb")
@@ -112,11 +113,7 @@ def write_configuration(
         "command": shlex.join(found.command(command)),
         "about": dict(about),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise FailureError(f"expected to write '{path}', got: {error.strerror}") from error
+    write_text(path, yaml.safe_dump(plain, sort_keys=False))
 
 
 def read_configuration(path: Path) -> ScriptConfiguration:
@@ -153,7 +150,9 @@ def base_values(
         usual |= {
             name: value for name, value in profile.loader.items() if name in KNOBS and value is not None
         }
-        usual["batch_size"] = profile.loader.get("batch_size") or _whole(profile)
+        # A loader may have a batch sampler instead of a batch size.
+        samples = profile.samples_per_batch if profile.loader else None
+        usual["batch_size"] = profile.loader.get("batch_size") or (round(samples) if samples else None)
         usual |= {name: profile.optimizer.get(name) for name in ("num_threads", "lr")}
     found = {}
     for parameter in space.parameters:
@@ -165,12 +164,6 @@ def base_values(
         if value is not None:
             found[parameter.name] = value
     return found
-
-
-def _whole(profile: Profile) -> int | None:
-    """Samples of a batch of a loader that has a batch sampler instead of a batch size."""
-    samples = profile.samples_per_batch if profile.loader else None
-    return round(samples) if samples else None
 
 
 def _plain(word: Any) -> Any:

@@ -49,7 +49,7 @@ def expected_rate(
     )
     relative = None if steps is None else steps.relative_time(values)
     compute_s = (
-        _affine_s(profile, growth * _pixels(values, base))
+        _affine_s(profile, growth * _ratio("image_size", values, base) ** 2)
         if relative is None
         else relative * _device_s(profile, num_workers)
     )
@@ -65,10 +65,10 @@ def expected_rate(
     return batch / step_s
 
 
-def _pixels(values: Mapping[str, Any], base: Mapping[str, Any]) -> float:
-    """Pixels of a sample relative to the script's own."""
-    own = base.get("image_size") or values.get("image_size", 1)
-    return (float(values.get("image_size", own)) / float(own)) ** 2
+def _ratio(name: str, values: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+    """A value relative to the script's own; 1 where that is not known."""
+    own = base.get(name)
+    return float(values.get(name, own)) / float(own) if own else 1.0
 
 
 def _affine_s(profile: Profile, growth: float) -> float:
@@ -232,11 +232,8 @@ def predicted_memory_bytes(
 
 
 def _relative_batch(values: Mapping[str, Any], base: Mapping[str, Any]) -> float:
-    def ratio(name: str) -> float:
-        own = base.get(name)
-        return float(values.get(name, own)) / float(own) if own else 1.0
-
-    return ratio("batch_size") * ratio("image_size") ** 2
+    """Pixels of a batch relative to the script's own."""
+    return _ratio("batch_size", values, base) * _ratio("image_size", values, base) ** 2
 
 
 PREDICTED_KNOBS = ("batch_size", "amp", "channels_last", "image_size")

@@ -211,6 +211,19 @@ class TuneOptions(TypedDict, total=False):
     with_memory_law: bool | None
 
 
+class ScenarioOptions(TypedDict, total=False):
+    """Settings of the scenarios by name, for type checkers; each is declared in ``ScenarioSettings``."""
+
+    budget: str | None
+    trial_s: float | None
+    seed: int | None
+    device_index: str | None
+    task: str | None
+    num_generated: int | None
+    weights: str | None
+    epochs: int | None
+
+
 _WORST = 1e7
 
 
@@ -284,7 +297,9 @@ def value_of(
         if objective.unit == _STEPS_PER_S:
             return 1.0 / result.step_time_s if result.step_time_s else None
         return result.rate_samples_per_s
-    reached_s = _time_to_target_s(result, metric)
+    reached_s = None
+    if metric is not None:
+        reached_s = next((time_s for time_s, value in result.curve if metric.is_reached(value)), None)
     if objective.name == "time-to-target":
         return reached_s
     if objective.name == "cost":
@@ -297,15 +312,6 @@ def value_of(
         return None
     # The sign of a falling metric is turned, so that the objective always rises.
     return best if metric.is_rising else -best
-
-
-def _time_to_target_s(result: TrialResult, metric: Metric | None) -> float | None:
-    if metric is None or metric.target is None:
-        return None
-    for time_s, value in result.curve:
-        if value >= metric.target if metric.is_rising else value <= metric.target:
-            return time_s
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

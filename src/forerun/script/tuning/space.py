@@ -218,6 +218,12 @@ class Metric:
         """The metric with this name: losses, errors and perplexities fall, everything else rises."""
         return cls(name=name, is_rising=_FALLING.search(name) is None)
 
+    def is_reached(self, value: float) -> bool:
+        """True if a value is as good as the target, or better."""
+        if self.target is None:
+            return False
+        return value >= self.target if self.is_rising else value <= self.target
+
     def margin(self, max_loss: float, value: float) -> float:
         """Loss that is accepted, on the metric's own scale.
 

@@ -12,8 +12,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -165,7 +163,8 @@ def _epoch(
     right = seen = 0
     total = 0.0
     with torch.set_grad_enabled(training is not None):
-        for images, labels in _moved(loader, device):
+        for batch in loader:
+            images, labels = (part.to(device, non_blocking=True) for part in batch)
             dtype = torch.float16 if options.amp == "fp16" else torch.bfloat16
             with torch.autocast(device.type, dtype=dtype, enabled=options.amp != "off"):
                 scores = model(images)
@@ -176,11 +175,6 @@ def _epoch(
             right += int((scores.argmax(1) == labels).sum())
             seen += len(labels)
     return {f"{name}_loss": total / seen, f"{name}_acc": right / seen}
-
-
-def _moved(loader: Any, device: Any) -> Iterator[tuple[Any, Any]]:
-    for images, labels in loader:
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def _update(loss: Any, optimizer: Any, scaler: Any, schedule: Any) -> None:
@@ -243,43 +237,21 @@ def load_model(path: Path) -> tuple[Any, tuple[str, ...], int]:
     return model.eval(), classes, int(about["image_size"])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-CLASSES = ("buildings", "forest", "glacier", "mountain", "sea", "street")
-
 _NOISE = 22.0
 _QUALITY = 88
 _TEST_SHARE = 6  # training images per test image
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """Appearance of the images of a class: two colours, and waves over them.
-
-    Attributes:
-        upper: Colour of the upper part (red, green, blue).
-        lower: Colour of the lower part.
-        across: Number of waves over the width.
-        down: Number of waves over the height.
-    """
-
-    upper: tuple[int, int, int]
-    lower: tuple[int, int, int]
-    across: float
-    down: float
-
-
-# Neighbours share a colour or a texture, so neither alone identifies a class; a mirrored image keeps its class.
+# Colours of the upper and the lower part, and the waves over the width and the height. Neighbours share a colour or a
+# texture, so neither alone identifies a class; a mirrored image keeps its class.
 _LOOKS = {
-    "buildings": _Look(upper=(150, 165, 185), lower=(125, 120, 115), across=7, down=5),
-    "forest": _Look(upper=(95, 125, 90), lower=(80, 105, 70), across=10, down=0),
-    "glacier": _Look(upper=(165, 185, 205), lower=(185, 200, 210), across=2, down=3),
-    "mountain": _Look(upper=(155, 175, 200), lower=(110, 115, 100), across=3, down=0),
-    "sea": _Look(upper=(160, 180, 205), lower=(85, 115, 140), across=0, down=9),
-    "street": _Look(upper=(145, 150, 160), lower=(105, 105, 105), across=4, down=0),
+    "buildings": ((150, 165, 185), (125, 120, 115), 7, 5),
+    "forest": ((95, 125, 90), (80, 105, 70), 10, 0),
+    "glacier": ((165, 185, 205), (185, 200, 210), 2, 3),
+    "mountain": ((155, 175, 200), (110, 115, 100), 3, 0),
+    "sea": ((160, 180, 205), (85, 115, 140), 0, 9),
+    "street": ((145, 150, 160), (105, 105, 105), 4, 0),
 }
+CLASSES = tuple(_LOOKS)
 
 
 def generate_images(
@@ -314,16 +286,16 @@ def generate_images(
             name = CLASSES[index % len(CLASSES)]
             path = folder / part / name / f"{index:05d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(_picture(numbers, _LOOKS[name], size)).save(path, quality=_QUALITY)
+            Image.fromarray(_picture(numbers, name, size)).save(path, quality=_QUALITY)
 
 
-def _picture(numbers: np.random.Generator, look: _Look, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """One picture as an array, (height, width, 3)."""
+def _picture(numbers: np.random.Generator, name: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """One picture of a class as an array, (height, width, 3)."""
     width, height = size
+    upper, lower, across, down = _LOOKS[name]
     y, x = (grid[..., None] for grid in np.mgrid[0:height, 0:width] / max(width, height))
-    colours = _colour(look.upper), _colour(look.lower)
-    picture: npt.NDArray[np.float64] = np.where(y < numbers.uniform(0.3, 0.6), *colours)
-    for position, waves in ((x, look.across), (y, look.down)):
+    picture = np.where(y < numbers.uniform(0.3, 0.6), np.array(upper, float), np.array(lower, float))
+    for position, waves in ((x, across), (y, down)):
         if waves:
             phase, stretch = numbers.uniform(0, 2 * np.pi), numbers.normal(1.0, 0.1)
             picture = picture + numbers.uniform(15, 45) * np.sin(
@@ -333,5 +305,5 @@ def _picture(numbers: np.random.Generator, look: _Look, size: tuple[int, int]) -
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def _colour(values: tuple[int, int, int]) -> npt.NDArray[np.float64]:
-    return np.asarray(values, dtype=float)
+if __name__ == "__main__":
+    sys.exit(main())

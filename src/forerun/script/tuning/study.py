@@ -191,13 +191,7 @@ class TrialStore:
 
     def front(self) -> list[Any]:
         """Trials that no other trial beats in every objective; with one objective, the best trial."""
-        feasible = [trial for trial in self.trials() if has_value(trial)]
-        return [t for t in feasible if not any(self._beats(other, t) for other in feasible)]
-
-    def _beats(self, one: Any, other: Any) -> bool:
-        signs = [1.0 if objective.is_rising else -1.0 for objective in self.objectives]
-        gains = [s * (a - b) for s, a, b in zip(signs, one.values, other.values, strict=True)]
-        return all(gain >= 0 for gain in gains) and (any(gain > 0 for gain in gains))
+        return [trial for trial in self.study.best_trials if has_value(trial)]
 
 
 def values_of(trial: Any) -> dict[str, Any]:

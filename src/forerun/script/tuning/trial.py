@@ -101,6 +101,13 @@ class TrialResult:
         return (max if is_rising else min)(values, default=None)
 
 
+def not_interrupted(result: TrialResult) -> TrialResult:
+    """The result of a trial; raises KeyboardInterrupt where the user ended it, and forerun with it."""
+    if result.outcome == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
 def say_nothing(line: str) -> None:
     """Drops a message."""
 
@@ -132,7 +139,7 @@ def run_trial(
         for reading in reader.read(line):
             seen.append(reading.value)
             ends |= on_value is not None and on_value(len(seen), reading.value)
-            ends |= order.stop_at_target and _is_reached(order.metric, reading.value)
+            ends |= order.stop_at_target and order.metric.is_reached(reading.value)
         return ends
 
     settings = HookSettings(
@@ -154,12 +161,6 @@ def run_trial(
     return _result(order, run)
 
 
-def _is_reached(metric: Metric, value: float) -> bool:
-    if metric.target is None:
-        return False
-    return value >= metric.target if metric.is_rising else value <= metric.target
-
-
 def _result(order: TrialOrder, run: Launch) -> TrialResult:
     metric = order.metric or find_metric(run.lines)
     readings = read_metric(metric.name, run.lines) if metric is not None else ()
@@ -179,7 +180,7 @@ def _result(order: TrialOrder, run: Launch) -> TrialResult:
 
 def _outcome(order: TrialOrder, run: Launch, readings: Sequence[Reading]) -> tuple[str, str]:
     if run.outcome == "ended":
-        is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
+        is_reached = order.metric is not None and any(order.metric.is_reached(r.value) for r in readings)
         return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
     if run.outcome == "out of memory":
         return "out of memory", "its memory exceeded the limit"

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from forerun.base.answers import plain
-from forerun.base.errors import ScriptError, UsageError, near_matches
+from forerun.base.errors import ForerunError, ScriptError, UsageError, near_matches
 from forerun.base.extras import require
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, lock_device, only_device
+from forerun.question.settings import checked
 from forerun.script.command_words import with_arguments
 from forerun.script.planned_steps import predictable_device
 from forerun.script.profiling.launch import Launch, launch
@@ -22,6 +23,7 @@ from forerun.script.profiling.profile import Profile, summarise_run
 from forerun.script.profiling.recorded import write_json
 from forerun.script.tune import tune
 from forerun.script.tuning.configuration import ScriptConfiguration
+from forerun.script.tuning.options import ScenarioOptions, ScenarioSettings
 from forerun.script.tuning.scenario_answer import (
     ScenarioRun,
     ScenarioRuns,
@@ -41,16 +43,9 @@ def tune_scenarios(
     scenario: str,
     *,
     data: Path | None,
-    task: str = "squeezenet",
-    weights: str = "imagenet",
-    epochs: int = 10,
-    budget: str = "15min",
-    trial_s: float = 8.0,
-    num_generated: int | None = None,
     folder: Path = Path("forerun-study"),
-    seed: int | None = None,
-    device_index: str | None = None,
     say: Callable[[str], None] = say_nothing,
+    **options: Unpack[ScenarioOptions],
 ) -> ScenarioRuns:
     """Trains the built-in task unchanged, then with the best configuration of each scenario, and measures these runs.
 
@@ -60,45 +55,32 @@ def tune_scenarios(
     Args:
         scenario: ``baseline``, ``resolution``, ``hyperparameters``, ``hardware`` or ``all``.
         data: Folder with ``seg_train`` and ``seg_test``, a folder per class in each.
-        task: Built-in task, ``squeezenet``.
-        weights: Initial weights, ``imagenet`` or ``none``.
-        epochs: Epochs of a whole run.
-        budget: Budget of each scenario's study.
-        trial_s: Time of the steps in a trial for speed [s].
-        num_generated: Number of training images to generate if the folder has none; None for none.
         folder: Folder for all files.
-        seed: Seed of the sampler.
-        device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
         say: Receives lines about the progress.
+        options: See ``forerun.script.tuning.options.ScenarioSettings``; the budget is that of each scenario's study.
 
     Raises:
+        InvalidSetupError: An option has an impossible value.
         UsageError: The folder or a name cannot be used.
         ScriptError: A run fails.
     """
+    settings = ScenarioSettings(**checked({**options, "data": data, "study": folder}, ScenarioSettings))
     require("the task squeezenet", "torch", "torchvision")
-    if task != "squeezenet":
-        raise UsageError(f"expected the task squeezenet, got '{task}'")
+    if settings.task != "squeezenet":
+        raise UsageError(f"expected the task squeezenet, got '{settings.task}'")
     if data is None:
         raise UsageError(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
-    device = first_device() if device_index is None else check_device(device_index)
+    device = first_device() if settings.device_index is None else check_device(settings.device_index)
     cores = int(describe_host().num_usable_cores)
-    chosen = chosen_scenarios(scenario, num_cores=cores, epochs=epochs, is_gpu=device != "cpu")
-    if num_generated is not None and not (data / "seg_train").exists():
-        say(f"generating {num_generated} images of six classes in {data}")
-        generate_images(data, num_images=num_generated)
-    command = training_command(data, epochs=epochs, weights=weights)
-    job = _Call(
-        command=command,
-        budget=budget,
-        trial_s=trial_s,
-        folder=folder,
-        seed=seed,
-        device=device,
-        model=_predicted_model(device, chosen, say),
-        say=say,
-    )
+    chosen = chosen_scenarios(scenario, num_cores=cores, epochs=settings.epochs, is_gpu=device != "cpu")
+    if settings.num_generated is not None and not (data / "seg_train").exists():
+        say(f"generating {settings.num_generated} images of six classes in {data}")
+        generate_images(data, num_images=settings.num_generated)
+    command = training_command(data, epochs=settings.epochs, weights=settings.weights)
+    model = _predicted_model(device, chosen, say)
+    job = _Call(command=command, settings=settings, device=device, model=model, say=say)
     found = ScenarioRuns(folder=folder, scenarios=())
     so_far = ScriptConfiguration(arguments={}, hooks={})
     for each in chosen:
@@ -111,23 +93,21 @@ def tune_scenarios(
 
 def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str], None]) -> str | None:
     """The network of the task, if its steps on the device can be predicted; reports the reason if they cannot."""
-    found = predictable_device(device)
-    if not isinstance(found, str):
-        return MODEL
-    if any(scenario.objective is not None for scenario in chosen):
-        say(f"first trials come from profiles alone: {found}")
-    return None
+    try:
+        predictable_device(device)
+    except ForerunError as reason:
+        if any(scenario.objective is not None for scenario in chosen):
+            say(f"first trials come from profiles alone: {reason}")
+        return None
+    return MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """Settings that all scenarios of a call share, see ``tune_scenarios``, and the model if it can be predicted."""
+    """All that the scenarios of a call share, with the model if it can be predicted."""
 
     command: tuple[str, ...]
-    budget: str
-    trial_s: float
-    folder: Path
-    seed: int | None
+    settings: ScenarioSettings
     device: str
     model: str | None
     say: Callable[[str], None]
@@ -135,14 +115,14 @@ class _Call:
 
 def _kept_or_made(job: _Call, scenario: Scenario, so_far: ScriptConfiguration) -> ScenarioRun:
     """The run of a scenario, taken from an earlier call with the same settings if its model is still there."""
-    folder = job.folder / scenario.name
+    folder = job.settings.study / scenario.name
     asked: dict[str, Any] = {
         "command": list(with_arguments(so_far.command(job.command), scenario.settings)),
         "hooks": so_far.hooks,
         "device": job.device,
     }
     if scenario.objective is not None:
-        asked |= {"budget": job.budget, "trial_s": job.trial_s, "seed": job.seed}
+        asked |= {name: getattr(job.settings, name) for name in ("budget", "trial_s", "seed")}
     kept = _read(folder / "scenario.json")
     if kept.get("asked") == asked and (folder / "model.safetensors").is_file():
         job.say(f"scenario {scenario.name}: done before, taken from {folder}")
@@ -169,14 +149,14 @@ def _search(
         return None
     result = tune(
         command,
-        budget=job.budget,
+        budget=job.settings.budget,
         space=scenario.space(),
         objective=scenario.objective,
-        study=job.folder / scenario.name / "study",
+        study=job.settings.study / scenario.name / "study",
         metric=_METRIC,
-        trial_s=job.trial_s,
+        trial_s=job.settings.trial_s,
         check=False,
-        seed=job.seed,
+        seed=job.settings.seed,
         device_index=job.device,
         model=job.model,
         say=job.say,
@@ -202,7 +182,7 @@ def _chosen(scenario: Scenario, so_far: ScriptConfiguration, study: ScenarioStud
 def _whole_run(
     job: _Call, scenario: Scenario, configuration: ScriptConfiguration, study: ScenarioStudy | None
 ) -> ScenarioRun:
-    folder = job.folder / scenario.name
+    folder = job.settings.study / scenario.name
     words = (*configuration.command(job.command), "--out", str(folder))
     run, profile = _measured(job.device, scenario, words, configuration.hooks)
     history = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
@@ -286,8 +266,8 @@ def _hardware_parameters(num_cores: int, *, is_gpu: bool) -> dict[str, Any]:
     }
 
 
-def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> dict[str, Scenario]:
-    found = (
+def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> tuple[Scenario, ...]:
+    return (
         Scenario(name="baseline", words="the script as it is"),
         Scenario(
             name="resolution",
@@ -313,7 +293,6 @@ def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> dict[str, Scenar
             parameters=_hardware_parameters(num_cores, is_gpu=is_gpu),
         ),
     )
-    return {scenario.name: scenario for scenario in found}
 
 
 SCENARIOS = ("baseline", "resolution", "hyperparameters", "hardware")
@@ -332,13 +311,13 @@ def chosen_scenarios(name: str, *, num_cores: int, epochs: int, is_gpu: bool = F
     Raises:
         UsageError: No scenario has this name.
     """
-    known = _scenarios(num_cores=num_cores, epochs=epochs, is_gpu=is_gpu)
-    if name != "all" and name not in known:
+    if name not in ("all", *SCENARIOS):
         raise UsageError(
             f"expected a scenario ({', '.join(SCENARIOS)} or all), got '{name}'{near_matches(name, SCENARIOS)}"
         )
-    names = SCENARIOS if name == "all" else tuple(dict.fromkeys(("baseline", name)))
-    return tuple(known[each] for each in names)
+    names = SCENARIOS if name == "all" else ("baseline", name)
+    known = _scenarios(num_cores=num_cores, epochs=epochs, is_gpu=is_gpu)
+    return tuple(each for each in known if each.name in names)
 
 
 def training_command(data: Path, *, epochs: int, weights: str) -> tuple[str, ...]:

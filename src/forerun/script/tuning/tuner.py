@@ -191,7 +191,10 @@ class Tuner:
                 and self.task.settings.with_memory_law
                 and expected > limit
             ):
-                self._reject(trial, values, expected, limit)
+                # The sampler learns of a violated constraint with its excess; that costs no time.
+                rejected = TrialResult(outcome="rejected", reason="it would not fit in memory")
+                lost = [None] * len(self.task.objectives)
+                self._tell(trial, values, rejected, expected, lost, violation=expected / limit - 1)
             elif self._is_beyond_the_budget(trial):
                 # Sessions ask at the same time; the later of two that took the last place gives it back.
                 self.store.drop(trial)
@@ -227,39 +230,39 @@ class Tuner:
     def _judge(
         self, trial: Any, values: dict[str, Any], result: TrialResult, expected_bytes: float | None
     ) -> None:
-        is_usable = result.outcome in ("done", "timeout") or result.outcome == "pruned"
+        is_usable = result.outcome in ("done", "timeout", "pruned")
         metric = self.metric(result)
         found = [
             value_of(objective, result, metric, self.task.settings.price_usd_per_hour) if is_usable else None
             for objective in self.task.objectives
         ]
-        is_feasible = all(value is not None for value in found)
+        self._tell(trial, values, result, expected_bytes, found)
+        self.say(self._line(trial.number, values, result, found))
+        self._stop_if_all_crash()
+        self._stop_without_metric(result)
+
+    def _tell(
+        self,
+        trial: Any,
+        values: dict[str, Any],
+        result: TrialResult,
+        expected_bytes: float | None,
+        found: list[Any],
+        **more: Any,
+    ) -> None:
+        """Writes a trial with its objectives, of which one that it did not reach is None."""
         record = {
             "values": values,
             "result": result.as_dict(),
-            "is_feasible": is_feasible,
+            "is_feasible": all(value is not None for value in found),
             "expected_memory_bytes": expected_bytes,
             "source": trial.user_attrs.get("source", "sampler"),
+            **more,
         }
         if result.outcome == "pruned":
             self.store.prune(trial, record)
         else:
             self.store.tell(trial, found, record)
-        self.say(self._line(trial.number, values, result, found))
-        self._stop_if_all_crash()
-        self._stop_without_metric(result)
-
-    def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
-        """Reports a configuration to the sampler as a violated constraint with the excess; costs no time."""
-        record = {
-            "values": values,
-            "result": TrialResult(outcome="rejected", reason="it would not fit in memory").as_dict(),
-            "is_feasible": False,
-            "expected_memory_bytes": expected,
-            "violation": expected / limit - 1,
-            "source": trial.user_attrs.get("source", "sampler"),
-        }
-        self.store.tell(trial, [None] * len(self.task.objectives), record)
 
     def metric(self, result: TrialResult) -> Metric | None:
         """The study's metric, or the metric found in the script's output."""

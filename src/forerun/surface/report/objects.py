@@ -239,7 +239,7 @@ def plot_of(answer: Any) -> Any:
     from forerun.surface.report.figure import kept_figure, new_figure
 
     if name in _CHART_FILES:
-        return kept_figure(loaded(_CHART_FILES[name]), {"run": answer} if name == "Profile" else answer)
+        return kept_figure(loaded(_CHART_FILES[name]), answer)
     if name == "Sweep":
         return _sweep_chart(answer)
     if name not in _BARS:
