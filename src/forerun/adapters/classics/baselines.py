@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.layer_table import LayerFeatures
 from forerun.adapters.classics.model_file import (
     SHORTEST_STEP_S,
     RegressorState,
@@ -28,7 +29,7 @@ from forerun.adapters.classics.step_features import (
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
-from forerun.evidence.fitting.evaluation import Baseline, Floats, Regressor, Rows
+from forerun.evidence.fitting.evaluation import Baseline, Floats, Regressor
 
 
 def _rooflines_s(features: WholeModelFeatures) -> Floats:
@@ -148,20 +149,6 @@ class _StoredSum(_Sum):
         return found
 
 
-class WorkRows(Rows, Protocol):
-    """Features with work and peak rates, of whole models or of layers."""
-
-    @property
-    def flops(self) -> Floats:
-        """Work [FLOP], (n,)."""
-        ...
-
-    @property
-    def peak_flops_per_s(self) -> Floats:
-        """Peak rate of the device [FLOP/s], (n,)."""
-        ...
-
-
 class LinearOnFlops(_StoredSum):
     """t = a + b * F / P with a, b >= 0.
 
@@ -174,7 +161,7 @@ class LinearOnFlops(_StoredSum):
     _names = ("one", "compute_s")
 
     @staticmethod
-    def _columns(features: WorkRows) -> Floats:
+    def _columns(features: WholeModelFeatures | LayerFeatures) -> Floats:
         return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
 
 

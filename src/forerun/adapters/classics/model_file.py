@@ -113,34 +113,31 @@ class TrainedModel:
         return self.regressor.kind
 
     def save(self, path: str | Path) -> None:
-        """Writes the model; errors as in ``save_model_file``."""
-        save_model_file(self, Path(path))
+        """Writes a fitted model; an existing file is replaced at once or not at all.
 
-
-def save_model_file(model: TrainedModel, path: Path) -> None:
-    """Writes a fitted model; an existing file is replaced at once or not at all.
-
-    Raises:
-        CostModelError: The model is not fitted, or the file cannot be written.
-    """
-    state = model.regressor.state()
-    header = {
-        "format_version": MODEL_FILE_VERSION,
-        "kind": model.kind,
-        "kind_version": model.regressor.version,
-        "features": state.features,
-        "settings": dict(state.settings),
-        "provenance": dict(model.provenance),
-    }
-    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-    content = tensors_file(header, arrays, _ENTRY)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise CostModelError(f"the model file {path} cannot be written: {error.strerror or error}") from error
+        Raises:
+            CostModelError: The model is not fitted, or the file cannot be written.
+        """
+        state = self.regressor.state()
+        header = {
+            "format_version": MODEL_FILE_VERSION,
+            "kind": self.kind,
+            "kind_version": self.regressor.version,
+            "features": state.features,
+            "settings": dict(state.settings),
+            "provenance": dict(self.provenance),
+        }
+        arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+        content = tensors_file(header, arrays, _ENTRY)
+        partial = Path(path).with_name(f"{Path(path).name}.partial")
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise CostModelError(
+                f"the model file {path} cannot be written: {error.strerror or error}"
+            ) from error
 
 
 def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> TrainedModel:

@@ -345,7 +345,7 @@ def fit_speed(
             for point, interval in zip(asked, chosen.fitted.intervals(asked), strict=True)
         ),
         proposals=proposals,
-        notes=tuple(_notes(measured, asked)),
+        notes=_notes(measured, asked),
     )
 
 
@@ -421,11 +421,8 @@ def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) ->
     }
 
 
-def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> list[str]:
+def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> tuple[str, ...]:
     largest = max(point.num_devices for point in measured)
     beyond = sum(point.num_devices > largest for point in asked)
-    return (
-        [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"]
-        if beyond
-        else []
-    )
+    words = f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"
+    return (words,) if beyond else ()

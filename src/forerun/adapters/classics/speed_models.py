@@ -47,12 +47,7 @@ class SpeedPoint:
     synchronisation_s: float | None = None
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = {
-            "num_devices": 1,
-            "num_nodes": 1,
-            "num_accumulation_steps": 1,
-            "num_servers": 0,
-        }
+        least = {"num_devices": 1, "num_nodes": 1, "num_accumulation_steps": 1, "num_servers": 0}
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise InvalidSetupError(
@@ -185,15 +180,8 @@ def _point(
             "--batch-size (of one device) or --global-batch-size (of all)"
         )
     try:
-        size = SpeedPoint(
-            num_devices=devices,
-            num_nodes=row.num_nodes,
-            batch_size_per_device=batch,
-            num_accumulation_steps=row.num_accumulation_steps,
-            num_servers=row.num_servers,
-            step_time_s=row.step_time_s,
-            synchronisation_s=row.synchronisation_s,
-        )
+        told = row.model_dump(exclude={"num_workers", "throughput_samples_per_s"})
+        size = SpeedPoint(**{**told, "num_devices": devices, "batch_size_per_device": batch})
     except InvalidSetupError as error:
         raise InvalidSetupError(f"{where}: {error}") from error
     if size.step_time_s is not None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import keras
 
-from forerun.adapters.keras.networks import channels_axis
+from forerun.adapters.keras.networks import channels_axis, in_present_format
 from forerun.adapters.keras.runner import (
+    LEARNING_RATE,
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
-    result_of,
     set_keras_defaults,
     tensorflow_synchroniser,
 )
@@ -53,9 +53,9 @@ def build_keras_layer(kind: str, parameters: Parameters) -> Any:
         raise InvalidSetupError(
             f"unknown activation '{activation}'; expected none, {', '.join(_ACTIVATIONS)}"
         )
-    given = keras.Input(_ordered(figures.input_shape[1:]))
+    given = keras.Input(in_present_format(figures.input_shape[1:]))
     output = _LAYERS[kind](parameters)(given)
-    if tuple(output.shape[1:]) != _ordered(figures.output_shape[1:]):
+    if tuple(output.shape[1:]) != in_present_format(figures.output_shape[1:]):
         raise InvalidSetupError(
             f"expected a layer {kind} with an output of {figures.output_shape[1:]}, Keras makes "
             f"{tuple(output.shape[1:])} of it; choose an odd kernel, or padding 'valid'"
@@ -63,11 +63,6 @@ def build_keras_layer(kind: str, parameters: Parameters) -> Any:
     if activation != "none":
         output = keras.layers.Activation(activation)(output)
     return keras.Model(given, output, name=f"layer_{kind}")
-
-
-def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape (channels, height, width) in the present image format; others as they are."""
-    return (*shape[1:], shape[0]) if len(shape) == 3 and channels_axis() == -1 else shape
 
 
 def _window(parameters: Parameters) -> dict[str, Any]:
@@ -124,10 +119,6 @@ _LAYERS: dict[str, Callable[[Parameters], Any]] = {
 }
 
 
-_LEARNING_RATE = 1e-4
-_FLOAT_BYTES = 4
-
-
 def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times a layer; results are num_parameters, first_step_s and the peak memory.
 
@@ -144,7 +135,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
     layer = build_keras_layer(job.subject, job.parameters)
     num_parameters = int(layer.count_params())
-    memory = KerasPeakMemory(device, _FLOAT_BYTES * num_parameters)
+    memory = KerasPeakMemory(device, num_parameters)
     given = _input(layer, whole_of(job.parameters, "batch_size", 1))
     if mode == "forward":
         step = _forward_step(layer, given, setup.compile)
@@ -153,7 +144,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     timed, first = time_first_and_rest(
         step, tensorflow_synchroniser(device), protocol, is_compiled=setup.compile
     )
-    return result_of(timed, {"num_parameters": num_parameters, **first, **memory.figures()})
+    return timed.result(num_parameters=num_parameters, **first, **memory.figures())
 
 
 def _input(layer: Any, batch_size: int) -> Any:
@@ -181,7 +172,7 @@ def _train_step(layer: Any, given: Any, setup: TrainingSetup, has_input_gradient
     weights = layer.trainable_variables
     optimizer = None
     if setup.optimizer != "none" and weights:
-        optimizer = keras_optimizer(setup, _LEARNING_RATE)
+        optimizer = keras_optimizer(setup, LEARNING_RATE)
         optimizer.build(weights)
     output_gradient = tf.random.normal(tf.shape(layer(given)), dtype=tf.float32)
 

@@ -57,6 +57,12 @@ class _Cluster:
     num_threads: int
 
 
+def check_installed(purpose: str) -> None:
+    """Refuses a machine without Keras or TensorFlow."""
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        raise MissingExtraError(purpose, "keras")
+
+
 def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str, device: str) -> None:
     """Refuse a job that parameter servers cannot run.
 
@@ -73,26 +79,10 @@ def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str
     for name, found, only in wanted:
         if found != only:
             raise InvalidSetupError(f"parameter servers are measured with {name} {only} only, got {found}")
-    if find_spec("keras") is None or find_spec("tensorflow") is None:
-        raise MissingExtraError("measuring parameter servers", "keras")
+    check_installed("measuring parameter servers")
 
 
 def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
-    """Times steps of all workers together; see ``measure_parameter_server``.
-
-    Raises:
-        InvalidSetupError: The job has another strategy, or a GPU.
-        MeasurementError: The cluster failed or gave no answer in time.
-    """
-    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
-    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
-        raise InvalidSetupError(
-            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
-        )
-    return measure_parameter_server(job, protocol)
-
-
-def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> RunResult:
     """Times steps of a Keras model under local parameter servers; a repetition is a round of steps over their number.
 
     Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and
@@ -100,13 +90,19 @@ def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> RunResu
 
     Args:
         job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``.
+        device_index: Must be ``cpu``.
         protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
     Raises:
-        InvalidSetupError: A number or setting is not possible.
+        InvalidSetupError: The job has another strategy, or a GPU, or a number or setting is not possible.
         MissingExtraError: TensorFlow is not installed.
         MeasurementError: A process failed, or the time ran out.
     """
+    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
+    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
+        raise InvalidSetupError(
+            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
+        )
     num_workers = whole_of(job.parameters, "num_workers", 2)
     num_servers = whole_of(job.parameters, "num_servers", 1)
     setup = setup_of(job.parameters)

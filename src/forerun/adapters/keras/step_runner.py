@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from forerun.adapters.keras.runner import (
+    LEARNING_RATE,
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
@@ -21,12 +22,8 @@ from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.runners.timing import Repetitions
 from forerun.evidence.records.measured_run import input_options_of, setup_of, whole_of
+from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, TrainingSetup
-
-_LEARNING_RATE = 1e-4
-"""Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise."""
-
-_FLOAT_BYTES = 4
 
 
 def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
@@ -43,10 +40,10 @@ def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -
     set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
     found = build_measured_model(job, setup)
     model = found.model
-    memory = KerasPeakMemory(device, _FLOAT_BYTES * int(model.count_params()))
+    memory = KerasPeakMemory(device, int(model.count_params()))
     loss, metrics = keras_loss(model)
     model.compile(
-        optimizer=keras_optimizer(setup, _LEARNING_RATE),
+        optimizer=keras_optimizer(setup, LEARNING_RATE),
         loss=loss,
         metrics=metrics,
         jit_compile=setup.compile,
@@ -77,14 +74,8 @@ def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
     """
     from forerun.adapters.keras.build import build_keras
 
-    options = {"image_size": None, "input_shape": None, "sequence_length": None, "num_classes": None}
-    request = KerasRequest(
-        name=job.subject,
-        config=None,
-        setup=setup,
-        **(options | input_options_of(job.parameters)),
-    )
-    return build_keras(request, setup)
+    model = ModelRequest(model=job.subject, **input_options_of(job.parameters))
+    return build_keras(KerasRequest(model=model, setup=setup), setup)
 
 
 def keras_loss(model: Any) -> tuple[Any, list[str]]:

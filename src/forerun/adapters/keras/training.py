@@ -16,12 +16,7 @@ from typing import Any
 import numpy as np
 
 from forerun.adapters.keras.networks import build_keras_family, keras_image_shape
-from forerun.adapters.keras.runner import (
-    keras_optimizer,
-    open_tensorflow,
-    result_of,
-    set_keras_defaults,
-)
+from forerun.adapters.keras.runner import keras_optimizer, open_tensorflow, set_keras_defaults
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.datasets import dataset_size, load_images
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
@@ -52,7 +47,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     )
     results["num_parameters"] = int(training.model.count_params())
     results["first_step_s"] = training.first_step_s
-    return result_of(timed, results)
+    return timed.result(**results)
 
 
 @dataclass(slots=True)

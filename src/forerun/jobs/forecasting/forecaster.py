@@ -77,6 +77,9 @@ class Prefix:
         return float(np.median(self.errors[-max(1, round(0.1 * self.num_seen)) :]))
 
 
+MOST_SIBLINGS = 12
+"""Finished runs that a forecast looks at."""
+
 Forecaster = Callable[[Prefix], Floats]
 """From a run so far to errors at all its points, (n,), finite and not negative."""
 

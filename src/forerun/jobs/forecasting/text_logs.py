@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError
-from forerun.jobs.forecasting.log_files import LogColumns, columns_of_rows
+from forerun.jobs.forecasting.log_files import LogColumns, bytes_of, columns_of_rows
 
 TEXT_SUFFIXES = (".log", ".txt", ".out")
 
@@ -86,11 +86,7 @@ def read_text_log(file: Path) -> LogColumns:
     Raises:
         RecordError: The file cannot be read, or has no such line.
     """
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
-    found = _Reading(text)
+    found = _Reading(bytes_of(file).decode("utf-8", errors="replace"))
     if not found.rows:
         raise RecordError(
             f"{file}: expected lines such as 'step 100/5000: val loss 4.2' or 'epoch 3 | val_acc: 0.9', "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from forerun.jobs.scheduling.marginal_gain import speedup_reason
 from forerun.jobs.scheduling.plain_policies import admit_in_order
 from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
+
+Floats = npt.NDArray[np.float64]
 
 _TIME_LIMIT_S = 20.0
 _POWER, _WAITING_COST = -0.5, 1.1
@@ -108,9 +111,6 @@ def _solve(
     free: FreeResources,
 ) -> list[int]:
     """Columns that the integer program chooses: at most one a job, no more than there is."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     row_of = {view.job.name: i for i, view in enumerate(jobs)}
     kinds, capacity = cluster.kinds, cluster.capacity
     entries: list[tuple[int, int, float]] = []
@@ -119,18 +119,34 @@ def _solve(
         devices, cores, memory = free.demand(view.job, option)
         needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
-    rows, places, values = zip(*entries, strict=True)
-    limits = np.asarray([*([1.0] * len(jobs)), *free.left])
-    matrix = coo_array((values, (rows, places)), shape=(len(limits), len(columns)))
     with _quiet_solver():
-        result = milp(
-            c=np.asarray([cost for _, _, cost in columns]),
-            constraints=LinearConstraint(matrix.tocsr(), ub=limits),
+        found = _solution(
+            np.asarray([cost for _, _, cost in columns]),
+            entries,
+            np.asarray([*([1.0] * len(jobs)), *free.left]),
+            1.0,
             integrality=np.ones(len(columns), dtype=np.int64),
-            bounds=Bounds(0, 1),
             options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": 1e-3},
         )
-    return [] if result.x is None else np.flatnonzero(result.x > 0.5).tolist()
+    return [] if found is None else np.flatnonzero(found > 0.5).tolist()
+
+
+def _solution(
+    costs: Floats, entries: Iterable[tuple[int, int, float]], limits: Floats, highest: float, **settings: Any
+) -> Floats | None:
+    """Unknowns of 0 to ``highest`` at the least cost within the limits, (unknowns,); None where none was found.
+
+    Entries are row, column and value of the matrix whose product with the unknowns is limited; ``settings`` are those
+    of ``scipy.optimize.milp``.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (rows, columns)), shape=(len(limits), len(costs)))
+    within = LinearConstraint(matrix.tocsr(), ub=limits)
+    found: Floats | None = milp(c=costs, constraints=within, bounds=Bounds(0, highest), **settings).x
+    return found
 
 
 @contextmanager
@@ -151,9 +167,6 @@ def _quiet_solver() -> Iterator[None]:
             os.close(kept)
 
 
-Floats = npt.NDArray[np.float64]
-
-
 def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: Floats) -> Floats:
     """Share of time of each job on each kind of devices, (jobs, kinds), so that the worst off job is best off.
 
@@ -172,9 +185,6 @@ def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: F
 
     Source: Narayanan et al. 2020, "Gavel", OSDI, section 4.1; ``MaxMinFairnessPolicyWithPerf`` of its artifact.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     jobs, kinds = rates.shape
     equal = rates @ (num_devices / num_devices.sum())
     worth = rates * (sizes / (weights * np.maximum(equal, 1e-12)))[:, None]
@@ -185,16 +195,11 @@ def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: F
     rows = np.concatenate([job_of, np.arange(jobs), jobs + job_of, 2 * jobs + kind_of])
     columns = np.concatenate([cells, np.full(jobs, least), cells, cells])
     values = np.concatenate([-worth.ravel(), np.ones(jobs), np.ones(least), sizes[job_of]])
-    matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, least + 1))
-    found = milp(
-        c=np.append(np.zeros(least), -1.0),
-        constraints=LinearConstraint(
-            matrix.tocsr(), ub=np.concatenate([np.zeros(jobs), np.ones(jobs), num_devices])
-        ),
-        bounds=Bounds(0, np.inf),
-    )
-    assert found.x is not None  # X = 0 always satisfies the constraints
-    return np.asarray(found.x[:least].reshape(jobs, kinds), dtype=float)
+    limits = np.concatenate([np.zeros(jobs), np.ones(jobs), num_devices])
+    entries = zip(rows, columns, values, strict=True)
+    found = _solution(np.append(np.zeros(least), -1.0), entries, limits, np.inf)
+    assert found is not None  # X = 0 always satisfies the constraints
+    return np.asarray(found[:least].reshape(jobs, kinds), dtype=float)
 
 
 LEASE_S = 360.0
