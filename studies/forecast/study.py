@@ -178,11 +178,9 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 
 def _target_times(held: HeldOutForecast) -> TargetTimes:
     """As ``forecast_curve`` answers."""
-    result = held.result
-    prefix = result.prefix
-    mix = mixed_paths(prefix, result.paths, held.scale, held.weights)
+    result, prefix = held.result, held.result.prefix
+    futures = futures_of(mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles)
     seen = prefix.num_seen
-    futures = futures_of(mix, prefix, held.quantiles)
     last = float(prefix.epochs[seen - 1])
     return target_times(futures, prefix.epochs[seen:], _wanted(result), last, prefix.noise)
 

@@ -95,10 +95,9 @@ def forecast_page(answer: RunForecast) -> RenderableType:
     ]
     members = _grid(("forecaster", "weight", "at the end"), weights)
     clocks = [_declared(answer.times, _clock_columns(found.target is not None))] if answer.times else []
-    notes = (
-        [Text("Notes", style="bold"), *(Text(f"  - {note}") for note in answer.notes)] if answer.notes else []
-    )
-    return Group(_page(title, _headline(answer), *clocks, advised, members), _rests_on(answer), *notes)
+    notes = [Text(f"  - {note}") for note in answer.notes]
+    head = [Text("Notes", style="bold")] if notes else []
+    return Group(_page(title, _headline(answer), *clocks, advised, members), _rests_on(answer), *head, *notes)
 
 
 def _headline(answer: RunForecast) -> Table:

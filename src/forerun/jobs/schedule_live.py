@@ -217,12 +217,8 @@ class _Devices:
             by_group[group_of[node.name, node.device]].append(node)
         self.nodes = [node for group in by_group.values() for node in group]
         self.live_name = {group_of[node.name, node.device]: node.device for node in nodes}
-        self.number = {
-            (node.name, name): i
-            for i, (name, node) in enumerate(
-                (name, node) for name, group in by_group.items() for node in group
-            )
-        }
+        places = [(node.name, name) for name, group in by_group.items() for node in group]
+        self.number = {place: i for i, place in enumerate(places)}
         self.cluster = _shared(by_group)
         by_kind: dict[str, list[LiveNode]] = {}
         for node in nodes:
@@ -328,10 +324,8 @@ def _known(
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
     for i, job in enumerate(live.jobs):
         known[i] = _as_it_runs(known[i], job, found)
-    notes = (
-        [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
-    )
-    return known, notes
+    note = f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"
+    return known, [note] if by_limit else []
 
 
 def _entry(job: LiveJob, system: str) -> JobEntry:

@@ -7,8 +7,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from forerun.adapters.classics.baselines import STORABLE_KINDS
-from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.baselines import STORABLE_KINDS, BoostedTrees
 from forerun.adapters.classics.model_file import TrainedModel, load_model_file
 from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
 from forerun.base.errors import CostModelError

@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.adapters.classics.csv_formats import columns_of
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
 from forerun.base.units import format_duration_s
@@ -80,13 +81,7 @@ class NetworkRun:
 
 def is_practicum_table(path: Path) -> bool:
     """True for a table with the columns of the practicum."""
-    if path.suffix not in (".csv", ".parquet") or not path.is_file():
-        return False
-    try:
-        columns = list(_table(path, only_columns=True).columns)
-    except RecordError:
-        return False
-    return set(_COLUMNS) <= set(columns)
+    return set(_COLUMNS) <= columns_of(path)
 
 
 def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
@@ -137,17 +132,11 @@ def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
     return runs, notes
 
 
-def _table(path: Path, *, only_columns: bool = False) -> pd.DataFrame:
+def _table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        if path.suffix == ".csv":
-            return pd.read_csv(path, nrows=0 if only_columns else None)
-        if only_columns:
-            import pyarrow.parquet
-
-            return pd.DataFrame(columns=pyarrow.parquet.read_schema(path).names)
-        return pd.read_parquet(path)
+        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: expected a table, and it cannot be read: {error}") from error
 

@@ -216,17 +216,13 @@ def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> No
 def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
     if isinstance(found, bool) or not isinstance(found, int):
         raise _damaged(path, f"its version is {str(found)[:60]!r}")
-    if found == expected:
-        return
-    if found > expected:
+    if found != expected:
+        is_newer = found > expected
+        age, reads = ("newer", "this program reads") if is_newer else ("older", "expected")
         raise CostModelError(
-            f"the model file {path.name} is newer than this program ({what} version {found}, this program reads "
-            f"{expected}); update forerun, or {_refit(header, path)}"
+            f"the model file {path.name} is {age} than this program ({what} version {found}, {reads} {expected}); "
+            f"{'update forerun, or ' if is_newer else ''}{_refit(header, path)}"
         )
-    raise CostModelError(
-        f"the model file {path.name} is older than this program ({what} version {found}, expected {expected}); "
-        f"{_refit(header, path)}"
-    )
 
 
 def _refit(header: Mapping[str, Any], path: Path) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox, LinearOnFlops
-from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.baselines import STORABLE_KINDS, BoostedTrees, GreyBox, LinearOnFlops
 from forerun.adapters.classics.layer_table import LAYER_WORDS, LayerTable, read_layers
 from forerun.adapters.classics.model_file import StorableRegressor, TrainedModel
 from forerun.adapters.classics.network_regressors import (

@@ -259,14 +259,8 @@ def _sizes(
     words = given.get("frames", str(entry.get("frames", 1)))
     frames = int(words) if words.isascii() and words.isdigit() and len(words) < 6 else 0
     is_video = step > 1
-    if (
-        channels != 3
-        or height % side
-        or width % side
-        or frames < 1
-        or (frames - 1) % step
-        or (frames > 1 and not is_video)
-    ):
+    are_frames = frames >= 1 and (frames - 1) % step == 0 and (is_video or frames == 1)
+    if channels != 3 or height % side or width % side or not are_frames:
         raise InvalidSetupError(
             f"{model} takes 3 channels, sides that are multiples of {side} pixels and "
             f"{f'1 frame more than a multiple of {step}' if is_video else 'a single frame'}; got {channels} channels, "

@@ -127,9 +127,7 @@ def _read_file(path_text: str) -> str:
     try:
         model = keras.saving.load_model(path, compile=False)
         text: str = model.to_json()
-    except (
-        Exception
-    ) as error:  # zip, HDF5, JSON and the classes of the file raise errors without a common base
+    except Exception as error:  # zip, HDF5, JSON and the classes of the file have no common base of errors
         raise ModelBuildError(_why_unreadable(path_text, error)) from error
     return text
 

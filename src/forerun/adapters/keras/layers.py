@@ -75,46 +75,34 @@ def _convolution(parameters: Parameters) -> Any:
         whole_of(parameters, "kernel"),
         **_window(parameters),
         groups=whole_of(parameters, "groups", 1),
-        use_bias=flag_of(parameters, "use_bias"),
+        **_biased(parameters),
     )
 
 
-def _depthwise(parameters: Parameters) -> Any:
-    return keras.layers.DepthwiseConv2D(
-        whole_of(parameters, "kernel"), **_window(parameters), use_bias=flag_of(parameters, "use_bias")
-    )
-
-
-def _dense(parameters: Parameters) -> Any:
-    return keras.layers.Dense(whole_of(parameters, "out_features"), use_bias=flag_of(parameters, "use_bias"))
+def _biased(parameters: Parameters) -> dict[str, Any]:
+    return {"use_bias": flag_of(parameters, "use_bias")}
 
 
 def _attention(parameters: Parameters) -> Any:
     heads, width = whole_of(parameters, "num_heads"), whole_of(parameters, "in_features")
-    layer = keras.layers.MultiHeadAttention(heads, width // heads, use_bias=flag_of(parameters, "use_bias"))
+    layer = keras.layers.MultiHeadAttention(heads, width // heads, **_biased(parameters))
     return lambda given: layer(given, given)
-
-
-def _lstm(parameters: Parameters) -> Any:
-    return keras.layers.LSTM(
-        whole_of(parameters, "out_features"),
-        use_bias=flag_of(parameters, "use_bias"),
-        return_sequences=True,
-    )
 
 
 _LAYERS: dict[str, Callable[[Parameters], Any]] = {
     "conv2d": _convolution,
     "grouped_conv2d": _convolution,
-    "depthwise_conv2d": _depthwise,
-    "dense": _dense,
+    "depthwise_conv2d": lambda p: keras.layers.DepthwiseConv2D(
+        whole_of(p, "kernel"), **_window(p), **_biased(p)
+    ),
+    "dense": lambda p: keras.layers.Dense(whole_of(p, "out_features"), **_biased(p)),
     "batch_norm": lambda p: keras.layers.BatchNormalization(channels_axis()),
     "group_norm": lambda p: keras.layers.GroupNormalization(whole_of(p, "groups", 1), channels_axis()),
     "layer_norm": lambda p: keras.layers.LayerNormalization(),
     "max_pool": lambda p: keras.layers.MaxPooling2D(whole_of(p, "kernel"), **_window(p)),
     "avg_pool": lambda p: keras.layers.AveragePooling2D(whole_of(p, "kernel"), **_window(p)),
     "attention": _attention,
-    "lstm": _lstm,
+    "lstm": lambda p: keras.layers.LSTM(whole_of(p, "out_features"), **_biased(p), return_sequences=True),
     "null": lambda p: keras.layers.Identity(),
 }
 

@@ -1,6 +1,6 @@
 """Steps under a ParameterServerStrategy of TensorFlow, workers and servers in local processes.
 
-Parameters of the job beside those of ``step_runner``: ``num_workers``, ``num_servers``, ``strategy``
+Parameters of the job beside those of ``training``: ``num_workers``, ``num_servers``, ``strategy``
 (``parameter-server``). The batch size is that of one worker's step; the workers share the threads of the session.
 
 ``fit`` of Keras 3 does not work there, so a ``ClusterCoordinator`` runs the loop: a round of steps is scheduled on the
@@ -18,8 +18,8 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -89,7 +89,7 @@ def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol
     first_step_s, the first round, which traces on every worker.
 
     Args:
-        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``.
+        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``training``.
         device_index: Must be ``cpu``.
         protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
@@ -127,15 +127,10 @@ def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol
     return result
 
 
-@contextmanager
-def _child() -> Iterator[Child]:
+def _child() -> closing[Child]:
     """A new interpreter for one process of the cluster, because TensorFlow fixes its threads at its first use."""
     spawn = multiprocessing.get_context("spawn")
-    child = Child(spawn, environment={**os.environ, **_ENVIRONMENT}, name="forerun-cluster")
-    try:
-        yield child
-    finally:
-        child.close()
+    return closing(Child(spawn, environment={**os.environ, **_ENVIRONMENT}, name="forerun-cluster"))
 
 
 def _answer(chief: Child, cluster: _Cluster) -> Reply:
@@ -152,14 +147,11 @@ def _answer(chief: Child, cluster: _Cluster) -> Reply:
 
 
 def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in opened:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in opened]
 
 
 def _be_silent() -> None:
@@ -191,7 +183,7 @@ def _coordinate(cluster: _Cluster) -> RunResult:
     import tensorflow as tf
 
     from forerun.adapters.keras.runner import set_keras_defaults
-    from forerun.adapters.keras.step_runner import build_measured_model
+    from forerun.adapters.keras.training import build_measured_model
     from forerun.evidence.measurement.runners.timing import time_repetitions
 
     job, num_workers = cluster.job, len(cluster.addresses["worker"])
@@ -240,7 +232,7 @@ def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
     import keras
     import tensorflow as tf
 
-    from forerun.adapters.keras.step_runner import example_batch, keras_loss
+    from forerun.adapters.keras.training import example_batch, keras_loss
 
     model = found.model
     loss_of = keras.losses.get(keras_loss(model)[0])

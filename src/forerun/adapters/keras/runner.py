@@ -161,7 +161,7 @@ class KerasPeakMemory:
 _RUNNERS = {
     JobKind.TRAINING: "training:run_keras_training",
     JobKind.LAYER: "layers:run_keras_layer",
-    JobKind.STEP: "step_runner:run_keras_step",
+    JobKind.STEP: "training:run_keras_step",
     JobKind.DATA_PARALLEL: "parameter_server:run_keras_servers",
 }
 
@@ -186,9 +186,8 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
     try:
         result: RunResult = run(job, device_index, protocol)
     except Exception as error:
-        if (
-            type(error).__name__ != "ResourceExhaustedError"
-        ):  # TensorFlow's error, recognised without loading TensorFlow
+        # TensorFlow's error, recognised without loading TensorFlow.
+        if type(error).__name__ != "ResourceExhaustedError":
             raise
         from forerun.evidence.measurement.runners.table import OutOfMemory
 

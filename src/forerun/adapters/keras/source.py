@@ -140,9 +140,8 @@ def _graph_or_error(worker: Worker, request: KerasRequest, said: Path) -> Graph 
     try:
         graph: Graph = worker.call(trace_request, request, said, what=f"tracing {name}", timeout_s=_TIMEOUT_S)
     except IsolationError as error:
-        words = (
-            said.read_text(encoding="utf-8", errors="replace").strip().splitlines() if said.exists() else []
-        )
+        text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+        words = text.strip().splitlines()
         return ModelBuildError(
             f"the process that builds {name} with Keras {metadata.version('keras')} ended: "
             f"{(words or [str(error)])[-1]}"
@@ -168,10 +167,5 @@ def _built_shape(model: Any) -> tuple[int, ...] | None:
     """Shape of a sample for which an object was built, if its configuration lacks the shape."""
     shape = getattr(model, "_build_shapes_dict", None) or {}
     first = next(iter(shape.values()), None)
-    if (
-        not isinstance(first, (tuple, list))
-        or len(first) < 2
-        or not all(isinstance(n, int) for n in first[1:])
-    ):
-        return None
-    return tuple(first[1:])
+    axes = tuple(first[1:]) if isinstance(first, (tuple, list)) else ()
+    return axes if axes and all(isinstance(n, int) for n in axes) else None

@@ -279,13 +279,8 @@ def _read_input(value: Any) -> OnnxInput:
         axis.dim_value if axis.HasField("dim_value") else (axis.dim_param or f"axis {index}")
         for index, axis in enumerate(tensor_type.shape.dim)
     ]
-    return OnnxInput(
-        name=value.name,
-        dtype=torch_dtype(tensor_type.elem_type, f"the input {value.name!r}")
-        if tensor_type.elem_type
-        else torch.float32,
-        axes=tuple(axes),
-    )
+    dtype = torch_dtype(tensor_type.elem_type or 1, f"the input {value.name!r}")
+    return OnnxInput(name=value.name, dtype=dtype, axes=tuple(axes))
 
 
 def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_values: bool) -> OnnxNode:
@@ -379,9 +374,8 @@ def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
             running = {node.inputs[i] for i in _STATISTICS.get(node.op, ()) if i < len(node.inputs)}
             weights |= candidates - running
             statistics |= candidates & running
-        if (
-            made is _Origin.INITIALIZER
-        ):  # what is computed of weights alone, as a fused scale, trains with them
+        # What is computed of weights alone, such as a fused scale, trains with them.
+        if made is _Origin.INITIALIZER:
             made = _Origin.DATA
         if node.op in ("Shape", "Size"):
             made = _Origin.SHAPE

@@ -46,6 +46,7 @@ from forerun.jobs.forecasting.forecaster import (
     can_answer,
     forecaster_names,
     path_of,
+    tiers_of,
 )
 from forerun.jobs.forecasting.prior import (
     CUTS,
@@ -231,7 +232,7 @@ def tier_results(results: Sequence[CutResult], prior_of: PriorOf) -> list[TierRe
     """Every result in every tier that it has the data for, by a prior that has not seen its origin."""
     groups: dict[tuple[str, Tier], list[CutResult]] = defaultdict(list)
     for result in results:
-        for tier in tiers_of(result):
+        for tier in tiers_of(result.prefix):
             groups[result.run.origin, tier].append(result)
     found = []
     for (origin, tier), of_group in groups.items():
@@ -239,19 +240,6 @@ def tier_results(results: Sequence[CutResult], prior_of: PriorOf) -> list[TierRe
         for result, errors, scale, weights in zip(of_group, *weighed, strict=True):
             found.append(TierResult(result=result, tier=tier, errors=errors, scale=scale, weights=weights))
     return found
-
-
-def tiers_of(result: CutResult) -> tuple[Tier, ...]:
-    """Tiers that the result has the data for, the most informed first."""
-    has_siblings = result.prefix.siblings is not None and len(result.prefix.siblings) > 0
-    has_rates = result.run.rates is not None
-    needed = {
-        Tier.BOTH: has_siblings and has_rates,
-        Tier.HISTORY: has_siblings,
-        Tier.SCHEDULE: has_rates,
-        Tier.CURVE: True,
-    }
-    return tuple(tier for tier, has in needed.items() if has)
 
 
 def _neighbours(cut: float) -> tuple[float, ...]:

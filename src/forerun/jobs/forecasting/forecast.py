@@ -40,7 +40,7 @@ from forerun.jobs.forecasting.curve import (
     is_not_learning,
     is_share_metric,
 )
-from forerun.jobs.forecasting.forecaster import MOST_SIBLINGS, Prefix, Tier, tier_of
+from forerun.jobs.forecasting.forecaster import MOST_SIBLINGS, Prefix, Tier, tiers_of
 from forerun.jobs.forecasting.prior import Mixture, mixture, shipped_prior
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
@@ -167,7 +167,7 @@ def forecast_curve(
     planned = None if follows_metric else schedule
     epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
     prefix = _prefix(seen, scale, epochs, planned, finished)
-    tier = tier_of(prefix)
+    tier = tiers_of(prefix)[0]
     mix = mixture(prefix, tier, shipped_prior())
     notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
     notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]

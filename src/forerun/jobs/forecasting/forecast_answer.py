@@ -436,6 +436,7 @@ class RunForecast(Answer):
         bounds = {name: getattr(found, name) for name in ("low_90", "low_80", "high_80", "high_90")}
         reached = [None] * len(found.epochs) if found.target is None else found.probability
         final, advice = fields_of(found.final), fields_of(self.advice)
+        ends = {"value": final.pop("value"), "low": final.pop("low_90"), "high": final.pop("high_90")}
         return {
             "run": self.run,
             "metric": found.curve.metric,
@@ -444,12 +445,7 @@ class RunForecast(Answer):
             "last_epoch": found.curve.epochs[-1],
             "end_epoch": found.end_epoch,
             "progress": found.progress,
-            "final_value": {
-                "value": final.pop("value"),
-                "low": final.pop("low_90"),
-                "high": final.pop("high_90"),
-                **final,
-            },
+            "final_value": {**ends, **final},
             **self._target_fields(),
             "advice": {"stop": advice.pop("should_stop"), **advice},
             "decision": self.decision,
@@ -475,14 +471,13 @@ class RunForecast(Answer):
             return {**nothing, "on": self.times}
         steps = self.steps_per_epoch
         first = self.times[0].json_fields() if self.times else {}
+        in_steps = None if steps is None else ranked([epoch * steps for epoch in found.epochs_to_target])
         return {
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
             "epochs_to_target": ranked(found.epochs_to_target),
-            "steps_to_target": None
-            if steps is None
-            else ranked([epoch * steps for epoch in found.epochs_to_target]),
+            "steps_to_target": in_steps,
             "time_to_target_s": first.get("time_to_target_s"),
             "cost_to_target_usd": first.get("cost_to_target_usd"),
             "on": self.times,

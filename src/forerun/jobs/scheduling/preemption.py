@@ -95,17 +95,15 @@ def serve_urgent(
     rated = [
         (finish_time_fairness(view, cluster, len(jobs), now_s), view) for view in jobs if not view.is_held
     ]
+
+    def is_wanting(found: Fairness, view: JobView) -> bool:
+        if view.current is None:
+            return found.is_late(bound)
+        end_s = now_s - view.job.arrival_s + view.remaining_s(view.current)
+        return end_s > (1 + _SLOW * (bound - 1)) * found.whole_s
+
     # A job that waited too long wants its share, and so does one that runs so slowly that it would end near the bound.
-    wanting = {
-        view.job.name: (found, view)
-        for found, view in rated
-        if (
-            found.is_late(bound)
-            if view.current is None
-            else now_s - view.job.arrival_s + view.remaining_s(view.current)
-            > (1 + _SLOW * (bound - 1)) * found.whole_s
-        )
-    }
+    wanting = {view.job.name: (found, view) for found, view in rated if is_wanting(found, view)}
     worst, first = max(wanting.values(), key=lambda item: item[0].rho, default=(None, None))
     shortest_s = min((view.least_remaining_s for view in jobs if view.current is None), default=0.0)
     served = list(wanting.values())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def _solve(
     jobs: Sequence[JobView],
     cluster: SharedCluster,
     free: FreeResources,
-) -> list[int]:
+) -> tuple[int, ...]:
     """Columns that the integer program chooses: at most one a job, no more than there is."""
     row_of = {view.job.name: i for i, view in enumerate(jobs)}
     kinds, capacity = cluster.kinds, cluster.capacity
@@ -119,20 +120,34 @@ def _solve(
         devices, cores, memory = free.demand(view.job, option)
         needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
+    limits = (*([1.0] * len(jobs)), *free.left)
+    return _cheapest(tuple(cost for _, _, cost in columns), tuple(entries), limits)
+
+
+# Draws of one schedule differ in what is true, not in what is believed: most of their rounds ask the same again.
+@lru_cache(maxsize=256)
+def _cheapest(
+    costs: tuple[float, ...], entries: tuple[tuple[int, int, float], ...], limits: tuple[float, ...]
+) -> tuple[int, ...]:
+    """Columns at the least cost within the limits, each taken whole or not at all."""
     with _quiet_solver():
         found = _solution(
-            np.asarray([cost for _, _, cost in columns]),
+            costs,
             entries,
-            np.asarray([*([1.0] * len(jobs)), *free.left]),
+            limits,
             1.0,
-            integrality=np.ones(len(columns), dtype=np.int64),
+            integrality=np.ones(len(costs), dtype=np.int64),
             options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": 1e-3},
         )
-    return [] if found is None else np.flatnonzero(found > 0.5).tolist()
+    return () if found is None else tuple(np.flatnonzero(found > 0.5).tolist())
 
 
 def _solution(
-    costs: Floats, entries: Iterable[tuple[int, int, float]], limits: Floats, highest: float, **settings: Any
+    costs: Sequence[float] | Floats,
+    entries: Iterable[tuple[int, int, float]],
+    limits: Sequence[float] | Floats,
+    highest: float,
+    **settings: Any,
 ) -> Floats | None:
     """Unknowns of 0 to ``highest`` at the least cost within the limits, (unknowns,); None where none was found.
 
@@ -145,7 +160,9 @@ def _solution(
     rows, columns, values = zip(*entries, strict=True)
     matrix = coo_array((values, (rows, columns)), shape=(len(limits), len(costs)))
     within = LinearConstraint(matrix.tocsr(), ub=limits)
-    found: Floats | None = milp(c=costs, constraints=within, bounds=Bounds(0, highest), **settings).x
+    found: Floats | None = milp(
+        c=np.asarray(costs), constraints=within, bounds=Bounds(0, highest), **settings
+    ).x
     return found
 
 
