@@ -59,10 +59,10 @@ from forerun.evidence.measure import (
 from forerun.evidence.measure_curve import measure_curve as measure_curve
 from forerun.evidence.records.measurement import Record as Record
 from forerun.graph.captured import Capture as Capture
-from forerun.jobs.backtest import backtest as backtest
 from forerun.jobs.forecast import TradeOff as TradeOff
 from forerun.jobs.forecast import forecast as forecast
 from forerun.jobs.forecast import trade_off as trade_off
+from forerun.jobs.forecasting.backtest import backtest as backtest
 from forerun.jobs.forecasting.forecast_answer import RunForecast as RunForecast
 from forerun.jobs.schedule import Schedule as Schedule
 from forerun.jobs.schedule import schedule as schedule

@@ -22,8 +22,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 import forerun
-from forerun.adapters.classics.baselines import LinearOnFlops
-from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.baselines import BoostedTrees, LinearOnFlops
 from forerun.adapters.classics.layer_table import layer_case, layer_features
 from forerun.adapters.classics.model_file import TrainedModel
 from forerun.adapters.classics.network_regressors import (

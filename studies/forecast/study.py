@@ -16,13 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.jobs.backtest import Backtest, HeldOutForecast, leave_origins_out, summary_of
 from forerun.jobs.forecasting.backtest import (
+    Backtest,
     CutResult,
+    HeldOutForecast,
     StoredRun,
     cut_results,
+    leave_origins_out,
     mean_of_origins,
     summarise,
+    summary_of,
     tier_results,
 )
 from forerun.jobs.forecasting.backtest_table import TargetTimes, futures_of, save_table, target_times
@@ -175,11 +178,9 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 
 def _target_times(held: HeldOutForecast) -> TargetTimes:
     """As ``forecast_curve`` answers."""
-    result, weighed = held.result, held.of_tier
-    prefix = result.prefix
-    mix = mixed_paths(prefix, result.paths, weighed.scale, weighed.weights)
+    result, prefix = held.result, held.result.prefix
+    futures = futures_of(mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles)
     seen = prefix.num_seen
-    futures = futures_of(mix, prefix, held.quantiles)
     last = float(prefix.epochs[seen - 1])
     return target_times(futures, prefix.epochs[seen:], _wanted(result), last, prefix.noise)
 

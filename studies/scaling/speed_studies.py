@@ -113,9 +113,7 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
             )
             collected.setdefault("plain", []).append(_error(_plain(train, test), measured))
             collected.setdefault("linear", []).append(_error(_linear(train, test), measured))
-            inside += [
-                low.low_s <= y <= low.high_s for low, y in zip(fit.intervals(test), measured, strict=True)
-            ]
+            inside += [low.low <= y <= low.high for low, y in zip(fit.intervals(test), measured, strict=True)]
             designed = _designed(points, num_points, rng)
             train, test = _split(points, designed)
             measured = np.asarray([point.measured_s for point in test])
@@ -202,7 +200,7 @@ def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: 
                     if name == "forerun":
                         low_high = fit.intervals(test)
                         inside += [
-                            one.low_s <= y <= one.high_s for one, y in zip(low_high, measured, strict=True)
+                            one.low <= y <= one.high for one, y in zip(low_high, measured, strict=True)
                         ]
             found |= {(name, job, number): float(np.mean(values)) for name, values in collected.items()}
         coverage["forerun", number] = float(np.mean(inside))

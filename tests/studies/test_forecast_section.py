@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from forerun.jobs.backtest import summary_of
-from forerun.jobs.forecasting.backtest import StoredRun, cut_results
+from forerun.jobs.forecasting.backtest import StoredRun, cut_results, summary_of
 from forerun.jobs.forecasting.curve import Curve
 from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
 from studies.forecast.own_curves import own_curves

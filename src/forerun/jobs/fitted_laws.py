@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from forerun.base.answers import Answer, fields_of
+from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import csv_cells, read_rows
 from forerun.jobs.forecasting.curve import Curve, Target, final_error, parse_target
@@ -70,14 +70,12 @@ class CurveFit(Answer):
             "unit": self.curve.unit,
             "n": len(self.curve),
             **{name: getattr(self.fit, name) for name in named},
-            "errors": {name: error if np.isfinite(error) else None for name, error in named.items()},
+            "errors": named,
             "rmse": self.fit.rmse,
             "r2": self.r2,
             "steps_per_epoch": self.steps_per_epoch,
             "target": None if self.target is None else str(self.target),
-            "reached_at": self.reached_at
-            if self.reached_at is not None and np.isfinite(self.reached_at)
-            else None,
+            "reached_at": self.reached_at,
             "points": [
                 {"k": k, "real": real, "fitted": law}
                 for k, real, law in zip(
@@ -244,7 +242,7 @@ class ScalingForecast(Answer):
             "num_sizes": self.law.num_runs,
             "coefficients": self.law.coefficients(),
             "log_spread": self.law.log_spread,
-            "answers": [{**fields_of(found), "best": found.best} for found in self.answers],
+            "answers": self.answers,
             "rates": self.rates,
             "notes": self.notes,
         }

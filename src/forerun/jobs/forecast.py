@@ -16,11 +16,10 @@ from forerun.base.tables import read_rows
 from forerun.jobs.forecasting.backtest_table import BacktestTable, load_table, shipped_table
 from forerun.jobs.forecasting.curve import Curve, Target, clean, parse_target
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
-from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
+from forerun.jobs.forecasting.forecast import forecast_curve
 from forerun.jobs.forecasting.forecast_answer import (
     Clock,
     RunForecast,
-    RunOutcome,
     decision_of,
     outcome_of,
     ranked,
@@ -32,12 +31,12 @@ from forerun.jobs.forecasting.schedule import (
     LOGGED,
     LearningRateSchedule,
     followed_schedule,
+    is_logged,
     logged_schedule,
-    schedule_of,
+    rate_column,
+    schedule_from,
 )
 from forerun.prediction.estimate import Interval
-
-_UNKNOWN = "unknown"
 
 
 def forecast(
@@ -97,6 +96,7 @@ def forecast(
     )
     clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))
     epoch_time_s = clocks[0].epoch_time_s.value if clocks else None
+    came = None if cut is None else clean(whole)
     return RunForecast(
         run=curve.name,
         curve_forecast=found,
@@ -106,18 +106,8 @@ def forecast(
         decision=decision_of(found, siblings, clocks[0] if clocks else None),
         coverage=_coverage(table, found.tier, found.progress),
         notes=found.notes,
-        outcome=None if cut is None else _outcome(whole, found),
+        outcome=None if came is None else outcome_of(came.curve, found),
     )
-
-
-def is_logged(schedule: Any) -> bool:
-    """True if a schedule is the word for the rates in the file of the run."""
-    return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
-
-
-def rate_column(schedule: Any) -> str | None:
-    """The column that "logged:COLUMN" names; None for the usual ones."""
-    return schedule.partition(":")[2].strip() or None if is_logged(schedule) else None
 
 
 def _logged(curve: Curve, epochs: float | None) -> LearningRateSchedule:
@@ -125,11 +115,7 @@ def _logged(curve: Curve, epochs: float | None) -> LearningRateSchedule:
     if curve.learning_rates is None or end is None:
         raise InvalidSetupError(
             f"{curve.name}: --schedule {LOGGED} needs a column of learning rates and the length of the run, got "
-            + (
-                "no such column; name it with logged:COLUMN"
-                if end is not None
-                else "no length; give --epochs"
-            )
+            + ("no length; give --epochs" if end is None else "no such column; name it with logged:COLUMN")
         )
     return logged_schedule(curve.epochs, curve.learning_rates, max(end, float(curve.epochs[-1])))
 
@@ -138,15 +124,7 @@ def _first_share(curve: Curve, cut: float) -> Curve:
     """The curve as it was after a share of its length."""
     if not 0 < cut < 1:
         raise InvalidSetupError(f"a cut is a share of the run between 0 and 1, such as 0.3, got {cut:g}")
-    return curve.first(
-        max(1, int(np.searchsorted(curve.epochs, cut * curve.epochs[-1] * (1 + 1e-9), "right")))
-    )
-
-
-def _outcome(whole: Curve, found: CurveForecast) -> RunOutcome:
-    cleaned = clean(whole)
-    assert cleaned is not None  # its beginning was forecast
-    return outcome_of(cleaned.curve, found)
+    return curve.first(curve.num_seen(cut))
 
 
 def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None = None) -> Curve:
@@ -162,24 +140,8 @@ def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None
             f"a run must be a file, a curve or a list of values, got shape {values.shape}"
         )
     is_rising = rising if rising is not None else bool(values[-1] > values[0])
-    return Curve(
-        name="run",
-        metric=name or "value",
-        epochs=np.arange(1.0, len(values) + 1),
-        values=values,
-        is_rising=is_rising,
-    )
-
-
-def schedule_from(schedule: Any, epochs: float | None) -> LearningRateSchedule | None:
-    """A schedule from words or an object; None for none and for "unknown"."""
-    if schedule is None or (isinstance(schedule, str) and schedule.strip() == _UNKNOWN):
-        return None
-    if not isinstance(schedule, (str, LearningRateSchedule)) and epochs is None:
-        raise InvalidSetupError(
-            "a schedule that is an object needs epochs as well, to know how far to follow it"
-        )
-    return schedule_of(schedule, epochs or 1.0)
+    epochs = np.arange(1.0, len(values) + 1)
+    return Curve(name="run", metric=name or "value", epochs=epochs, values=values, is_rising=is_rising)
 
 
 def _siblings(history: Any, run: Any, curve: Curve, target: Target | None) -> list[Curve]:
@@ -201,12 +163,8 @@ def _clocks(
         yield predicted_clock(model, device, price, setup)
     logged_s = curve.epoch_time_s()
     if logged_s is not None and logged_s > 0:
-        yield Clock(
-            device="as logged",
-            source="logged",
-            epoch_time_s=Interval(logged_s, logged_s, logged_s),
-            price_usd_per_hour=price,
-        )
+        time_s = Interval(logged_s, logged_s, logged_s)
+        yield Clock(device="as logged", source="logged", epoch_time_s=time_s, price_usd_per_hour=price)
 
 
 def predicted_clock(model: Any, device: str, price: float | None, setup: Mapping[str, Any]) -> Clock:
@@ -221,12 +179,8 @@ def predicted_clock(model: Any, device: str, price: float | None, setup: Mapping
     per_hour = price
     if per_hour is None and estimate.cost_usd is not None:
         per_hour = estimate.cost_usd.value / estimate.epoch_time_s.value * 3600
-    return Clock(
-        device=estimate.device,
-        source="predicted",
-        epoch_time_s=estimate.epoch_time_s,
-        price_usd_per_hour=per_hour,
-    )
+    time_s = estimate.epoch_time_s
+    return Clock(device=estimate.device, source="predicted", epoch_time_s=time_s, price_usd_per_hour=per_hour)
 
 
 def _coverage(table: BacktestTable, tier: Tier, progress: float) -> float | None:

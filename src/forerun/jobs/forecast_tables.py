@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.base.answers import Answer
+from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import csv_cells
 from forerun.jobs.forecasting.convergence import (
@@ -49,29 +49,11 @@ class BatchForecast(Answer):
 
     Attributes:
         law: The law, fitted.
-        batch_sizes: Those measured, those asked for, and some doublings of the largest, ascending.
-        measured: Mean steps at each, None where it was not measured.
-        dataset_size: Samples of an epoch, or None.
+        points: Batch sizes measured, asked for, and some doublings of the largest, ascending.
     """
 
     law: BatchScaling
-    batch_sizes: tuple[int, ...]
-    measured: tuple[float | None, ...]
-    dataset_size: int | None
-
-    @property
-    def points(self) -> tuple[BatchPoint, ...]:
-        """Forecasts by batch size."""
-        counts = map(float, self.law.steps(self.batch_sizes))
-        return tuple(
-            BatchPoint(
-                batch_size=size,
-                steps=count,
-                epochs=None if self.dataset_size is None else count * size / self.dataset_size,
-                measured_steps=seen,
-            )
-            for size, count, seen in zip(self.batch_sizes, counts, self.measured, strict=True)
-        )
+    points: tuple[BatchPoint, ...]
 
     def json_fields(self) -> dict[str, Any]:
         """The law, and a row per batch size; an endless critical batch size is None."""
@@ -108,12 +90,16 @@ def forecast_batches(
         whole | {int(b) for b in batch_sizes} | {max(whole) << n for n in range(1, _DOUBLINGS + 1)}
     )
     seen = {size: [s for s, b in zip(steps, sizes, strict=True) if round(b) == size] for size in whole}
-    return BatchForecast(
-        law=law,
-        batch_sizes=tuple(wanted),
-        measured=tuple(sum(seen[b]) / len(seen[b]) if b in seen else None for b in wanted),
-        dataset_size=dataset_size,
-    )
+    points = [
+        BatchPoint(
+            batch_size=size,
+            steps=count,
+            epochs=None if dataset_size is None else count * size / dataset_size,
+            measured_steps=sum(seen[size]) / len(seen[size]) if size in seen else None,
+        )
+        for size, count in zip(wanted, law.steps(wanted).tolist(), strict=True)
+    ]
+    return BatchForecast(law=law, points=tuple(points))
 
 
 class _Table:
@@ -270,10 +256,7 @@ class NetworkForecast(Answer):
         if others := [value for value in values if value.name != self.value_name]:
             row["others"] = [{"name": value.name, **_value_fields(value)} for value in others]
         if name in self.curves:
-            row["curve"] = [
-                {"k": p.k, "predicted": p.predicted, "actual": p.actual, "error": p.error}
-                for p in self.curves[name]
-            ]
+            row["curve"] = [{**fields_of(point), "error": point.error} for point in self.curves[name]]
         return row
 
 

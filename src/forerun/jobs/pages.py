@@ -15,7 +15,6 @@ from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent, format_usd, range_words
 
 if TYPE_CHECKING:
-    from forerun.jobs.backtest import Backtest
     from forerun.jobs.fitted_laws import CurveFit, PricedFrontier, ScalingForecast, TrainingPrice
     from forerun.jobs.forecast import TradeOff, TradeOffPoint
     from forerun.jobs.forecast_tables import (
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         NetworkForecast,
         NetworkValue,
     )
+    from forerun.jobs.forecasting.backtest import Backtest
     from forerun.jobs.forecasting.forecast_answer import RunForecast, TimeToTarget
     from forerun.jobs.schedule import FinishTime, JobPlan, PolicyOutcome, Schedule
     from forerun.jobs.schedule_live import JobAdvice, LiveSchedule
@@ -95,10 +95,9 @@ def forecast_page(answer: RunForecast) -> RenderableType:
     ]
     members = _grid(("forecaster", "weight", "at the end"), weights)
     clocks = [_declared(answer.times, _clock_columns(found.target is not None))] if answer.times else []
-    notes = (
-        [Text("Notes", style="bold"), *(Text(f"  - {note}") for note in answer.notes)] if answer.notes else []
-    )
-    return Group(_page(title, _headline(answer), *clocks, advised, members), _rests_on(answer), *notes)
+    notes = [Text(f"  - {note}") for note in answer.notes]
+    head = [Text("Notes", style="bold")] if notes else []
+    return Group(_page(title, _headline(answer), *clocks, advised, members), _rests_on(answer), *head, *notes)
 
 
 def _headline(answer: RunForecast) -> Table:

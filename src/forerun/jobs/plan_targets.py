@@ -176,7 +176,7 @@ def epochs_to_target(
     target = parse_target(question.target)
     if isinstance(question.curve, str | Path):
         question = replace(question, curve=read_curves(Path(question.curve)))
-    evidence = _Evidence(question, target, num_samples, num_epochs)
+    evidence = _Evidence(question, target, num_samples, num_epochs, _law(question, num_samples))
     found: dict[str, LearningRun] = {}
     notes: list[str] = []
     for model, curve in _curves(question, models).items():
@@ -229,19 +229,15 @@ def _curves(question: TargetQuestion, models: Sequence[str]) -> Mapping[str, Any
     return {models[0]: question.curve}
 
 
+@dataclass(frozen=True, slots=True)
 class _Evidence:
     """Evidence about the epochs of one model: a curve, finished runs, or a law of batch sizes alone."""
 
-    def __init__(
-        self, question: TargetQuestion, target: Target, num_samples: int, num_epochs: float | None
-    ) -> None:
-        self.question, self.target, self.num_samples, self.num_epochs = (
-            question,
-            target,
-            num_samples,
-            num_epochs,
-        )
-        self.law = _law(question, num_samples)
+    question: TargetQuestion
+    target: Target
+    num_samples: int
+    num_epochs: float | None
+    law: BatchScaling | None
 
     def of(self, curve: Any) -> tuple[LearningRun, list[str]]:
         """Epochs that a model needs, by its curve if it has one, and notes on them."""

@@ -23,10 +23,10 @@ from forerun.surface.report.figure import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from forerun.jobs.backtest import Backtest
     from forerun.jobs.fitted_laws import CurveFit, ScalingForecast
     from forerun.jobs.forecast import TradeOff, TradeOffPoint
     from forerun.jobs.forecast_tables import NetworkForecast
+    from forerun.jobs.forecasting.backtest import Backtest
     from forerun.jobs.forecasting.forecast import CurveForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import UsageError
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, Stretch
@@ -172,15 +172,13 @@ def schedule(
     chosen = _policies(policies, fair)
     known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
     options = SimulationOptions(round_s=round_s, seed=seed)
-    outcomes = tuple(_outcome(known, found, policy, options, say) for policy in chosen)
+    outcomes = [_outcome(known, found, policy, options, say) for policy in chosen]
     notes = schedule_notes(known, with_intervals=has_intervals(known))
     for policy, outcome in zip(chosen, outcomes, strict=True):
         bound = getattr(policy, "worst_fairness", inf)
         if bound < inf:
             notes.append(_price_of_fairness(known, found, outcome.metrics, bound, options))
-    return Schedule(
-        cluster=str(found), devices_by_node=_devices_by_node(found), outcomes=outcomes, notes=tuple(notes)
-    )
+    return _answer(found, outcomes, notes)
 
 
 def _price_of_fairness(
@@ -221,17 +219,13 @@ def schedule_trace(
     for kind, policy in chosen:
         metrics = simulate_rigid(jobs, found.num_devices, kind).metrics
         outcomes.append(PolicyOutcome(policy=policy.name, title=policy.title, metrics=metrics))
-    notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
-    return Schedule(
-        cluster=str(found),
-        devices_by_node=_devices_by_node(found),
-        outcomes=tuple(outcomes),
-        notes=tuple(notes),
-    )
+    note = "devices are counted, not placed; a job runs for its recorded time on the devices it asked for"
+    return _answer(found, outcomes, [note])
 
 
-def _devices_by_node(cluster: SharedCluster) -> tuple[int, ...]:
-    return tuple(size for group in cluster.groups for size in group.node_sizes)
+def _answer(cluster: SharedCluster, outcomes: Sequence[PolicyOutcome], notes: Sequence[str]) -> Schedule:
+    sizes = tuple(size for group in cluster.groups for size in group.node_sizes)
+    return Schedule(cluster=str(cluster), devices_by_node=sizes, outcomes=tuple(outcomes), notes=tuple(notes))
 
 
 def _policies(names: Sequence[str], fair: float | None = None) -> list[Policy]:
@@ -308,18 +302,14 @@ def draws_of(
 
 def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     """The job as it may turn out: factors are those of a unit spread."""
-    training = item.job.training
-    assert isinstance(training, DataParallelTraining)
     factor = speed**item.speed_spread
     # One factor for all kinds: a model that is slower than believed on one device is so on the others.
     speeds: dict[str, SpeedModel] = {
-        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in training.speeds.items()
+        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.training.speeds.items()
     }
-    return replace(
-        item.job,
-        training=replace(training, speeds=speeds),
-        work_samples=item.job.work_samples * work**item.work_spread,
-    )
+    training = replace(item.training, speeds=speeds)
+    work_samples = item.job.work_samples * work**item.work_spread
+    return replace(item.job, training=training, work_samples=work_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +332,7 @@ def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan,
     plans = []
     for port, decision in enumerate(main.first_decisions, start=FIRST_PORT):
         parts = numbers[decision.job]
-        given = decision.allocation
+        given, batch = decision.allocation, decision.batch_size
         lines = torchrun_lines(parts, scripts[decision.job], port) if parts else []
         plans.append(
             JobPlan(
@@ -350,9 +340,7 @@ def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan,
                 device="" if given is None else given.device,
                 num_devices=0 if given is None else given.num_workers,
                 nodes=parts,
-                batch_size=None
-                if decision.batch_size is None or given is None
-                else round(decision.batch_size),
+                batch_size=None if given is None or batch is None else round(batch),
                 reason=decision.reason,
                 commands=tuple(lines),
             )
@@ -373,9 +361,7 @@ def finish_times(main: SimulatedSchedule, draws: npt.NDArray[np.float64] | None)
                 arrival_s=outcome.arrival_s,
                 start_s=outcome.start_s,
                 finish_s=Interval(
-                    value=outcome.end_s,
-                    low=min(float(low), outcome.end_s),
-                    high=max(float(high), outcome.end_s),
+                    outcome.end_s, min(float(low), outcome.end_s), max(float(high), outcome.end_s)
                 ),
                 deadline_s=outcome.deadline_s,
                 deadline_share=float((ends <= outcome.deadline_s).mean()) if has_deadline else float("nan"),

@@ -60,6 +60,12 @@ class KnownJob:
     script: str
     source: str
 
+    @property
+    def training(self) -> DataParallelTraining:
+        """Its speeds and batch; jobs of a file train data-parallel."""
+        assert isinstance(self.job.training, DataParallelTraining)
+        return self.job.training
+
 
 Say = Callable[[str], None]
 """Told what is being done, a few words at a time."""
@@ -116,11 +122,12 @@ def _known(
     if entry.noise_scale is not None:
         efficiency = BatchEfficiency(noise_scale=entry.noise_scale, base_batch_size=base)
     work, epoch_samples = _work(entry)
+    training = DataParallelTraining(
+        speeds=speeds, batch_size=base, batch_range=(base, most), efficiency=efficiency
+    )
     job = ScheduledJob(
         name=entry.name,
-        training=DataParallelTraining(
-            speeds=speeds, batch_size=base, batch_range=(base, most), efficiency=efficiency
-        ),
+        training=training,
         work_samples=work,
         num_workers=entry.num_devices,
         is_elastic=entry.elastic,
@@ -133,7 +140,7 @@ def _known(
         is_preemptible=entry.preemptible,
         min_run_s=entry.min_run,
     )
-    _check_size(job, cluster)
+    _check_size(job, training, cluster)
     if entry.curve is not None:
         job = replace(job, work_samples=_work_to_target(entry, epoch_samples))
     return KnownJob(
@@ -145,10 +152,8 @@ def _known(
     )
 
 
-def _check_size(job: ScheduledJob, cluster: SharedCluster) -> None:
+def _check_size(job: ScheduledJob, training: DataParallelTraining, cluster: SharedCluster) -> None:
     """Refuses a job that could run nowhere, or on no number of devices that its owner allows."""
-    training = job.training
-    assert isinstance(training, DataParallelTraining)
     groups = [group for group in cluster.groups if group.device in training.speeds]
     check_jobs((job,), {group.device: group.num_devices for group in groups})
     most = max(group.num_devices for group in groups)
@@ -305,15 +310,15 @@ _OF_SEVERAL = ("strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variat
 
 
 def _options(entry: JobEntry) -> dict[str, Any]:
-    """Settings of the job's run on one device."""
-    return {name: value for name, value in entry.run_options().items() if name not in _OF_SEVERAL}
+    """The job's model and settings of its run on one device."""
+    settings = {name: value for name, value in entry.run_options().items() if name not in _OF_SEVERAL}
+    return {"model": entry.model, **settings}
 
 
 def _most_samples(entry: JobEntry, device: str) -> float:
     """Most samples that fit on one device; infinite where that is not known."""
-    assert entry.model is not None
     share = max(1, entry.batch_size // entry.num_devices)
-    one = predict(entry.model, device=device, batch_size=share, **_options(entry))
+    one = predict(device=device, batch_size=share, **_options(entry))
     return float(one.max_batch_size.value) if one.max_batch_size is not None else inf
 
 
@@ -323,14 +328,9 @@ def _batches(entry: JobEntry, most: float) -> list[int]:
 
 
 def _alone(entry: JobEntry, device: str, batches: list[int]) -> list[StepPoint]:
-    assert entry.model is not None
-    times = sweep(
-        entry.model,
-        devices=[device],
-        batch_sizes=batches,
-        precisions=[entry.precision],
-        **{name: value for name, value in _options(entry).items() if name != "precision"},
-    )
+    options = _options(entry)
+    precisions = [options.pop("precision")]
+    times = sweep(devices=[device], batch_sizes=batches, precisions=precisions, **options)
     return [
         StepPoint(num_devices=1, num_nodes=1, batch_size_per_device=float(batch), step_time_s=float(step_s))
         for batch, step_s in zip(batches, times.step_time_s[0, 0], strict=True)
@@ -354,18 +354,17 @@ def _shared_steps(
     entry: JobEntry, group: NodeGroup, links: Links, batches: list[int]
 ) -> tuple[list[StepPoint], float]:
     """Steps on several devices at the smallest and the largest batch of a device, and their widest spread."""
-    assert entry.model is not None
     numbers = [1, *predicted_sizes(group, entry.max_devices or group.num_devices)]
+    options: dict[str, Any] = _options(entry) | dict(entry.run_options() if max(numbers) > 1 else {})
     points, spreads = [], []
     for batch in sorted({batches[0], batches[-1]}):
         curve = scale(
-            entry.model,
             device=f"{group.num_nodes}x{group.devices_per_node}x{group.device}",
             num_devices=numbers,
             batch_size=batch,
             intra=links.intra if max(numbers) > 1 else None,
             inter=links.inter if group.num_nodes > 1 else None,
-            **(entry.run_options() if max(numbers) > 1 else _options(entry)),
+            **options,
         )
         for point in curve.points:
             step = point.step_time_s

@@ -142,7 +142,14 @@ def schedule_live(
     live = found.live
     known, notes = _known(live, new, found, Links(intra=intra, inter=inter))
     if not known:
-        return _nothing(live, found, chosen.name)
+        return LiveSchedule(
+            system=live.system,
+            cluster=str(found),
+            policy=chosen.name,
+            jobs=(),
+            commands=(),
+            notes=(*live.notes, "no job that runs or waits has or asks for devices"),
+        )
     standing = {
         job.name: _standing(job, item, found)
         for job, item in zip(live.jobs, known, strict=False)
@@ -154,7 +161,11 @@ def schedule_live(
     draws = draws_of(known, found.cluster, chosen, options, standing)
     ends = {finish.job: finish.finish_s for finish in finish_times(main, draws)}
     scripts = {entry.name: entry.script for entry in new}
-    by_name = {job.name: job for job in (*live.jobs, *(_unknown(entry) for entry in new))}
+    submitted = [
+        LiveJob(name=entry.name, title=entry.name, is_running=False, num_devices=entry.num_devices)
+        for entry in new
+    ]
+    by_name = {job.name: job for job in (*live.jobs, *submitted)}
     advice = tuple(
         _advice(d, by_name[d.job], found, ends[d.job], scripts.get(d.job, "")) for d in main.first_decisions
     )
@@ -165,13 +176,6 @@ def schedule_live(
         jobs=tuple(sorted(advice, key=lambda a: a.action.num_devices == 0)),
         commands=tuple(commands_for(system, [item.action for item in advice])),
         notes=(*live.notes, *notes, *schedule_notes(known, with_intervals=draws is not None)),
-    )
-
-
-def _nothing(live: LiveCluster, found: _Devices, policy: str) -> LiveSchedule:
-    notes = (*live.notes, "no job that runs or waits has or asks for devices")
-    return LiveSchedule(
-        system=live.system, cluster=str(found), policy=policy, jobs=(), commands=(), notes=notes
     )
 
 
@@ -213,12 +217,8 @@ class _Devices:
             by_group[group_of[node.name, node.device]].append(node)
         self.nodes = [node for group in by_group.values() for node in group]
         self.live_name = {group_of[node.name, node.device]: node.device for node in nodes}
-        self.number = {
-            (node.name, name): i
-            for i, (name, node) in enumerate(
-                (name, node) for name, group in by_group.items() for node in group
-            )
-        }
+        places = [(node.name, name) for name, group in by_group.items() for node in group]
+        self.number = {place: i for i, place in enumerate(places)}
         self.cluster = _shared(by_group)
         by_kind: dict[str, list[LiveNode]] = {}
         for node in nodes:
@@ -318,16 +318,14 @@ def _known(
 ) -> tuple[list[KnownJob], list[str]]:
     entries = [_entry(job, live.system) for job in live.jobs]
     known = [
-        item if i < len(entries) else replace(item, job=replace(item.job, training=_on_groups(item, found)))
+        item if i < len(entries) else _on(item, found.speeds(item.training))
         for i, item in enumerate(known_jobs([*entries, *new], found.plain, links))
     ]
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
     for i, job in enumerate(live.jobs):
         known[i] = _as_it_runs(known[i], job, found)
-    notes = (
-        [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
-    )
-    return known, notes
+    note = f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"
+    return known, [note] if by_limit else []
 
 
 def _entry(job: LiveJob, system: str) -> JobEntry:
@@ -362,31 +360,27 @@ def _row(job: LiveJob) -> dict[str, Any]:
     return fixed | dict(job.fields)
 
 
-def _on_groups(item: KnownJob, found: _Devices) -> DataParallelTraining:
-    assert isinstance(item.job.training, DataParallelTraining)
-    return found.speeds(item.job.training)
+def _on(item: KnownJob, training: DataParallelTraining) -> KnownJob:
+    return replace(item, job=replace(item.job, training=training))
 
 
 def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
     """The job on the kind of devices that it asks for, uncertain if only its limit is known."""
-    training = item.job.training
-    assert isinstance(training, DataParallelTraining)
     # Its system starts it on the kind that was asked for, whatever would be faster elsewhere.
     only = found.catalogue_name.get(job.device)
-    if job.device and only not in training.speeds:
+    speeds = item.training.speeds
+    if job.device and only not in speeds:
         raise InvalidSetupError(
-            f"job {job.name} asks for {job.device}, its speed is known on {', '.join(training.speeds)}; add a speed"
+            f"job {job.name} asks for {job.device}, its speed is known on {', '.join(speeds)}; add a speed"
         )
-    training = found.speeds(training, job.may_use, only)
-    spread = item.work_spread if _has_speed(job) else LIMIT_SPREAD
-    return replace(item, job=replace(item.job, training=training), work_spread=spread)
+    moved = _on(item, found.speeds(item.training, job.may_use, only))
+    return moved if _has_speed(job) else replace(moved, work_spread=LIMIT_SPREAD)
 
 
 def _standing(job: LiveJob, item: KnownJob, found: _Devices) -> Standing:
     """The share of a running job, and the work it has done by its speed since it started."""
     kind, placement = found.placement(job)
-    training = item.job.training
-    assert isinstance(training, DataParallelTraining)
+    training = item.training
     number = sum(share.num_workers for share in placement)
     if kind not in training.speeds:
         raise InvalidSetupError(
@@ -398,10 +392,6 @@ def _standing(job: LiveJob, item: KnownJob, found: _Devices) -> Standing:
     return Standing(
         allocation=Allocation(kind, number), placement=placement, done_samples=done, ran_s=job.ran_s
     )
-
-
-def _unknown(entry: JobEntry) -> LiveJob:
-    return LiveJob(name=entry.name, title=entry.name, is_running=False, num_devices=entry.num_devices)
 
 
 def _advice(decision: Decision, job: LiveJob, found: _Devices, finish_s: Interval, script: str) -> JobAdvice:

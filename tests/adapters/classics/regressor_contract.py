@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.model_file import TrainedModel, load_model_file
 from forerun.base.errors import CostModelError, RecordError
 from regressor_cases import lawful_times_s, random_features
 
@@ -120,18 +120,18 @@ class StorableContract(RegressorContract):
 
     def test_a_stored_model_predicts_the_same_to_the_last_bit(self, fitted, features, tmp_path):
         path = tmp_path / "model.safetensors"
-        save_model_file(TrainedModel(regressor=fitted, provenance={"rows": 60}), path)
+        TrainedModel(regressor=fitted, provenance={"rows": 60}).save(path)
         again = load_model_file(path, {fitted.kind: type(fitted)}, fitted.kind)
         np.testing.assert_array_equal(again.regressor.predict(features), fitted.predict(features))
         assert (again.kind, again.provenance) == (fitted.kind, {"rows": 60})
 
     def test_a_stored_model_can_be_stored_again_unchanged(self, fitted, tmp_path):
         first, second = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
-        save_model_file(TrainedModel(regressor=fitted, provenance={}), first)
-        save_model_file(load_model_file(first, {fitted.kind: type(fitted)}), second)
+        TrainedModel(regressor=fitted, provenance={}).save(first)
+        load_model_file(first, {fitted.kind: type(fitted)}).save(second)
         assert first.read_bytes() == second.read_bytes()
 
     def test_an_unfitted_model_cannot_be_stored(self, tmp_path):
         with pytest.raises(CostModelError, match="before it was fitted"):
-            save_model_file(TrainedModel(regressor=self.make(), provenance={}), tmp_path / "a.safetensors")
+            TrainedModel(regressor=self.make(), provenance={}).save(tmp_path / "a.safetensors")
         assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ from regressor_contract import RegressorContract, StorableContract, one_thread  
 
 from forerun.adapters.classics import baselines
 from forerun.adapters.classics.baselines import (
+    BoostedTrees,
     GreyBox,
     LinearOnFlops,
     NonNegativeSums,
@@ -16,7 +17,6 @@ from forerun.adapters.classics.baselines import (
     Roofline,
     ScaledRoofline,
 )
-from forerun.adapters.classics.boosting import BoostedTrees
 from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
 from forerun.base.errors import UsageError
 from regressor_cases import lawful_times_s, random_features
@@ -130,7 +130,7 @@ class TestBoostedTrees(StorableContract):
     def test_the_arrays_predict_what_scikit_learn_predicts(self, features, times):
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        from forerun.adapters.classics.boosting import arrays_of_histogram_trees
+        from forerun.adapters.classics.baselines import arrays_of_histogram_trees
 
         columns = BoostedTrees._columns(features)
         model = HistGradientBoostingRegressor(max_iter=50, min_samples_leaf=3, early_stopping=False)

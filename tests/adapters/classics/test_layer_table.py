@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.adapters.classics.layer_table import measured_layer_table, public_layer_table
-from forerun.adapters.classics.regressor_fit import FitChoices, fit_layer_regressor
+from forerun.adapters.classics.regressor_fit import fit_layer_regressor
 from forerun.adapters.classics.trained_models import load_trained_model, predict_step_time, save_trained_model
 from forerun.base.errors import CostModelError, RecordError, UsageError
 from forerun.evidence.measurement.layer_figures import layer_figures
@@ -16,7 +16,7 @@ from forerun.evidence.records.measurement import JobKind, Outcome
 from forerun.question.model import ModelRequest
 from made_measurements import measurement
 
-CHOICES = FitChoices(max_epochs=60)
+CHOICES = {"max_epochs": 60}
 
 
 def made_layers(n):
@@ -132,6 +132,6 @@ def reference(name):
 @pytest.mark.parametrize(("name", "most_median"), [("justus_layers", 0.15), ("iit_layers", 0.15)])
 def test_public_layers(name, most_median):
     table = public_layer_table(reference(name), most_rows=5000)
-    result = fit_layer_regressor(table, [name], FitChoices(max_epochs=50))
+    result = fit_layer_regressor(table, [name], {"max_epochs": 50})
     assert result.metrics["layers"].median_ape < most_median
     assert result.metrics["linear on FLOPs"].median_ape > 2 * most_median

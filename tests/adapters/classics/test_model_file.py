@@ -7,9 +7,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from forerun.adapters.classics.baselines import STORABLE_KINDS
-from forerun.adapters.classics.boosting import BoostedTrees
-from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.baselines import STORABLE_KINDS, BoostedTrees
+from forerun.adapters.classics.model_file import TrainedModel, load_model_file
 from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
 from forerun.base.errors import CostModelError
 from regressor_cases import lawful_times_s, random_features
@@ -26,7 +25,7 @@ def model_path(request, tmp_path):
     }[request.param]
     regressor.fit(features, lawful_times_s(features))
     path = tmp_path / "model.safetensors"
-    save_model_file(TrainedModel(regressor=regressor, provenance={"records": ["a.csv"]}), path)
+    TrainedModel(regressor=regressor, provenance={"records": ["a.csv"]}).save(path)
     return path
 
 
@@ -129,7 +128,7 @@ def test_trees_that_would_never_end(tmp_path):
     trees = BoostedTrees()
     trees.fit(features, lawful_times_s(features))
     path = tmp_path / "trees.safetensors"
-    save_model_file(TrainedModel(regressor=trees, provenance={}), path)
+    TrainedModel(regressor=trees, provenance={}).save(path)
     left = trees.state().arrays["left"]
     rewrite(path, arrays={"left": np.where(left >= 0, 0, left)})
     with pytest.raises(CostModelError, match="leads nowhere"):
@@ -139,11 +138,11 @@ def test_trees_that_would_never_end(tmp_path):
 def test_a_folder_that_cannot_be_written_leaves_nothing(model_path, tmp_path):
     model = load(model_path)
     with pytest.raises(CostModelError, match="cannot be written"):
-        save_model_file(model, tmp_path / "none" / "a.safetensors")
+        model.save(tmp_path / "none" / "a.safetensors")
 
 
 def test_writing_again_replaces_the_file(model_path):
     before = model_path.read_bytes()
-    save_model_file(load(model_path), model_path)
+    load(model_path).save(model_path)
     assert model_path.read_bytes() == before
     assert list(model_path.parent.iterdir()) == [model_path]

@@ -36,9 +36,9 @@ class SpeedModelContract:
         fit = self.make().fit(points)
         far = [SpeedPoint(num_devices=512, num_nodes=1, num_servers=p.num_servers) for p in points[:1]]
         near, away = fit.intervals(points), fit.intervals(far)
-        assert all(i.low_s < i.value_s < i.high_s for i in (*near, *away))
-        widths = [np.log(i.high_s / i.low_s) for i in near]
-        assert np.log(away[0].high_s / away[0].low_s) > np.median(widths)
+        assert all(i.low < i.value < i.high for i in (*near, *away))
+        widths = [np.log(i.high / i.low) for i in near]
+        assert np.log(away[0].high / away[0].low) > np.median(widths)
 
     def test_parameters_are_numbers_with_names(self):
         assert all(np.isfinite(v) for v in self.make().fit(self.points()).parameters.values())

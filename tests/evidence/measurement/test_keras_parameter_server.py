@@ -10,7 +10,7 @@ from importlib import util
 import psutil
 import pytest
 
-from forerun.adapters.keras.parameter_server import check_servers, measure_parameter_server, run_keras_servers
+from forerun.adapters.keras.parameter_server import check_servers, run_keras_servers
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.records.measurement import JobKind
@@ -24,12 +24,12 @@ ENDED_S = 120.0
 
 CLUSTER = """
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.adapters.keras.parameter_server import measure_parameter_server
+from forerun.adapters.keras.parameter_server import run_keras_servers
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import JobKind
 parameters = {"batch_size": 2, "optimizer": "sgd-plain", "num_workers": 1, "num_servers": 1}
 job = MeasurementJob(kind=JobKind.DATA_PARALLEL, subject="keras:mlp", family="mlp", parameters=parameters)
-measure_parameter_server(job, Protocol(num_threads=1))
+run_keras_servers(job, "cpu", Protocol(num_threads=1))
 """
 
 
@@ -62,7 +62,7 @@ def test_one_worker_and_one_server_make_steps():
 def test_a_cluster_without_an_answer_is_ended():
     protocol = Protocol(num_threads=1, timeout_s=0.5)
     with pytest.raises(MeasurementError, match=r"gave no answer in 0\.5 s"):
-        measure_parameter_server(server_job(), protocol)
+        run_keras_servers(server_job(), "cpu", protocol)
 
 
 def members_of(parent):

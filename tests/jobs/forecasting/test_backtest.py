@@ -5,13 +5,14 @@ import pytest
 from forecaster_contract import power_curve
 
 from forerun.base.errors import CostModelError
-from forerun.jobs.backtest import leave_origins_out, summary_of
 from forerun.jobs.forecasting.backtest import (
     StoredRun,
     cut_results,
+    leave_origins_out,
     mean_of_origins,
     points_seen,
     summarise,
+    summary_of,
     tier_results,
 )
 from forerun.jobs.forecasting.backtest_table import (

@@ -9,7 +9,7 @@ Source: github.com/profnote/ml-performance-prediction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.adapters.classics.csv_formats import columns_of
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
 from forerun.base.units import format_duration_s
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
-from forerun.evidence.records.step_record import StepRecord
 from forerun.surface.report.figure import (
     check_plot_path,
     look_of,
@@ -56,7 +56,7 @@ _PUBLISHED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRun:
-    """A measured run of a network.
+    """A measured run of a network; runs with the same question to ``predict`` are equal.
 
     Attributes:
         network: Model as ``predict`` names it.
@@ -75,27 +75,13 @@ class NetworkRun:
     optimizer: str
     optimizer_implementation: str
     batch_size: int
-    step_time_s: float
-    published_s: Mapping[str, float]
-
-    @property
-    def question(self) -> tuple[str, str, int, str, str, int]:
-        """The fields that a prediction depends on; repetitions share them."""
-        implementation = self.optimizer_implementation
-        return (
-            self.network, self.device, self.num_devices, self.optimizer, implementation, self.batch_size,
-        )  # fmt: skip
+    step_time_s: float = field(compare=False)
+    published_s: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def is_practicum_table(path: Path) -> bool:
     """True for a table with the columns of the practicum."""
-    if path.suffix not in (".csv", ".parquet") or not path.is_file():
-        return False
-    try:
-        columns = list(_table(path, only_columns=True).columns)
-    except RecordError:
-        return False
-    return set(_COLUMNS) <= set(columns)
+    return set(_COLUMNS) <= columns_of(path)
 
 
 def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
@@ -146,17 +132,11 @@ def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
     return runs, notes
 
 
-def _table(path: Path, *, only_columns: bool = False) -> pd.DataFrame:
+def _table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        if path.suffix == ".csv":
-            return pd.read_csv(path, nrows=0 if only_columns else None)
-        if only_columns:
-            import pyarrow.parquet
-
-            return pd.DataFrame(columns=pyarrow.parquet.read_schema(path).names)
-        return pd.read_parquet(path)
+        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: expected a table, and it cannot be read: {error}") from error
 
@@ -267,7 +247,7 @@ def compare_methods(
     ours = cache(_our_step_s)
     for run in found:
         try:
-            own_s = ours(*run.question)
+            own_s = ours(run)
             said = dict(run.published_s) if model is None else _sums(run, model, last_layer_s)
         except ForerunError as error:
             reason = f"{run.network}: {error}"
@@ -288,37 +268,33 @@ def _read(runs: str | Path) -> tuple[Sequence[NetworkRun], Sequence[str]]:
         return read_practicum_runs(Path(runs))
     from forerun.evidence.records.reading import read_measured_steps
 
-    return [_own_run(record) for record in read_measured_steps([runs])], []
+    return [
+        NetworkRun(
+            network=record.model,
+            device=record.device,
+            num_devices=record.num_devices,
+            optimizer=record.optimizer,
+            optimizer_implementation=str(record.optimizer_implementation),
+            batch_size=record.batch_size_per_device,
+            step_time_s=record.step_time_s,
+        )
+        for record in read_measured_steps([runs])
+    ], []
 
 
-def _own_run(record: StepRecord) -> NetworkRun:
-    return NetworkRun(
-        network=record.model,
-        device=record.device,
-        num_devices=record.num_devices,
-        optimizer=record.optimizer,
-        optimizer_implementation=str(record.optimizer_implementation),
-        batch_size=record.batch_size_per_device,
-        step_time_s=record.step_time_s,
-        published_s={},
-    )
-
-
-def _our_step_s(
-    network: str, device: str, num_devices: int, optimizer: str, implementation: str, batch_size: int
-) -> float:
+def _our_step_s(run: NetworkRun) -> float:
     """The step of a run's question as ``forerun predict`` says it [s]."""
     from forerun.search.predict import predict
 
-    several: dict[str, Any] = {"num_devices": num_devices} if num_devices > 1 else {}
-    if several and network.startswith("keras:"):
+    several: dict[str, Any] = {"num_devices": run.num_devices} if run.num_devices > 1 else {}
+    if several and run.network.startswith("keras:"):
         several["strategy"] = "mirrored"
     found = predict(
-        network,
-        device=device,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        optimizer_implementation=implementation,
+        run.network,
+        device=run.device,
+        batch_size=run.batch_size,
+        optimizer=run.optimizer,
+        optimizer_implementation=run.optimizer_implementation,
         **several,
     )
     return found.step_time_s.value

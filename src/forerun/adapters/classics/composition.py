@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, MeasurementError
@@ -43,9 +43,6 @@ from forerun.evidence.records.model_names import subject_family
 from forerun.evidence.records.step_record import repetition_s
 from forerun.question.devices.local import gpu_index
 from forerun.question.model import ModelRequest
-
-if TYPE_CHECKING:
-    from forerun.question.model import ModelRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,16 +261,9 @@ def _held_bytes(job: MeasurementJob) -> float:
 
 
 def _empty_network(num_layers: int, optimizer: str, precision: str) -> MeasurementJob:
-    parameters: dict[str, Scalar] = {
-        "batch_size": 1,
-        "input_shape": "1x1x1",
-        "num_classes": 2,
-        "optimizer": optimizer,
-        "precision": precision,
-        "phase": "train",
-    }
-    subject = f"mlp:depth={num_layers - 1},width=1"
-    return MeasurementJob(kind=JobKind.STEP, subject=subject, family="mlp", parameters=parameters)
+    model = f"mlp:depth={num_layers - 1},width=1"
+    request = ModelRequest(model=model, input_shape=(1, 1, 1), num_classes=2)
+    return _whole(request, "mlp", 1, optimizer, precision)
 
 
 def _whole(

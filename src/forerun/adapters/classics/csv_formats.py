@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 from forerun.base.errors import RecordError, UnknownDeviceError, UsageError, near_matches
+from forerun.base.extras import needing
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.reading import RecordFormat
 from forerun.question.devices import find_device
@@ -120,11 +121,23 @@ def _is_curve(name: str) -> bool:
 
 def is_cnn_csv(path: Path) -> bool:
     """True if a file has the sizes of the family among its columns, whatever else is missing or wrong."""
-    if path.suffix != ".csv" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        columns = {name.strip() for name in file.readline().split(",")}
-    return {"depth", "base_filters"} <= columns
+    return path.suffix == ".csv" and {"depth", "base_filters"} <= columns_of(path)
+
+
+def columns_of(path: Path) -> set[str]:
+    """Columns of a CSV or Parquet file; none where it is neither, or damaged, which its reader reports."""
+    if path.suffix not in (".csv", ".parquet") or not path.is_file():
+        return set()
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            return {name.strip() for name in file.readline().split(",")}
+    with needing("a Parquet file"):
+        import pyarrow.parquet as parquet
+
+    try:
+        return set(parquet.read_schema(path).names)
+    except (OSError, ValueError):
+        return set()
 
 
 def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[Measurement]:
@@ -156,16 +169,14 @@ def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[M
 
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
-        with path.open(
-            newline="", encoding="utf-8-sig"
-        ) as file:  # spreadsheets put a mark before the first name
+        # Spreadsheets put a mark before the first name.
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval="", skipinitialspace=True)
             _check_columns(tuple(reader.fieldnames or ()), path.name)
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(
-            f"{path}: the file cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        said = getattr(error, "strerror", None) or error
+        raise RecordError(f"{path}: the file cannot be read: {said}") from error
     if not rows:
         raise RecordError(f"{path.name}: expected a row for each configuration below the header, got none")
     return rows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.adapters.classics.csv_formats import columns_of
 from forerun.adapters.classics.step_features import peak_flops_per_s
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import needing
@@ -296,15 +297,7 @@ def _table(
 
 def is_public_layer_table(path: Path) -> bool:
     """True if a file is ``justus_layers`` or ``iit_layers``, or has their columns."""
-    if path.suffix != ".parquet" or not path.is_file():
-        return False
-    with needing("a Parquet file"):
-        import pyarrow.parquet as parquet
-
-    try:
-        return set(parquet.read_schema(path).names) >= _COLUMNS
-    except (OSError, ValueError):  # damaged: its reader reports it
-        return False
+    return path.suffix == ".parquet" and columns_of(path) >= _COLUMNS
 
 
 def public_layer_table(path: Path, most_rows: int) -> LayerTable:

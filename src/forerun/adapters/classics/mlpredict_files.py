@@ -60,15 +60,15 @@ def build_mlpredict(path_text: str, options: InputOptions) -> BuiltModel:
         ) from error
     shape = options.image_shape((channels, size, size))
     module = move_to_meta(build_on_meta(lambda: _network(layers, shape, path.name))).train(options.training)
+    ignored = "the head of an mlpredict file is fixed: num_classes is ignored"
+    notes = () if options.num_classes is None else (ignored,)
     return BuiltModel(
         name=f"mlpredict:{path_text}",
         module=module,
         input_shape=shape,
         make_batch=lambda batch_size: image_batch(batch_size, shape),
         loss=classification_loss,
-        notes=()
-        if options.num_classes is None
-        else ("the head of an mlpredict file is fixed: num_classes is ignored",),
+        notes=notes,
         cache_key=f"mlpredict {hashlib.sha256(text).hexdigest()} {options.key()}",
     )
 
@@ -87,11 +87,8 @@ def _network(layers: list[Layer], shape: tuple[int, ...], name: str) -> nn.Modul
             if kind == _DENSE:
                 inputs = channels if is_flat else channels * size * size
                 width = int(layer.get("neurons") or layer["channels_out"])
-                parts += [
-                    *([] if is_flat else [nn.Flatten()]),
-                    nn.Linear(inputs, width),
-                    *_activation(layer, name),
-                ]
+                flat = [] if is_flat else [nn.Flatten()]
+                parts += [*flat, nn.Linear(inputs, width), *_activation(layer, name)]
                 channels, size, is_flat = width, 1, True
                 continue
             made, channels, size = _LAYERS[kind](layer, channels, size)

@@ -152,27 +152,21 @@ class PriorForm:
         # The priors are rows of the residual, so a coefficient that no point moves has its prior's variance.
         covariance = np.linalg.pinv(jacobian.T @ jacobian)
         theta = np.exp(scaled + offset)
-        form = self.form
 
-        def log_times(points: Sequence[SpeedPoint]) -> Floats:
-            return np.log(_step_s(form, theta, _sizes(points))[0])
+        def log_steps(sizes: _Sizes, moved: Floats | float = 0.0) -> Floats:
+            return np.log(_step_s(self.form, np.exp(scaled + offset + moved), sizes)[0])
 
         def log_variances(points: Sequence[SpeedPoint]) -> Floats:
             sizes, step = _sizes(points), 1e-4
-            base = np.log(_step_s(form, theta, sizes)[0])
-            moved = [
-                np.log(_step_s(form, np.exp(scaled + offset + step * unit), sizes)[0])
-                for unit in np.eye(len(theta))
-            ]
-            gradient = (np.asarray(moved) - base).T / step
-            return variances_along(gradient, covariance)
+            moved = np.asarray([log_steps(sizes, step * unit) for unit in np.eye(len(theta))])
+            return variances_along((moved - log_steps(sizes)).T / step, covariance)
 
-        residual = np.log(_step_s(form, theta, at)[0] / times)
+        residual = np.log(_step_s(self.form, theta, at)[0] / times)
         named = dict(zip(self.coefficients, theta.tolist(), strict=True))
         return FittedSpeed(
             name=self.name,
             parameters=named,
-            log_times=log_times,
+            log_times=lambda points: log_steps(_sizes(points)),
             log_variances=log_variances,
             # A perfect fit of few points does not show the scatter, so half the usual scatter is kept.
             log_spread=float(np.sqrt(np.mean(residual**2) + (_NOISE / 2) ** 2)),
@@ -194,20 +188,15 @@ def _compute_s(point: SpeedPoint) -> float:
     return max(point.measured_s - point.synchronisation_s, 0.01 * point.measured_s)
 
 
+_OF_COMPUTING = ("a_grad_s", "b_grad_s", "exponent_less_1")
+
+
 def pollux_model() -> PriorForm:
     """Pollux' seven-parameter form."""
     return PriorForm(
         name="pollux",
         form=_pollux,
-        coefficients=(
-            "a_grad_s",
-            "b_grad_s",
-            "exponent_less_1",
-            "a_local_s",
-            "b_local_s",
-            "a_node_s",
-            "b_node_s",
-        ),
+        coefficients=(*_OF_COMPUTING, "a_local_s", "b_local_s", "a_node_s", "b_node_s"),
         centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
     )
 
@@ -217,15 +206,7 @@ def ring_model() -> PriorForm:
     return PriorForm(
         name="ring",
         form=_ring,
-        coefficients=(
-            "a_grad_s",
-            "b_grad_s",
-            "exponent_less_1",
-            "local_s",
-            "sync_scatter",
-            "node_s",
-            "grad_scatter",
-        ),
+        coefficients=(*_OF_COMPUTING, "local_s", "sync_scatter", "node_s", "grad_scatter"),
         centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
         is_time=(True, True, False, True, False, True, False),
     )
@@ -247,10 +228,6 @@ class AveragedModel:
         """Fits each; the interval is the mean of theirs, widened by how much they disagree."""
         fits = [model.fit(points) for model in self._models]
 
-        def log_times(at: Sequence[SpeedPoint]) -> Floats:
-            mean: Floats = np.mean([fit.log_times(at) for fit in fits], axis=0)
-            return mean
-
         def log_variances(at: Sequence[SpeedPoint]) -> Floats:
             variances = np.mean([fit.log_variances(at) for fit in fits], axis=0)
             disagreement = np.var([fit.log_times(at) for fit in fits], axis=0)
@@ -259,7 +236,7 @@ class AveragedModel:
         return FittedSpeed(
             name=self.name,
             parameters={f"{fit.name}.{key}": value for fit in fits for key, value in fit.parameters.items()},
-            log_times=log_times,
+            log_times=lambda at: np.mean([fit.log_times(at) for fit in fits], axis=0),
             log_variances=log_variances,
             log_spread=float(np.mean([fit.log_spread for fit in fits])),
             num_freedom=min(fit.num_freedom for fit in fits),

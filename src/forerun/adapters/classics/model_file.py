@@ -113,34 +113,31 @@ class TrainedModel:
         return self.regressor.kind
 
     def save(self, path: str | Path) -> None:
-        """Writes the model; errors as in ``save_model_file``."""
-        save_model_file(self, Path(path))
+        """Writes a fitted model; an existing file is replaced at once or not at all.
 
-
-def save_model_file(model: TrainedModel, path: Path) -> None:
-    """Writes a fitted model; an existing file is replaced at once or not at all.
-
-    Raises:
-        CostModelError: The model is not fitted, or the file cannot be written.
-    """
-    state = model.regressor.state()
-    header = {
-        "format_version": MODEL_FILE_VERSION,
-        "kind": model.kind,
-        "kind_version": model.regressor.version,
-        "features": state.features,
-        "settings": dict(state.settings),
-        "provenance": dict(model.provenance),
-    }
-    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-    content = tensors_file(header, arrays, _ENTRY)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise CostModelError(f"the model file {path} cannot be written: {error.strerror or error}") from error
+        Raises:
+            CostModelError: The model is not fitted, or the file cannot be written.
+        """
+        state = self.regressor.state()
+        header = {
+            "format_version": MODEL_FILE_VERSION,
+            "kind": self.kind,
+            "kind_version": self.regressor.version,
+            "features": state.features,
+            "settings": dict(state.settings),
+            "provenance": dict(self.provenance),
+        }
+        arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+        content = tensors_file(header, arrays, _ENTRY)
+        partial = Path(path).with_name(f"{Path(path).name}.partial")
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise CostModelError(
+                f"the model file {path} cannot be written: {error.strerror or error}"
+            ) from error
 
 
 def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> TrainedModel:
@@ -219,17 +216,13 @@ def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> No
 def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
     if isinstance(found, bool) or not isinstance(found, int):
         raise _damaged(path, f"its version is {str(found)[:60]!r}")
-    if found == expected:
-        return
-    if found > expected:
+    if found != expected:
+        is_newer = found > expected
+        age, reads = ("newer", "this program reads") if is_newer else ("older", "expected")
         raise CostModelError(
-            f"the model file {path.name} is newer than this program ({what} version {found}, this program reads "
-            f"{expected}); update forerun, or {_refit(header, path)}"
+            f"the model file {path.name} is {age} than this program ({what} version {found}, {reads} {expected}); "
+            f"{'update forerun, or ' if is_newer else ''}{_refit(header, path)}"
         )
-    raise CostModelError(
-        f"the model file {path.name} is older than this program ({what} version {found}, expected {expected}); "
-        f"{_refit(header, path)}"
-    )
 
 
 def _refit(header: Mapping[str, Any], path: Path) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox, LinearOnFlops
-from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.baselines import STORABLE_KINDS, BoostedTrees, GreyBox, LinearOnFlops
 from forerun.adapters.classics.layer_table import LAYER_WORDS, LayerTable, read_layers
 from forerun.adapters.classics.model_file import StorableRegressor, TrainedModel
 from forerun.adapters.classics.network_regressors import (
@@ -57,27 +56,6 @@ _TEST_SHARE = 0.1
 _LINEAR = "linear on FLOPs"
 # Cost of a step on any device, then the device; on one device only the first three vary.
 _ANN_COLUMNS = ("flops", "num_parameters", "batch_size", "peak_flops_per_s", "bandwidth_bytes_per_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitChoices:
-    """Settings of a fit; None leaves the default of the kind.
-
-    Attributes:
-        hidden_sizes: Units of the hidden layers of a network.
-        loss: ``mse`` or ``mae``, in log space.
-        seeds: One network per seed.
-        max_epochs: Largest number of passes over the rows.
-    """
-
-    hidden_sizes: tuple[int, ...] | None = None
-    loss: str | None = None
-    seeds: tuple[int, ...] | None = None
-    max_epochs: int | None = None
-
-    def given(self) -> dict[str, Any]:
-        """The settings that were given."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +134,14 @@ def fit_kind(
         names: Files, or SQLAlchemy URLs.
         kind: ``ann``, ``grey-box``, ``linear``, ``boosting`` or ``layers``.
         device: Device that the records were measured on, if not the one they name.
-        choices: Settings of ``FitChoices`` that are given.
+        choices: Settings of ``DenseSettings`` that are given: hidden_sizes, loss, seeds, max_epochs.
 
     Raises:
         UsageError: The kind does not take such settings.
         RecordError: The records cannot be used, or hold too few configurations.
     """
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in choices.items()}
-    chosen = FitChoices(**given)
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in choices.items()}
+    chosen = {name: value for name, value in values.items() if value is not None}
     shown = [Path(str(name)).name for name in names]  # without folders and passwords
     if kind == LayerNetwork.kind:
         return fit_layer_regressor(read_layers(names, device), shown, chosen)
@@ -175,7 +153,7 @@ def fit_step_regressor(
     kind: str,
     table: StepTable,
     sources: Sequence[str],
-    choices: FitChoices | None = None,
+    choices: Mapping[str, Any] | None = None,
     epochs: Epochs | None = None,
 ) -> FitResult:
     """Fits a regressor of whole steps; errors by leaving configurations out.
@@ -191,7 +169,7 @@ def fit_step_regressor(
         UsageError: The kind is not known or does not take such settings.
         RecordError: There are too few configurations to hold one out.
     """
-    make = _maker(kind, choices or FitChoices())
+    make = _maker(kind, choices or {})
     check_configurations(table.configurations)
     splits = configuration_splits(table.configurations)
     rows, actual = table.features(with_op_times=kind == GreyBox.kind), table.time_s
@@ -229,7 +207,7 @@ def fit_step_regressor(
 
 
 def fit_layer_regressor(
-    table: LayerTable, sources: Sequence[str], choices: FitChoices | None = None
+    table: LayerTable, sources: Sequence[str], choices: Mapping[str, Any] | None = None
 ) -> FitResult:
     """Fits the layer network: a tenth of the layers is held out, a tenth decides when to stop (80:10:10).
 
@@ -242,7 +220,7 @@ def fit_layer_regressor(
     split = hold_out_groups(table.configurations, _TEST_SHARE)
     fit_rows, test_rows = table.features.take(split.fit), table.features.take(split.test)
     fit_time_s, actual = table.time_s[split.fit], table.time_s[split.test]
-    network = LayerNetwork(LayerNetSettings(**(choices or FitChoices()).given()))
+    network = LayerNetwork(LayerNetSettings(**(choices or {})))
     network.fit(fit_rows, fit_time_s)
     linear = LinearOnFlops()
     linear.fit(fit_rows, fit_time_s)
@@ -265,8 +243,7 @@ def fit_layer_regressor(
     )
 
 
-def _maker(kind: str, choices: FitChoices) -> Callable[[], StorableRegressor[Any]]:
-    given = choices.given()
+def _maker(kind: str, given: Mapping[str, Any]) -> Callable[[], StorableRegressor[Any]]:
     if kind == NeuralNetwork.kind:
         return lambda: NeuralNetwork(AnnSettings(columns=_ANN_COLUMNS, **given))
     if kind not in (LinearOnFlops.kind, BoostedTrees.kind, GreyBox.kind):

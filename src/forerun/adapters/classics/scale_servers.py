@@ -19,7 +19,7 @@ from forerun.adapters.classics.server_models import (
     propose_points,
     synchronous_terms,
 )
-from forerun.adapters.classics.speed_models import SpeedPoint, StepInterval, read_points
+from forerun.adapters.classics.speed_models import SpeedPoint, read_points
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
@@ -162,14 +162,14 @@ def scale_servers(
         is_global_batch=is_global,
         epochs=given.get("epochs"),
         points=tuple(points),
-        best_workers={
-            p: max(
-                (q for q in points if q.num_servers == p), key=lambda q: q.throughput_samples_per_s
-            ).num_workers
-            for p in servers
-        },
+        best_workers={p: _fastest(points, p).num_workers for p in servers},
         notes=(note,),
     )
+
+
+def _fastest(points: Sequence[ServerPoint], servers: int) -> ServerPoint:
+    alike = [point for point in points if point.num_servers == servers]
+    return max(alike, key=lambda point: point.throughput_samples_per_s)
 
 
 _StepTime = Callable[[int, int, float], float]
@@ -243,13 +243,10 @@ def _server_point(
     steps_per_s = (1 if synchronous else workers) / step_s
     times: dict[str, Any] = {}
     if job is not None:
-        steps = ceil(job.num_samples / batch)
-        total = None if job.num_epochs is None else round(steps * job.num_epochs)
-        times = {
-            "num_steps_per_epoch": steps,
-            "num_steps": total,
-            "job_time_s": None if total is None else total / steps_per_s,
-        }
+        times["num_steps_per_epoch"] = steps = ceil(job.num_samples / batch)
+        if job.num_epochs is not None:
+            times["num_steps"] = total = round(steps * job.num_epochs)
+            times["job_time_s"] = total / steps_per_s
     return ServerPoint(
         num_workers=workers,
         num_servers=servers,
@@ -316,13 +313,9 @@ def fit_speed(
         UsageError: The points do not suffice, a time is not above zero, or a size is impossible.
         RecordError: The file cannot be read.
     """
-    measured = (
-        ()
-        if points is None
-        else read_points(points, batch_size, global_batch_size)
-        if isinstance(points, (str, Path))
-        else tuple(points)
-    )
+    if isinstance(points, (str, Path)):
+        points = read_points(points, batch_size, global_batch_size)
+    measured = tuple(points or ())
     if not measured and not num_proposals:
         raise InvalidSetupError("expected measured points, got none; give --fit POINTS.csv")
     proposals: tuple[Mapping[str, int], ...] = ()
@@ -345,7 +338,7 @@ def fit_speed(
             for point, interval in zip(asked, chosen.fitted.intervals(asked), strict=True)
         ),
         proposals=proposals,
-        notes=tuple(_notes(measured, asked)),
+        notes=_notes(measured, asked),
     )
 
 
@@ -363,11 +356,8 @@ def _proposals(
         )
     batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
     known = {(point.num_devices, point.num_servers) for point in measured}
-    candidates = [
-        p
-        for p in candidate_points(num_workers, num_servers, batch)
-        if (p.num_devices, p.num_servers) not in known
-    ]
+    possible = candidate_points(num_workers, num_servers, batch)
+    candidates = [p for p in possible if (p.num_devices, p.num_servers) not in known]
     theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
     found = propose_points(candidates, number, measured=measured, theta=theta, synchronous=synchronous)
     return tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
@@ -405,13 +395,10 @@ def _measured_s(asked: SpeedPoint, measured: Sequence[SpeedPoint]) -> float | No
     return sum(found) / len(found) if found else None
 
 
-def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) -> dict[str, Any]:
-    step_s = Interval(interval.value_s, interval.low_s, interval.high_s)
-    sizes: dict[str, Any] = (
-        {"num_workers": point.num_devices, "num_servers": point.num_servers}
-        if point.num_servers
-        else {"num_devices": point.num_devices, "num_nodes": point.num_nodes}
-    )
+def _row(point: SpeedPoint, step_s: Interval, measured_s: float | None) -> dict[str, Any]:
+    sizes = {"num_devices": point.num_devices, "num_nodes": point.num_nodes}
+    if point.num_servers:
+        sizes = {"num_workers": point.num_devices, "num_servers": point.num_servers}
     return {
         **sizes,
         "batch_size_per_device": point.batch_size_per_device,
@@ -421,11 +408,8 @@ def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) ->
     }
 
 
-def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> list[str]:
+def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> tuple[str, ...]:
     largest = max(point.num_devices for point in measured)
     beyond = sum(point.num_devices > largest for point in asked)
-    return (
-        [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"]
-        if beyond
-        else []
-    )
+    words = f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"
+    return (words,) if beyond else ()

@@ -271,18 +271,15 @@ def propose_points(
         )
     batch = float(np.median([point.batch_size_global for point in candidates]))
     rows = _informative(server_columns(candidates, synchronous=synchronous, batch=batch), theta)
-    start = (
-        _information(_informative(server_columns(measured, synchronous=synchronous, batch=batch), theta))
-        if measured
-        else 0.0
-    )
+    start: Floats | float = 0.0
+    if measured:
+        known = server_columns(measured, synchronous=synchronous, batch=batch)
+        start = _information(_informative(known, theta))
     # Fewer points than coefficients have no determinant; the ridge is too small to choose between points that do.
     base = start + _DESIGN_RIDGE * np.eye(rows.shape[1])
-    chosen = _grown(rows, base, num_points)
-    chosen = _exchanged(rows, base, chosen)
-    if np.linalg.matrix_rank(start + _information(rows[chosen]), tol=1e-7) < min(
-        rows.shape[1], num_points + len(measured)
-    ):
+    chosen = _exchanged(rows, base, _grown(rows, base, num_points))
+    rank = np.linalg.matrix_rank(start + _information(rows[chosen]), tol=1e-7)
+    if rank < min(rows.shape[1], num_points + len(measured)):
         raise InvalidSetupError(
             "the candidates cannot tell the coefficients apart: workers and servers must both vary, and not together; "
             "give at least three numbers of each"

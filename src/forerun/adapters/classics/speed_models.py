@@ -16,6 +16,7 @@ from scipy.stats import t as student_t
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.numerics import refuse_times
 from forerun.base.tables import read_rows
+from forerun.prediction.estimate import Interval
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,12 +48,7 @@ class SpeedPoint:
     synchronisation_s: float | None = None
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = {
-            "num_devices": 1,
-            "num_nodes": 1,
-            "num_accumulation_steps": 1,
-            "num_servers": 0,
-        }
+        least = {"num_devices": 1, "num_nodes": 1, "num_accumulation_steps": 1, "num_servers": 0}
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise InvalidSetupError(
@@ -71,9 +67,8 @@ class SpeedPoint:
                 f"a step time must be above zero seconds and finite, got {self.step_time_s:g}; "
                 "correct or remove that point"
             )
-        if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= (
-            self.step_time_s or float("inf")
-        ):
+        longest_s = self.step_time_s or float("inf")
+        if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= longest_s:
             raise InvalidSetupError(
                 f"synchronisation must be between zero and the step, got {self.synchronisation_s:g} s; "
                 "correct the point"
@@ -185,15 +180,8 @@ def _point(
             "--batch-size (of one device) or --global-batch-size (of all)"
         )
     try:
-        size = SpeedPoint(
-            num_devices=devices,
-            num_nodes=row.num_nodes,
-            batch_size_per_device=batch,
-            num_accumulation_steps=row.num_accumulation_steps,
-            num_servers=row.num_servers,
-            step_time_s=row.step_time_s,
-            synchronisation_s=row.synchronisation_s,
-        )
+        told = row.model_dump(exclude={"num_workers", "throughput_samples_per_s"})
+        size = SpeedPoint(**{**told, "num_devices": devices, "batch_size_per_device": batch})
     except InvalidSetupError as error:
         raise InvalidSetupError(f"{where}: {error}") from error
     if size.step_time_s is not None:
@@ -207,15 +195,6 @@ def _point(
 
 
 _LEAST_SPREAD = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInterval:
-    """A step time and its 90 % interval [s]."""
-
-    value_s: float
-    low_s: float
-    high_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +222,8 @@ class FittedSpeed:
         times: Floats = np.exp(self.log_times(points))
         return times
 
-    def intervals(self, points: Sequence[SpeedPoint]) -> list[StepInterval]:
-        """Step times with 90 % intervals: scatter of the points and uncertainty of the coefficients together."""
+    def intervals(self, points: Sequence[SpeedPoint]) -> list[Interval]:
+        """Step times with 90 % intervals [s]: scatter of the points and uncertainty of the coefficients together."""
         times = self.step_s(points)
         spread = max(self.log_spread, _LEAST_SPREAD)
         quantile = float(student_t.ppf(0.95, max(1, self.num_freedom)))
@@ -252,7 +231,7 @@ class FittedSpeed:
             np.minimum(quantile * np.sqrt(spread**2 + np.maximum(0.0, self.log_variances(points))), 3.0)
         )
         return [
-            StepInterval(value_s=float(time), low_s=float(time / factor), high_s=float(time * factor))
+            Interval(float(time), float(time / factor), float(time * factor))
             for time, factor in zip(times, factors, strict=True)
         ]
 
@@ -312,14 +291,10 @@ class LogQuadraticModel:
         spread = float(np.sqrt(residual @ residual / num_freedom + _LEAST_LOG_SPREAD**2))
         covariance = spread**2 * np.linalg.inv(information)
 
-        def log_times(at: Sequence[SpeedPoint]) -> Floats:
-            values: Floats = _rows(at) @ found
-            return values
-
         return FittedSpeed(
             name=self.name,
             parameters=dict(zip(_NAMES, found.tolist(), strict=True)),
-            log_times=log_times,
+            log_times=lambda at: _rows(at) @ found,
             log_variances=lambda at: variances_along(_rows(at), covariance),
             log_spread=spread,
             num_freedom=num_freedom,
@@ -361,11 +336,11 @@ class SmoothedModel:
         residual = np.log([point.measured_s for point in points]) - form.log_times(points)
         weights = np.linalg.solve(_likeness(places, places) + _NOISE**2 * np.eye(len(places)), residual)
 
-        def log_times(at: Sequence[SpeedPoint]) -> Floats:
-            found: Floats = form.log_times(at) + _likeness(_place_of(at), places) @ weights
-            return found
-
-        return replace(form, name=self.name, log_times=log_times)
+        return replace(
+            form,
+            name=self.name,
+            log_times=lambda at: form.log_times(at) + _likeness(_place_of(at), places) @ weights,
+        )
 
 
 def _place_of(points: Sequence[SpeedPoint]) -> Floats:

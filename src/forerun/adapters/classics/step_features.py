@@ -64,7 +64,7 @@ def pytorch_rule_time_s(graph: Graph, device: Device, setup: TrainingSetup) -> f
     ops, batch = graph.ops, setup.batch_size_per_device
     is_counted = np.isin(ops.op_class, [int(kind) for kind in _COUNTED_CLASSES])
     flops = np.where(is_counted, at_batch(ops.flops, batch), 0.0)
-    moved = at_batch(ops.read_bytes + ops.write_bytes, batch)
+    moved = at_batch(_moved(graph), batch)
     compute_s = flops / 2 / (_PYTORCH_EFFICIENCY * peak_flops_per_s(device, setup.precision))
     transfer_s = moved / device.memory_bandwidth_bytes_per_s
     return float(np.maximum(compute_s, transfer_s) @ ops.count)
@@ -148,8 +148,8 @@ def whole_model_features(cases: Sequence[Case], *, with_op_times: bool = False) 
         batch_size=_column(cases, lambda _, __, setup: setup.batch_size_per_device),
         image_size=_column(cases, lambda graph, _, __: graph.input_shape[-1] if graph.input_shape else 1),
         num_kernels=_column(cases, lambda graph, _, __: float(graph.ops.count.sum())),
-        class_flops=np.array([_class_sums(graph, setup)[0] for graph, _, setup in cases]),
-        class_bytes=np.array([_class_sums(graph, setup)[1] for graph, _, setup in cases]),
+        class_flops=np.array([_by_class(graph, graph.ops.flops, setup) for graph, _, setup in cases]),
+        class_bytes=np.array([_by_class(graph, _moved(graph), setup) for graph, _, setup in cases]),
         flags=np.array([_flags(graph, setup) for graph, _, setup in cases], dtype=float),
         pytorch_rule_time_s=_column(cases, pytorch_rule_time_s),
         op_time_s=_column(cases, _op_time_s) if with_op_times else None,
@@ -166,18 +166,14 @@ def _column(cases: Sequence[Case], figure: Callable[[Graph, Device, TrainingSetu
     return np.array([figure(*case) for case in cases], dtype=float)
 
 
-def _class_sums(graph: Graph, setup: TrainingSetup) -> tuple[Floats, Floats]:
-    """FLOPs and bytes of the step per op class, (classes,) each."""
-    ops, batch = graph.ops, setup.batch_size_per_device
-    flops = at_batch(ops.flops, batch) * ops.count
-    moved = at_batch(ops.read_bytes + ops.write_bytes, batch) * ops.count
-    return _sum_by_class(ops.op_class, flops), _sum_by_class(ops.op_class, moved)
+def _moved(graph: Graph) -> Floats:
+    return graph.ops.read_bytes + graph.ops.write_bytes
 
 
-def _sum_by_class(op_class: npt.NDArray[np.int64], values: Floats) -> Floats:
-    sums = np.zeros(len(OpClass))
-    np.add.at(sums, op_class, values)
-    return sums
+def _by_class(graph: Graph, column: Floats, setup: TrainingSetup) -> Floats:
+    """Sum of a column of operations per op class, (classes,)."""
+    values = at_batch(column, setup.batch_size_per_device) * graph.ops.count
+    return np.bincount(graph.ops.op_class, weights=values, minlength=len(OpClass)).astype(float)
 
 
 def _flags(graph: Graph, setup: TrainingSetup) -> tuple[bool, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
 from forerun.adapters.classics.layer_table import layer_case, layer_features
-from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.model_file import TrainedModel, load_model_file
 from forerun.adapters.classics.network_regressors import LayerNetwork
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.errors import CostModelError, InvalidSetupError, UsageError, near_matches
@@ -69,10 +69,7 @@ def save_trained_model(model: TrainedModel | CostModel, path: str | Path) -> Non
     Raises:
         CostModelError: The file cannot be written.
     """
-    if isinstance(model, CostModel):
-        model.save(path)
-    else:
-        save_model_file(model, Path(path))
+    model.save(path)
 
 
 def predict_time(

@@ -78,6 +78,10 @@ def _node(item: Mapping[str, Any]) -> list[LiveNode]:
     return [LiveNode(name=str(inside(item, "metadata", "name")), device=kind.lower(), num_devices=number)]
 
 
+def _namespace(item: Mapping[str, Any]) -> str:
+    return str(inside(item, "metadata", "namespace") or "default")
+
+
 def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[str, int]]]:
     """Nodes and devices of the running pods of each job."""
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
@@ -87,7 +91,7 @@ def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], lis
         node, phase = inside(pod, "spec", "nodeName"), inside(pod, "status", "phase")
         # A pending pod that has a node holds its devices already.
         if job and node and phase in ("Running", "Pending"):
-            key = (str(inside(pod, "metadata", "namespace") or "default"), str(job))
+            key = (_namespace(pod), str(job))
             found.setdefault(key, []).append((str(node), _gpus(inside(pod, "spec") or {})))
     return found
 
@@ -98,10 +102,7 @@ def _job(
     now_s: float,
     notes: list[str],
 ) -> LiveJob | None:
-    name, namespace = (
-        inside(item, "metadata", "name"),
-        str(inside(item, "metadata", "namespace") or "default"),
-    )
+    name, namespace = inside(item, "metadata", "name"), _namespace(item)
     if not name:
         raise RecordError("kubectl get -o json: expected a name in the metadata of every job, got none")
     if _is_over(item):
@@ -179,26 +180,22 @@ def kubernetes_commands(action: Action) -> list[str]:
     """Jobs are suspended and resumed; those of Kueue are put before others in its queue, Volcano has commands."""
     job = action.job
     namespace, _, name = job.name.partition("/")
-    is_volcano = job.details.get("api", "").startswith("batch.volcano.sh")
-    kind = "vcjob" if is_volcano else "job"
     to = f"kubectl --namespace {shlex.quote(namespace)}"
-    if is_volcano:
+    if job.details.get("api", "").startswith("batch.volcano.sh"):
         return _volcano(action, to, name)
+
+    def patched(**spec: Any) -> str:
+        patch = shlex.quote(json.dumps({"spec": spec}))
+        return f"{to} patch job {shlex.quote(name)} --type merge --patch {patch}"
+
     if action.kind in (ActionKind.STOP, ActionKind.WAIT):
-        stopped = {"spec": {"suspend": True}}
-        return [
-            f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(stopped))}"
-        ]
+        return [patched(suspend=True)]
     pods = max(1, action.num_devices // max(1, int(job.details.get("per_pod", "1"))))
-    patch: dict[str, object] = {"spec": {"parallelism": pods}}
-    if not job.details.get("queue"):  # Kueue itself resumes what it admits
-        patch = {"spec": {"parallelism": pods, "suspend": False}}
-    lines = [f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(patch))}"]
-    if job.details.get("queue"):
-        # Kueue starts a job by itself; the priority class puts it before the others.
-        label = f"kueue.x-k8s.io/priority-class={PRIORITY_CLASS}"
-        lines.append(f"{to} label {kind} {shlex.quote(name)} --overwrite {label}")
-    return lines
+    if not job.details.get("queue"):
+        return [patched(parallelism=pods, suspend=False)]
+    # Kueue itself resumes what it admits; the priority class puts a job before the others.
+    label = f"kueue.x-k8s.io/priority-class={PRIORITY_CLASS}"
+    return [patched(parallelism=pods), f"{to} label job {shlex.quote(name)} --overwrite {label}"]
 
 
 def _volcano(action: Action, to: str, name: str) -> list[str]:

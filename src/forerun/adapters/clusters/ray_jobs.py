@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -90,11 +90,15 @@ def _check_reachable(address: str) -> None:
     """Tries a connection first, because Ray itself would try for minutes."""
     if address in ("auto", "local"):
         return
-    host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        _connect(address.rpartition("://")[2])
     except (OSError, ValueError) as error:
         raise _no_cluster(address, error) from error
+
+
+def _connect(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _no_cluster(address: str, error: Exception) -> MeasurementError:
@@ -130,9 +134,8 @@ def first_ready(ray: Any, refs: Iterable[Any]) -> Any:
 
 def is_head_gone(ray: Any) -> bool:
     """True if nothing answers at the address of the cluster's head."""
-    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        _connect(ray.get_runtime_context().gcs_address)
     except OSError:
         return True
     return False
@@ -262,39 +265,29 @@ def run_jobs_on_ray(
     order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
     with connected_ray(address) as ray:
         cluster = RayCluster(ray, order, resources or {})
-        wanted = _wanted(jobs, cluster.describe())
+        places = cluster.describe()
+        wanted = {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
         # A job has a key for each kind of node that may run it; one of them done is enough.
         done = store.done_keys([key for keys in wanted.values() for key in keys])
         left = [job for job, keys in wanted.items() if not done.intersection(keys)]
-        return _Collection(store, cluster, on_event or _ignore, expected_s).collect(
+        tell = on_event or (lambda event: None)
+        return _Collection(store, cluster, tell, expected_s or (lambda job: 1.0)).collect(
             [MeasurementJob.from_json(text) for text in left], len(wanted) - len(left)
         )
 
 
-def _ignore(_: Event) -> None:
-    """Ignores an event."""
-
-
-def _wanted(jobs: Iterable[MeasurementJob], places: Sequence[Circumstances]) -> dict[str, list[str]]:
-    """Each different job, as JSON, with its keys on the cluster's kinds of device."""
-    return {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
-
-
+@dataclass(slots=True)
 class _Collection:
     """Takes answers as they come and writes them."""
 
-    def __init__(
-        self,
-        store: MeasurementSink,
-        cluster: RayCluster,
-        tell: Callable[[Event], None],
-        expected_s: Callable[[MeasurementJob], float] | None,
-    ) -> None:
-        self._store = store
-        self._cluster = cluster
-        self._tell = tell
-        self._expected_s = expected_s or (lambda _: 1.0)
-        self._tally = Tally(tell)
+    _store: MeasurementSink
+    _cluster: RayCluster
+    _tell: Callable[[Event], None]
+    _expected_s: Callable[[MeasurementJob], float]
+    _tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self._tell)
 
     def collect(self, jobs: Sequence[MeasurementJob], num_skipped: int) -> SessionReport:
         return self._tally.session(lambda: self._collect(jobs), num_jobs=len(jobs), num_skipped=num_skipped)

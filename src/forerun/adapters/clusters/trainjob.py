@@ -142,15 +142,8 @@ def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
 
 def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int, str]:
     """Most nodes, devices of a node, and their kind."""
-    products = [
-        found
-        for patch in [
-            *(inside(job, "spec", "runtimePatches") or []),
-            *(inside(job, "spec", "podTemplateOverrides") or []),
-        ]
-        for found in _all_of(patch, _PRODUCT)
-    ]
-    text = told.get("on") or next(iter(products), "")
+    patches = [inside(job, "spec", part) for part in ("runtimePatches", "podTemplateOverrides")]
+    text = told.get("on") or next(_all_of(patches, _PRODUCT), "")
     if not text:
         raise UsageError(
             "expected the devices of the nodes, got none; annotate forerun/on: 8xh100-sxm, or select nodes by "
@@ -261,11 +254,9 @@ def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devic
             trainer[part] = _relaunched([str(word) for word in trainer[part]], sizes)
     peak, step = found["peak_memory_bytes"], found["step_time_s"]
     job_s = found.get("job_time_s")
-    time = (
-        f"job {job_s['low'] / 3600:.1f} to {job_s['high'] / 3600:.1f} h"
-        if job_s
-        else f"step {step['value']:.3g} s"
-    )
+    time = f"step {step['value']:.3g} s"
+    if job_s:
+        time = f"job {job_s['low'] / 3600:.1f} to {job_s['high'] / 3600:.1f} h"
     metadata = changed.setdefault("metadata", {})
     metadata["annotations"] = {
         **(metadata.get("annotations") or {}),

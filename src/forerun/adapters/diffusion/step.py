@@ -70,10 +70,6 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _times(batch: int) -> torch.Tensor:
-    return _empty(batch)
-
-
 def _unet(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "timestep": _empty(batch, dtype=torch.int64),
@@ -87,7 +83,7 @@ def _unet(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> d
 
 def _sd3(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
     return {
-        "timestep": _times(batch),
+        "timestep": _empty(batch),
         "encoder_hidden_states": _empty(batch, tokens, config.joint_attention_dim),
         "pooled_projections": _empty(batch, config.pooled_projection_dim),
     }
@@ -96,7 +92,7 @@ def _sd3(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> di
 def _flux(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
     axes = len(config.axes_dims_rope)
     found = {
-        "timestep": _times(batch),
+        "timestep": _empty(batch),
         "encoder_hidden_states": _empty(batch, tokens, config.joint_attention_dim),
         "img_ids": _empty(grid[1] * grid[2], axes),
         "txt_ids": _empty(tokens, axes),
@@ -104,18 +100,18 @@ def _flux(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> d
     if hasattr(config, "pooled_projection_dim"):
         found["pooled_projections"] = _empty(batch, config.pooled_projection_dim)
     if config.guidance_embeds:
-        found["guidance"] = _times(batch)
+        found["guidance"] = _empty(batch)
     return found
 
 
 def _wan(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    return {"timestep": _times(batch), "encoder_hidden_states": _empty(batch, tokens, config.text_dim)}
+    return {"timestep": _empty(batch), "encoder_hidden_states": _empty(batch, tokens, config.text_dim)}
 
 
 def _ltx(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
     frames, height, width = grid
     return {
-        "timestep": _times(batch),
+        "timestep": _empty(batch),
         "encoder_hidden_states": _empty(batch, tokens, config.caption_channels),
         "encoder_attention_mask": _empty(batch, tokens),
         "num_frames": frames,
@@ -263,14 +259,8 @@ def _sizes(
     words = given.get("frames", str(entry.get("frames", 1)))
     frames = int(words) if words.isascii() and words.isdigit() and len(words) < 6 else 0
     is_video = step > 1
-    if (
-        channels != 3
-        or height % side
-        or width % side
-        or frames < 1
-        or (frames - 1) % step
-        or (frames > 1 and not is_video)
-    ):
+    are_frames = frames >= 1 and (frames - 1) % step == 0 and (is_video or frames == 1)
+    if channels != 3 or height % side or width % side or not are_frames:
         raise InvalidSetupError(
             f"{model} takes 3 channels, sides that are multiples of {side} pixels and "
             f"{f'1 frame more than a multiple of {step}' if is_video else 'a single frame'}; got {channels} channels, "

@@ -16,9 +16,12 @@ from forerun.adapters.keras.networks import (
     KERAS_FAMILIES,
     POLICIES,
     build_keras_family,
+    channels_axis,
+    in_present_format,
     keras_image_shape,
     set_policy_and_format,
 )
+from forerun.base.answers import fields_of
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
@@ -75,22 +78,16 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
         InvalidSetupError: An input is not known, or contradicts the model.
         ModelBuildError: The model could not be read or built.
     """
-    options = InputOptions(
-        image_size=request.image_size,
-        input_shape=request.input_shape,
-        sequence_length=request.sequence_length,
-        num_classes=request.num_classes,
-    )
+    inputs = fields_of(request.model)
+    name, options = inputs.pop("model"), InputOptions(**inputs)
     set_policy_and_format(setup)
     model, is_fixed = _model(request, options, POLICIES[setup.precision])
     if not isinstance(model, keras.Model):
-        raise ModelBuildError(
-            f"{request.name} must be a keras.Model or return one; it is a {type(model).__name__}"
-        )
-    shapes, dtypes = _inputs(model, options, request.name)
+        raise ModelBuildError(f"{name} must be a keras.Model or return one; it is a {type(model).__name__}")
+    shapes, dtypes = _inputs(model, options, name)
     notes = _format_notes(model, setup) if is_fixed else []
     return KerasModel(
-        name=request.name,
+        name=name,
         model=model,
         input_shapes=shapes,
         input_dtypes=dtypes,
@@ -101,7 +98,7 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
 
 def _model(request: KerasRequest, options: InputOptions, policy: str) -> tuple[Any, bool]:
     """The model, and True if its image format came with it."""
-    name = request.name
+    name = request.model.model
     if request.builder is not None:
         module, _, function = request.builder.partition(":")
         return getattr(import_module(module), function)(**request.arguments), False
@@ -130,9 +127,7 @@ def _read_file(path_text: str) -> str:
     try:
         model = keras.saving.load_model(path, compile=False)
         text: str = model.to_json()
-    except (
-        Exception
-    ) as error:  # zip, HDF5, JSON and the classes of the file raise errors without a common base
+    except Exception as error:  # zip, HDF5, JSON and the classes of the file have no common base of errors
         raise ModelBuildError(_why_unreadable(path_text, error)) from error
     return text
 
@@ -212,8 +207,7 @@ def _application(name: str, options: InputOptions) -> Any:
     arguments: dict[str, Any] = {"weights": None}
     shape = _channels_first(options, 3)
     if shape is not None:
-        last = keras.config.image_data_format() == "channels_last"
-        arguments["input_shape"] = (*shape[1:], shape[0]) if last else shape
+        arguments["input_shape"] = in_present_format(shape)
     if options.num_classes is not None:
         arguments["classes"] = options.num_classes
     try:
@@ -251,9 +245,7 @@ def _inputs(model: Any, options: InputOptions, name: str) -> tuple[tuple[Shape, 
 def _build_for(model: Any, options: InputOptions, name: str) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
     shape = options.input_shape
     if shape is None and options.image_size is not None:
-        size = options.image_size
-        last = keras.config.image_data_format() == "channels_last"
-        shape = (size, size, 3) if last else (3, size, size)
+        shape = in_present_format((3, options.image_size, options.image_size))
     if shape is None:
         raise InvalidSetupError(
             f"{name} is not built and the shape of its input is not known: give --input-shape, such as "
@@ -273,9 +265,8 @@ def _filled(
 ) -> Shape:
     given = options.input_shape if index == 0 else None
     if given is None and options.image_size is not None and len(axes) == 3:
-        last = keras.config.image_data_format() == "channels_last"
-        size = options.image_size
-        given = (size, size, axes[2] or 3) if last else (axes[0] or 3, size, size)
+        channels = axes[min(channels_axis(), 0)] or 3  # these axes are without the batch
+        given = in_present_format((channels, options.image_size, options.image_size))
     if given is None and is_text and options.sequence_length is not None and axes:
         given = (options.sequence_length, *(n for n in axes[1:] if n is not None))
     if given is not None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import keras
 
-from forerun.adapters.keras.networks import channels_axis
+from forerun.adapters.keras.networks import channels_axis, in_present_format
 from forerun.adapters.keras.runner import (
+    LEARNING_RATE,
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
-    result_of,
     set_keras_defaults,
     tensorflow_synchroniser,
 )
@@ -53,9 +53,9 @@ def build_keras_layer(kind: str, parameters: Parameters) -> Any:
         raise InvalidSetupError(
             f"unknown activation '{activation}'; expected none, {', '.join(_ACTIVATIONS)}"
         )
-    given = keras.Input(_ordered(figures.input_shape[1:]))
+    given = keras.Input(in_present_format(figures.input_shape[1:]))
     output = _LAYERS[kind](parameters)(given)
-    if tuple(output.shape[1:]) != _ordered(figures.output_shape[1:]):
+    if tuple(output.shape[1:]) != in_present_format(figures.output_shape[1:]):
         raise InvalidSetupError(
             f"expected a layer {kind} with an output of {figures.output_shape[1:]}, Keras makes "
             f"{tuple(output.shape[1:])} of it; choose an odd kernel, or padding 'valid'"
@@ -63,11 +63,6 @@ def build_keras_layer(kind: str, parameters: Parameters) -> Any:
     if activation != "none":
         output = keras.layers.Activation(activation)(output)
     return keras.Model(given, output, name=f"layer_{kind}")
-
-
-def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape (channels, height, width) in the present image format; others as they are."""
-    return (*shape[1:], shape[0]) if len(shape) == 3 and channels_axis() == -1 else shape
 
 
 def _window(parameters: Parameters) -> dict[str, Any]:
@@ -80,52 +75,36 @@ def _convolution(parameters: Parameters) -> Any:
         whole_of(parameters, "kernel"),
         **_window(parameters),
         groups=whole_of(parameters, "groups", 1),
-        use_bias=flag_of(parameters, "use_bias"),
+        **_biased(parameters),
     )
 
 
-def _depthwise(parameters: Parameters) -> Any:
-    return keras.layers.DepthwiseConv2D(
-        whole_of(parameters, "kernel"), **_window(parameters), use_bias=flag_of(parameters, "use_bias")
-    )
-
-
-def _dense(parameters: Parameters) -> Any:
-    return keras.layers.Dense(whole_of(parameters, "out_features"), use_bias=flag_of(parameters, "use_bias"))
+def _biased(parameters: Parameters) -> dict[str, Any]:
+    return {"use_bias": flag_of(parameters, "use_bias")}
 
 
 def _attention(parameters: Parameters) -> Any:
     heads, width = whole_of(parameters, "num_heads"), whole_of(parameters, "in_features")
-    layer = keras.layers.MultiHeadAttention(heads, width // heads, use_bias=flag_of(parameters, "use_bias"))
+    layer = keras.layers.MultiHeadAttention(heads, width // heads, **_biased(parameters))
     return lambda given: layer(given, given)
-
-
-def _lstm(parameters: Parameters) -> Any:
-    return keras.layers.LSTM(
-        whole_of(parameters, "out_features"),
-        use_bias=flag_of(parameters, "use_bias"),
-        return_sequences=True,
-    )
 
 
 _LAYERS: dict[str, Callable[[Parameters], Any]] = {
     "conv2d": _convolution,
     "grouped_conv2d": _convolution,
-    "depthwise_conv2d": _depthwise,
-    "dense": _dense,
+    "depthwise_conv2d": lambda p: keras.layers.DepthwiseConv2D(
+        whole_of(p, "kernel"), **_window(p), **_biased(p)
+    ),
+    "dense": lambda p: keras.layers.Dense(whole_of(p, "out_features"), **_biased(p)),
     "batch_norm": lambda p: keras.layers.BatchNormalization(channels_axis()),
     "group_norm": lambda p: keras.layers.GroupNormalization(whole_of(p, "groups", 1), channels_axis()),
     "layer_norm": lambda p: keras.layers.LayerNormalization(),
     "max_pool": lambda p: keras.layers.MaxPooling2D(whole_of(p, "kernel"), **_window(p)),
     "avg_pool": lambda p: keras.layers.AveragePooling2D(whole_of(p, "kernel"), **_window(p)),
     "attention": _attention,
-    "lstm": _lstm,
+    "lstm": lambda p: keras.layers.LSTM(whole_of(p, "out_features"), **_biased(p), return_sequences=True),
     "null": lambda p: keras.layers.Identity(),
 }
-
-
-_LEARNING_RATE = 1e-4
-_FLOAT_BYTES = 4
 
 
 def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
@@ -144,7 +123,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
     layer = build_keras_layer(job.subject, job.parameters)
     num_parameters = int(layer.count_params())
-    memory = KerasPeakMemory(device, _FLOAT_BYTES * num_parameters)
+    memory = KerasPeakMemory(device, num_parameters)
     given = _input(layer, whole_of(job.parameters, "batch_size", 1))
     if mode == "forward":
         step = _forward_step(layer, given, setup.compile)
@@ -153,7 +132,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     timed, first = time_first_and_rest(
         step, tensorflow_synchroniser(device), protocol, is_compiled=setup.compile
     )
-    return result_of(timed, {"num_parameters": num_parameters, **first, **memory.figures()})
+    return timed.result(num_parameters=num_parameters, **first, **memory.figures())
 
 
 def _input(layer: Any, batch_size: int) -> Any:
@@ -181,7 +160,7 @@ def _train_step(layer: Any, given: Any, setup: TrainingSetup, has_input_gradient
     weights = layer.trainable_variables
     optimizer = None
     if setup.optimizer != "none" and weights:
-        optimizer = keras_optimizer(setup, _LEARNING_RATE)
+        optimizer = keras_optimizer(setup, LEARNING_RATE)
         optimizer.build(weights)
     output_gradient = tf.random.normal(tf.shape(layer(given)), dtype=tf.float32)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ class _Family:
 def channels_axis() -> int:
     """Index of the channel axis in the present image format, with the batch axis counted."""
     return -1 if import_module("keras").config.image_data_format() == "channels_last" else 1
+
+
+def in_present_format(shape: Shape) -> Shape:
+    """A shape (channels, height, width) in the present image format; others as they are."""
+    return (*shape[1:], shape[0]) if len(shape) == 3 and channels_axis() == -1 else shape
 
 
 def keras_image_shape(spec: str) -> Shape:
@@ -128,8 +134,7 @@ def _given(name: str, text: str) -> dict[str, int]:
 
 
 def _input(shape: Shape) -> Any:
-    ordered = (*shape[1:], shape[0]) if channels_axis() == -1 else shape
-    return import_module("keras").Input(ordered)
+    return import_module("keras").Input(in_present_format(shape))
 
 
 def _dense_head(x: Any, widths: Sequence[int], num_classes: int) -> Any:
@@ -140,13 +145,15 @@ def _dense_head(x: Any, widths: Sequence[int], num_classes: int) -> Any:
     return layers.Dense(num_classes)(x)
 
 
-def _pooled(shape: Shape, filters: Sequence[int], padding: str, widths: Sequence[int], classes: int) -> Any:
+def _pooled(
+    shape: Shape, filters: Sequence[int], padding: str, widths: Sequence[int], num_classes: int
+) -> Any:
     keras = import_module("keras")
     x = inputs = _input(shape)
     for width in filters:
         x = keras.layers.Conv2D(width, 3, padding=padding, activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)
-    return keras.Model(inputs, _dense_head(x, widths, classes))
+    return keras.Model(inputs, _dense_head(x, widths, num_classes))
 
 
 def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_classes: int) -> Any:
@@ -157,23 +164,6 @@ def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_c
             x = keras.layers.Conv2D(base_filters * 2**block, 3, padding="same", activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)
     return keras.Model(inputs, _dense_head(x, [dense_units], num_classes))
-
-
-def _mlp(shape: Shape, *, depth: int, width: int, num_classes: int) -> Any:
-    inputs = _input(shape)
-    return import_module("keras").Model(inputs, _dense_head(inputs, [width] * depth, num_classes))
-
-
-def _mnist_cnn(shape: Shape, *, depth: int, num_classes: int) -> Any:
-    return _pooled(shape, [32] * depth, "valid", [128], num_classes)
-
-
-def _cifar10_cnn(shape: Shape, *, num_classes: int) -> Any:
-    return _pooled(shape, [64, 64, 32], "valid", [512, 256, 128], num_classes)
-
-
-def _pcam_cnn(shape: Shape, *, num_classes: int) -> Any:
-    return _pooled(shape, [256, 256, 512, 512, 1024, 1024], "same", [1028, 512, 128], num_classes)
 
 
 def _convolved(x: Any, filters: int, kernel: int, stride: int = 1, *, relu: bool = True) -> Any:
@@ -207,9 +197,25 @@ KERAS_FAMILIES: dict[str, _Family] = {
     "cnn": _Family(
         (3, 32, 32), {"depth": 4, "base_filters": 64, "dense_units": 128, "num_classes": 10}, _cnn
     ),
-    "mnist-cnn": _Family((1, 28, 28), {"depth": 2, "num_classes": 10}, _mnist_cnn),
-    "cifar10-cnn": _Family((3, 32, 32), {"num_classes": 10}, _cifar10_cnn),
-    "pcam-cnn": _Family((3, 96, 96), {"num_classes": 1}, _pcam_cnn),
+    "mnist-cnn": _Family(
+        (1, 28, 28),
+        {"depth": 2, "num_classes": 10},
+        lambda shape, *, depth, num_classes: _pooled(shape, [32] * depth, "valid", [128], num_classes),
+    ),
+    "cifar10-cnn": _Family(
+        (3, 32, 32),
+        {"num_classes": 10},
+        lambda shape, *, num_classes: _pooled(shape, [64, 64, 32], "valid", [512, 256, 128], num_classes),
+    ),
+    "pcam-cnn": _Family(
+        (3, 96, 96),
+        {"num_classes": 1},
+        partial(_pooled, filters=[256, 256, 512, 512, 1024, 1024], padding="same", widths=[1028, 512, 128]),
+    ),
     "resnet50-v1.5": _Family((3, 224, 224), {"num_classes": 1000}, _resnet50),
-    "mlp": _Family((1, 28, 28), {"depth": 3, "width": 1024, "num_classes": 10}, _mlp),
+    "mlp": _Family(
+        (1, 28, 28),
+        {"depth": 3, "width": 1024, "num_classes": 10},
+        lambda shape, *, depth, width, num_classes: _pooled(shape, [], "", [width] * depth, num_classes),
+    ),
 }

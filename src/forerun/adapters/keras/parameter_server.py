@@ -1,6 +1,6 @@
 """Steps under a ParameterServerStrategy of TensorFlow, workers and servers in local processes.
 
-Parameters of the job beside those of ``step_runner``: ``num_workers``, ``num_servers``, ``strategy``
+Parameters of the job beside those of ``training``: ``num_workers``, ``num_servers``, ``strategy``
 (``parameter-server``). The batch size is that of one worker's step; the workers share the threads of the session.
 
 ``fit`` of Keras 3 does not work there, so a ``ClusterCoordinator`` runs the loop: a round of steps is scheduled on the
@@ -18,8 +18,8 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -57,6 +57,12 @@ class _Cluster:
     num_threads: int
 
 
+def check_installed(purpose: str) -> None:
+    """Refuses a machine without Keras or TensorFlow."""
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        raise MissingExtraError(purpose, "keras")
+
+
 def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str, device: str) -> None:
     """Refuse a job that parameter servers cannot run.
 
@@ -73,40 +79,30 @@ def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str
     for name, found, only in wanted:
         if found != only:
             raise InvalidSetupError(f"parameter servers are measured with {name} {only} only, got {found}")
-    if find_spec("keras") is None or find_spec("tensorflow") is None:
-        raise MissingExtraError("measuring parameter servers", "keras")
+    check_installed("measuring parameter servers")
 
 
 def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
-    """Times steps of all workers together; see ``measure_parameter_server``.
-
-    Raises:
-        InvalidSetupError: The job has another strategy, or a GPU.
-        MeasurementError: The cluster failed or gave no answer in time.
-    """
-    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
-    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
-        raise InvalidSetupError(
-            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
-        )
-    return measure_parameter_server(job, protocol)
-
-
-def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> RunResult:
     """Times steps of a Keras model under local parameter servers; a repetition is a round of steps over their number.
 
     Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and
     first_step_s, the first round, which traces on every worker.
 
     Args:
-        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``.
+        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``training``.
+        device_index: Must be ``cpu``.
         protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
     Raises:
-        InvalidSetupError: A number or setting is not possible.
+        InvalidSetupError: The job has another strategy, or a GPU, or a number or setting is not possible.
         MissingExtraError: TensorFlow is not installed.
         MeasurementError: A process failed, or the time ran out.
     """
+    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
+    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
+        raise InvalidSetupError(
+            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
+        )
     num_workers = whole_of(job.parameters, "num_workers", 2)
     num_servers = whole_of(job.parameters, "num_servers", 1)
     setup = setup_of(job.parameters)
@@ -131,15 +127,10 @@ def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> RunResu
     return result
 
 
-@contextmanager
-def _child() -> Iterator[Child]:
+def _child() -> closing[Child]:
     """A new interpreter for one process of the cluster, because TensorFlow fixes its threads at its first use."""
     spawn = multiprocessing.get_context("spawn")
-    child = Child(spawn, environment={**os.environ, **_ENVIRONMENT}, name="forerun-cluster")
-    try:
-        yield child
-    finally:
-        child.close()
+    return closing(Child(spawn, environment={**os.environ, **_ENVIRONMENT}, name="forerun-cluster"))
 
 
 def _answer(chief: Child, cluster: _Cluster) -> Reply:
@@ -156,14 +147,11 @@ def _answer(chief: Child, cluster: _Cluster) -> Reply:
 
 
 def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in opened:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in opened]
 
 
 def _be_silent() -> None:
@@ -195,7 +183,7 @@ def _coordinate(cluster: _Cluster) -> RunResult:
     import tensorflow as tf
 
     from forerun.adapters.keras.runner import set_keras_defaults
-    from forerun.adapters.keras.step_runner import build_measured_model
+    from forerun.adapters.keras.training import build_measured_model
     from forerun.evidence.measurement.runners.timing import time_repetitions
 
     job, num_workers = cluster.job, len(cluster.addresses["worker"])
@@ -244,7 +232,7 @@ def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
     import keras
     import tensorflow as tf
 
-    from forerun.adapters.keras.step_runner import example_batch, keras_loss
+    from forerun.adapters.keras.training import example_batch, keras_loss
 
     model = found.model
     loss_of = keras.losses.get(keras_loss(model)[0])

@@ -20,7 +20,6 @@ KERAS_PRELOADED = (
     "tensorflow",
     "keras",
     "forerun.adapters.keras.layers",
-    "forerun.adapters.keras.step_runner",
     "forerun.adapters.keras.training",
 )
 """The modules imported with this one, after the choice of the backend."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 
 from forerun.adapters.keras.networks import KERAS_FAMILIES, check_keras_name
-from forerun.adapters.keras.parameter_server import SERVER_STRATEGY, check_servers
-from forerun.adapters.keras.runner import KERAS_OPTIMIZERS, check_keras_precision
+from forerun.adapters.keras.parameter_server import SERVER_STRATEGY, check_installed, check_servers
+from forerun.adapters.keras.runner import check_keras_optimizer, check_keras_precision
 from forerun.adapters.keras.source import KerasRequest, trace_keras_requests
-from forerun.base.errors import ForerunError, InvalidSetupError, MissingExtraError
+from forerun.base.errors import ForerunError, InvalidSetupError
 from forerun.evidence.fitting.measured_steps import only_modules
 from forerun.evidence.measurement.settings import StepSettings
 from forerun.evidence.records.measured_run import setup_of, text_of
@@ -21,9 +20,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace_keras_models
 
-KERAS_RUN = "forerun.adapters.keras.runner:run_keras_job"
-"""Argument ``run`` of ``session.run_jobs``."""
-
 Answer = tuple[Graph, TrainingSetup] | ForerunError
 
 _LAYER_BUILDER = "forerun.adapters.keras.layers:build_keras_layer"
@@ -32,13 +28,9 @@ _LAYER_BUILDER = "forerun.adapters.keras.layers:build_keras_layer"
 class KerasMeasuring:
     """The entry point of ``forerun.frameworks``; see ``evidence.measurement.circumstances.Framework``."""
 
-    run = KERAS_RUN
+    run = "forerun.adapters.keras.runner:run_keras_job"
     preloaded = ("forerun.adapters.keras.preloaded",)
-
-    def check_installed(self, purpose: str) -> None:
-        """Refuses a machine without Keras or TensorFlow."""
-        if find_spec("keras") is None or find_spec("tensorflow") is None:
-            raise MissingExtraError(purpose, "keras")
+    check_installed = staticmethod(check_installed)
 
     def check_grid(self, network: str, optimizer: str) -> None:
         """Refuses a grid of other networks than Keras' own families."""
@@ -46,11 +38,14 @@ class KerasMeasuring:
             raise InvalidSetupError(
                 f"expected one of the networks {', '.join(KERAS_FAMILIES)} for Keras, got {network!r}"
             )
-        _check_optimizers([optimizer])
+        if optimizer != "none":
+            check_keras_optimizer(optimizer)
 
     def check_layers(self, optimizers: Sequence[str], precision: Precision) -> None:
         """Refuses optimizers and precisions that Keras does not have."""
-        _check_optimizers(optimizers)
+        for name in optimizers:
+            if name != "none":
+                check_keras_optimizer(name)
         check_keras_precision(precision)
 
     def check_steps(self, settings: StepSettings) -> None:
@@ -82,70 +77,48 @@ class KerasMeasuring:
         }
 
     def graphs(self, measurements: Sequence[Measurement], device: Device) -> dict[str, Answer]:
-        """Graph and setup of each measurement; see ``keras_graphs``."""
-        return keras_graphs(measurements, device)
+        """Graph and setup of each measurement by its key, or why there is none.
+
+        Args:
+            measurements: Steps and layers of Keras.
+            device: Where they were measured.
+
+        Raises:
+            MissingExtraError: Keras is not installed.
+            TraceError: The process that traces took too long.
+        """
+        answers: dict[str, Answer] = {}
+        questions: dict[str, tuple[ModelRequest, TrainingSetup]] = {}
+        for m in measurements:
+            try:
+                run = m.run_on(device)
+            except ForerunError as error:
+                answers[m.key] = error
+                continue
+            if run is not None:
+                questions[m.key] = run.model, run.setup
+        for key, graph in zip(questions, trace_keras_models(list(questions.values())), strict=True):
+            answers[key] = graph if isinstance(graph, ForerunError) else (graph, questions[key][1])
+        layers = {m.key: _layer_request(m) for m in measurements if m.kind is JobKind.LAYER}
+        graphs = trace_keras_requests(list(layers.values())) if layers else []
+        for (key, request), found in zip(layers.items(), graphs, strict=True):
+            if isinstance(found, ForerunError):
+                answers[key] = found
+            else:
+                answers[key] = replace(found, ops=only_modules(found.ops)), request.setup
+        return answers
 
 
 KERAS = KerasMeasuring()
 
 
-def _check_optimizers(optimizers: Sequence[str]) -> None:
-    for name in optimizers:
-        if name not in KERAS_OPTIMIZERS and name != "none":
-            raise InvalidSetupError(
-                f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {name!r}"
-            )
-
-
-def keras_graphs(measurements: Sequence[Measurement], device: Device) -> dict[str, Answer]:
-    """Graph and setup of each measurement by its key, or why there is none.
-
-    Args:
-        measurements: Steps and layers of Keras.
-        device: Where they were measured.
-
-    Raises:
-        MissingExtraError: Keras is not installed.
-        TraceError: The process that traces took too long.
-    """
-    layers = [m for m in measurements if m.kind is JobKind.LAYER]
-    answers: dict[str, Answer] = {}
-    questions: dict[str, tuple[ModelRequest, TrainingSetup]] = {}
-    for m in measurements:
-        try:
-            run = m.run_on(device)
-        except ForerunError as error:
-            answers[m.key] = error
-            continue
-        if run is not None:
-            questions[m.key] = run.model, run.setup
-    for key, graph in zip(questions, trace_keras_models(list(questions.values())), strict=True):
-        answers[key] = graph if isinstance(graph, ForerunError) else (graph, questions[key][1])
-    requests = [keras_layer_request(m) for m in layers]
-    graphs = trace_keras_requests(requests) if requests else []
-    for m, request, found in zip(layers, requests, graphs, strict=True):
-        answers[m.key] = _layer_answer(found, request.setup)
-    return answers
-
-
-def _layer_answer(found: Graph | ForerunError, setup: TrainingSetup) -> Answer:
-    if isinstance(found, ForerunError):
-        return found
-    return replace(found, ops=only_modules(found.ops)), setup
-
-
-def keras_layer_request(measurement: Measurement) -> KerasRequest:
+def _layer_request(measurement: Measurement) -> KerasRequest:
     """Question to the tracing process about a measured layer."""
     trains = text_of(measurement.parameters, "mode", "forward") == "train_step"
     setup = setup_of({**measurement.parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)})
     return KerasRequest(
-        name=f"layer:{measurement.subject}",
-        config=None,
+        model=ModelRequest(model=f"layer:{measurement.subject}"),
         setup=setup,
-        image_size=None,
-        input_shape=None,
-        sequence_length=None,
-        num_classes=None,
         builder=_LAYER_BUILDER,
         arguments={"kind": measurement.subject, "parameters": measurement.parameters},
         is_layer=True,

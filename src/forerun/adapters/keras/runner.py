@@ -13,7 +13,7 @@ from typing import Any
 from forerun.adapters.keras.networks import POLICIES, set_policy_and_format
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
-from forerun.evidence.measurement.runners.timing import Timed, time_repetitions
+from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import ResidentPeak
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
@@ -34,6 +34,10 @@ KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
 }
 """Optimizers of Keras by the names of ``tracing.optimizers``."""
 
+LEARNING_RATE = 1e-4
+"""Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise."""
+
+_FLOAT_BYTES = 4
 _TRAINED_IN = [precision for precision in POLICIES if precision is not Precision.FP16]
 """Precisions that are measured: updates of weights in fp16 alone soon give no numbers."""
 
@@ -96,6 +100,14 @@ def set_keras_defaults(setup: TrainingSetup, seed: int = 0) -> None:
     set_policy_and_format(setup)
 
 
+def check_keras_optimizer(name: str) -> None:
+    """Raises ``InvalidSetupError`` for an optimizer that Keras does not have."""
+    if name not in KERAS_OPTIMIZERS:
+        raise InvalidSetupError(
+            f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {name!r}"
+        )
+
+
 def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) -> Any:
     """The Keras optimizer of a setup.
 
@@ -104,37 +116,20 @@ def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) ->
     """
     import keras
 
-    if setup.optimizer not in KERAS_OPTIMIZERS:
-        raise InvalidSetupError(
-            f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {setup.optimizer!r}"
-        )
+    check_keras_optimizer(setup.optimizer)
     name, options = KERAS_OPTIMIZERS[setup.optimizer]
     rate = {"learning_rate": learning_rate} if learning_rate else {}
     return getattr(keras.optimizers, name)(**{**options, **rate})
 
 
-def result_of(timed: Timed, results: dict[str, Scalar]) -> RunResult:
-    """The answer of a runner that timed repetitions."""
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results=results,
-    )
-
-
 def tensorflow_synchroniser(device: str) -> Callable[[], None]:
     """A function that returns when the device has finished; a processor always has."""
     if device.startswith("CPU"):
-        return _nothing
+        return lambda: None
     import tensorflow as tf
 
     wait: Callable[[], None] = tf.test.experimental.sync_devices
     return wait
-
-
-def _nothing() -> None:
-    """Does nothing: there is nothing to wait for."""
 
 
 class KerasPeakMemory:
@@ -142,11 +137,11 @@ class KerasPeakMemory:
 
     Args:
         device: Name of TensorFlow's device.
-        held_bytes: Size of weights in memory already, which count as well [bytes].
+        num_parameters: Weights in memory already, which count as well.
     """
 
-    def __init__(self, device: str, held_bytes: int) -> None:
-        self._device, self._held_bytes = device, held_bytes
+    def __init__(self, device: str, num_parameters: int) -> None:
+        self._device, self._held_bytes = device, _FLOAT_BYTES * num_parameters
         if device.startswith("CPU"):
             self._resident = ResidentPeak()
         else:
@@ -166,7 +161,7 @@ class KerasPeakMemory:
 _RUNNERS = {
     JobKind.TRAINING: "training:run_keras_training",
     JobKind.LAYER: "layers:run_keras_layer",
-    JobKind.STEP: "step_runner:run_keras_step",
+    JobKind.STEP: "training:run_keras_step",
     JobKind.DATA_PARALLEL: "parameter_server:run_keras_servers",
 }
 
@@ -191,9 +186,8 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
     try:
         result: RunResult = run(job, device_index, protocol)
     except Exception as error:
-        if (
-            type(error).__name__ != "ResourceExhaustedError"
-        ):  # TensorFlow's error, recognised without loading TensorFlow
+        # TensorFlow's error, recognised without loading TensorFlow.
+        if type(error).__name__ != "ResourceExhaustedError":
             raise
         from forerun.evidence.measurement.runners.table import OutOfMemory
 

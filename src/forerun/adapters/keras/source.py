@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,23 +35,18 @@ class KerasRequest:
     """One trace of a Keras model.
 
     Attributes:
-        name: The model as the user named it.
-        config: ``keras.Model.to_json`` of a model object, None for a named model or a file.
+        model: The model as the user named it, and its inputs.
         setup: The training setup.
-        image_size, input_shape, sequence_length, num_classes: As in ``input_options``.
+        config: ``keras.Model.to_json`` of a model object, None for a named model or a file.
         builder: Function that makes the model in place of the name, as ``module:function``.
         arguments: Keyword arguments of the builder, plain values.
         is_layer: True for a layer alone: a gradient of its output takes the place of a loss, and its input gets a
             gradient.
     """
 
-    name: str
-    config: str | None
+    model: ModelRequest
     setup: TrainingSetup
-    image_size: int | None
-    input_shape: tuple[int, ...] | None
-    sequence_length: int | None
-    num_classes: int | None
+    config: str | None = None
     builder: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     is_layer: bool = False
@@ -112,13 +107,9 @@ def keras_request(request: ModelRequest, setup: TrainingSetup, model: Any = None
         ModelBuildError: The object has no configuration from which it could be built again.
     """
     return KerasRequest(
-        name=request.model,
-        config=None if model is None else _config_of(model),
+        model=replace(request, input_shape=request.input_shape or _built_shape(model)),
         setup=setup,
-        image_size=request.image_size,
-        input_shape=request.input_shape or _built_shape(model),
-        sequence_length=request.sequence_length,
-        num_classes=request.num_classes,
+        config=None if model is None else _config_of(model),
     )
 
 
@@ -129,7 +120,7 @@ def trace_keras_requests(requests: Sequence[KerasRequest]) -> list[Graph | Forer
         MissingExtraError: Keras is not installed.
     """
     if util.find_spec("keras") is None:
-        raise MissingExtraError(f"the Keras model {requests[0].name}", "keras")
+        raise MissingExtraError(f"the Keras model {requests[0].model.model}", "keras")
     with _lock, temporary_folder() as folder:
         said = Path(folder) / "said"
         return [_graph_or_error(_worker(os.getpid()), request, said) for request in requests]
@@ -145,16 +136,14 @@ def _worker(asking_pid: int) -> Worker:
 
 
 def _graph_or_error(worker: Worker, request: KerasRequest, said: Path) -> Graph | ForerunError:
+    name = request.model.model
     try:
-        graph: Graph = worker.call(
-            trace_request, request, said, what=f"tracing {request.name}", timeout_s=_TIMEOUT_S
-        )
+        graph: Graph = worker.call(trace_request, request, said, what=f"tracing {name}", timeout_s=_TIMEOUT_S)
     except IsolationError as error:
-        words = (
-            said.read_text(encoding="utf-8", errors="replace").strip().splitlines() if said.exists() else []
-        )
+        text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+        words = text.strip().splitlines()
         return ModelBuildError(
-            f"the process that builds {request.name} with Keras {metadata.version('keras')} ended: "
+            f"the process that builds {name} with Keras {metadata.version('keras')} ended: "
             f"{(words or [str(error)])[-1]}"
         )
     except ForerunError as error:
@@ -178,10 +167,5 @@ def _built_shape(model: Any) -> tuple[int, ...] | None:
     """Shape of a sample for which an object was built, if its configuration lacks the shape."""
     shape = getattr(model, "_build_shapes_dict", None) or {}
     first = next(iter(shape.values()), None)
-    if (
-        not isinstance(first, (tuple, list))
-        or len(first) < 2
-        or not all(isinstance(n, int) for n in first[1:])
-    ):
-        return None
-    return tuple(first[1:])
+    axes = tuple(first[1:]) if isinstance(first, (tuple, list)) else ()
+    return axes if axes and all(isinstance(n, int) for n in axes) else None

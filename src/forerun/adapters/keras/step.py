@@ -47,20 +47,13 @@ def trace_built_keras(found: KerasModel, setup: TrainingSetup) -> Graph:
     Raises:
         InvalidSetupError, ModelBuildError, TraceError: As in ``failures.explain_failure``.
     """
-    keras_random.torch_seed_generator = lambda seed: (
-        torch.Generator()
-    )  # seeds are values, which fake tensors do not have
+    # Seeds are values, which fake tensors do not have.
+    keras_random.torch_seed_generator = lambda seed: torch.Generator()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     num_norms = _fuse_batch_norms(found.model) if setup.compile else len(_batch_norms(found.model))
     # Precision and layout are in the model already; a variable's update is a separate operation in TensorFlow.
-    plain = replace(
-        setup,
-        precision=Precision.FP32,
-        layout=Layout.NCHW,
-        optimizer_implementation=OptimizerImplementation.FOREACH
-        if setup.compile
-        else OptimizerImplementation.FOR_LOOP,
-    )
+    update = OptimizerImplementation.FOREACH if setup.compile else OptimizerImplementation.FOR_LOOP
+    plain = replace(setup, precision=Precision.FP32, layout=Layout.NCHW, optimizer_implementation=update)
     with mode:
         built = _built(found, mode, training=setup.phase is not Phase.INFERENCE)
         try:
@@ -132,9 +125,8 @@ def _given_gradient(output: torch.Tensor, _: Mapping[str, Any]) -> torch.Tensor:
 
 def _loss_of(model: Any) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
     """Cross entropy in the form for the last activation, plus the losses that layers add."""
-    activation = (
-        getattr(getattr(model.layers[-1], "activation", None), "__name__", "") if model.layers else ""
-    )
+    last = model.layers[-1] if model.layers else None
+    activation = getattr(getattr(last, "activation", None), "__name__", "")
 
     def loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         total = _main_loss(output, batch, activation)
@@ -251,19 +243,15 @@ def _fused_batch_norm(norm: Any, inputs: torch.Tensor, training: bool | None = N
 
 
 def _notes(graph: Graph, setup: TrainingSetup, num_norms: int, model: Any) -> Iterator[str]:
-    if setup.phase is Phase.TRAIN and not getattr(
-        type(model), "train_step", keras.Model
-    ).__module__.startswith("keras."):
+    train_step = getattr(type(model), "train_step", keras.Model)
+    if setup.phase is Phase.TRAIN and not train_step.__module__.startswith("keras."):
         yield (
             f"the train_step of {type(model).__name__} is not followed: the step is a forward pass, a loss and the "
             "optimizer asked for; for its own, name a script that calls fit: forerun predict --on DEVICE -- python FILE"
         )
     if num_norms:
-        how = (
-            "one kernel each, as XLA fuses them"
-            if setup.compile
-            else "moments and element-wise operations (no XLA)"
-        )
+        apart = "moments and element-wise operations (no XLA)"
+        how = "one kernel each, as XLA fuses them" if setup.compile else apart
         yield f"batch norm: {num_norms} layers as {how}"
     if not setup.compile:
         yield (

@@ -1,15 +1,19 @@
-"""Trains networks of the Keras families on TensorFlow in a child process, and times their steps.
+"""Trains networks of the Keras families on TensorFlow in a child process, and times steps of any Keras model.
 
-Parameters of a job are those of ``training_runner``; ``strategy`` may also be ``mirrored`` with ``num_replicas``.
+Parameters of a training are those of ``training_runner``; ``strategy`` may also be ``mirrored`` with ``num_replicas``.
 Steps are graphs of TensorFlow (``run_eagerly`` off). On a processor, replicas are logical devices that share its
 threads: such a run shows the cost of the strategy, never a gain.
+
+Steps are those of ``fit`` on one batch that is used again and again. Parameters of such a job (each may be left out):
+``batch_size``, ``precision``, ``layout``, ``compile`` (XLA), ``optimizer``; ``image_size``, ``input_shape`` (as text),
+``sequence_length``, ``num_classes``; ``seed``. A step's time runs from the end of one batch of ``fit`` to that of the
+next: it holds all work of the loop, but no input pipeline.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -17,19 +21,29 @@ import numpy as np
 
 from forerun.adapters.keras.networks import build_keras_family, keras_image_shape
 from forerun.adapters.keras.runner import (
+    LEARNING_RATE,
+    KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
-    result_of,
     set_keras_defaults,
 )
+from forerun.adapters.keras.source import KerasRequest
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.datasets import dataset_size, load_images
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.measured_job import report_progress
-from forerun.evidence.measurement.runners.timing import time_repetitions
+from forerun.evidence.measurement.runners.timing import Repetitions, time_repetitions
 from forerun.evidence.measurement.runners.training_runner import EpochFigures, epoch_results
-from forerun.evidence.records.measured_run import flag_of, number_of, setup_of, text_of, whole_of
-from forerun.question.setup import Layout
+from forerun.evidence.records.measured_run import (
+    flag_of,
+    input_options_of,
+    number_of,
+    setup_of,
+    text_of,
+    whole_of,
+)
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Layout, Phase, TrainingSetup
 
 _SHARE_OF_STEPS = 0.1
 _EVALUATION_BATCH = 256
@@ -52,13 +66,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     )
     results["num_parameters"] = int(training.model.count_params())
     results["first_step_s"] = training.first_step_s
-    return result_of(timed, results)
-
-
-@dataclass(slots=True)
-class _Images:
-    train: tuple[Any, Any]
-    held_out: tuple[Any, Any]
+    return timed.result(**results)
 
 
 class _KerasTraining:
@@ -70,7 +78,7 @@ class _KerasTraining:
         self.num_replicas = whole_of(parameters, "num_replicas", 1)
         self.num_epochs = whole_of(parameters, "num_epochs", 3)
         self.num_steps = parameters.get("num_steps") and whole_of(parameters, "num_steps")
-        self._images = _images_of(job, self.setup.layout)
+        self._train, self._held_out = _images_of(job, self.setup.layout)
         self.num_images = dataset_size(text_of(parameters, "dataset", "cifar10"), train=True)
         self._devices = open_tensorflow(device_index, protocol, self.num_replicas)
         self.strategy = self._strategy(text_of(parameters, "strategy", "none"))
@@ -106,7 +114,7 @@ class _KerasTraining:
         return model
 
     def _batch(self) -> tuple[Any, Any]:
-        images, labels = self._images.train
+        images, labels = self._train
         return images[: self._global_batch], labels[: self._global_batch]
 
     def _take_first_step(self) -> float:
@@ -125,10 +133,10 @@ class _KerasTraining:
             return []
         clock = _epoch_clock(self.num_epochs)
         self.model.fit(
-            self._dataset(self._images.train, self._global_batch, repeats=self.num_steps is not None),
+            self._dataset(self._train, self._global_batch, repeats=self.num_steps is not None),
             epochs=self.num_epochs,
             steps_per_epoch=self.num_steps,
-            validation_data=self._dataset(self._images.held_out, _EVALUATION_BATCH),
+            validation_data=self._dataset(self._held_out, _EVALUATION_BATCH),
             callbacks=[clock],
             verbose=0,
         )
@@ -139,17 +147,16 @@ class _KerasTraining:
         import tensorflow as tf
 
         options = tf.data.Options()
-        options.autotune.enabled = (
-            False  # an epoch's iterator ends with a tick of the tuner, which takes up to the epoch's length
-        )
+        # An epoch's iterator ends with a tick of the tuner, which takes up to the epoch's length.
+        options.autotune.enabled = False
         data = tf.data.Dataset.from_tensor_slices(images)
         if repeats:
             data = data.repeat()
         return data.batch(batch_size).prefetch(2).with_options(options)
 
 
-def _images_of(job: MeasurementJob, layout: Layout) -> _Images:
-    """Images as floats from 0 to 1 in the layout of the network; of a cut epoch only the images used."""
+def _images_of(job: MeasurementJob, layout: Layout) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Images to train on and held out, with labels, as floats from 0 to 1; of a cut epoch only the images used."""
     parameters = job.parameters
     channels, size, _ = _image_shape(job)
     name, seed = text_of(parameters, "dataset", "cifar10"), whole_of(parameters, "seed", 0)
@@ -164,7 +171,7 @@ def _images_of(job: MeasurementJob, layout: Layout) -> _Images:
         images = found.images.transpose(0, 2, 3, 1) if layout is Layout.NHWC else found.images
         return np.ascontiguousarray(images, dtype=np.float32) / 255, found.labels
 
-    return _Images(train=read(True, num_images), held_out=read(False, num_images))
+    return read(True, num_images), read(False, num_images)
 
 
 def _image_shape(job: MeasurementJob) -> tuple[int, int, int]:
@@ -212,3 +219,134 @@ def _epoch_clock(num_epochs: int) -> Any:
             report_progress((1 - _SHARE_OF_STEPS) * (epoch + 1) / num_epochs)
 
     return EpochClock()
+
+
+def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Times steps of ``fit``; results are num_parameters, first_step_s, compile_time_s and the peak memory.
+
+    Raises:
+        InvalidSetupError: Keras cannot run this phase, precision, optimizer or input.
+        UnknownModelError, ModelBuildError: The model cannot be built.
+    """
+    setup = setup_of(job.parameters)
+    if setup.phase is not Phase.TRAIN:
+        raise InvalidSetupError(f"steps of Keras are measured in training only, got phase {setup.phase}")
+    device = open_tensorflow(device_index, protocol)[0]
+    set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
+    found = build_measured_model(job, setup)
+    model = found.model
+    memory = KerasPeakMemory(device, int(model.count_params()))
+    loss, metrics = keras_loss(model)
+    model.compile(
+        optimizer=keras_optimizer(setup, LEARNING_RATE),
+        loss=loss,
+        metrics=metrics,
+        jit_compile=setup.compile,
+    )
+    clock = _fit_clock(protocol)
+    batch = example_batch(found, setup.batch_size_per_device)
+    model.fit(
+        _endless(batch), steps_per_epoch=_most_steps(protocol), callbacks=[clock], shuffle=False, verbose=0
+    )
+    return RunResult(
+        repetitions_s=tuple(clock.taken.repetitions_s),
+        warm_up_s=tuple(clock.taken.warm_up_s),
+        is_stationary=clock.taken.is_stationary,
+        results={
+            "num_parameters": int(model.count_params()),
+            "first_step_s": clock.first_step_s,
+            **({"compile_time_s": clock.compile_time_s} if setup.compile else {}),
+            **memory.figures(),
+        },
+    )
+
+
+def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
+    """The model of a job as ``adapters.keras.build`` builds it, here on TensorFlow.
+
+    Raises:
+        UnknownModelError, InvalidSetupError, ModelBuildError: As in ``build_keras``.
+    """
+    from forerun.adapters.keras.build import build_keras
+
+    model = ModelRequest(model=job.subject, **input_options_of(job.parameters))
+    return build_keras(KerasRequest(model=model, setup=setup), setup)
+
+
+def keras_loss(model: Any) -> tuple[Any, list[str]]:
+    """The loss for the model's last activation, as the tracer takes it, and the metric for that loss."""
+    import keras
+
+    shape = model.output_shape
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        return "mse", []
+    activation = getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
+    if shape[1] == 1:
+        return keras.losses.BinaryCrossentropy(from_logits=activation != "sigmoid"), ["accuracy"]
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=activation != "softmax"), ["accuracy"]
+
+
+def example_batch(found: Any, batch_size: int) -> tuple[Any, Any]:
+    """Random inputs and zero targets for a ``KerasModel``."""
+    import tensorflow as tf
+
+    pairs = zip(found.input_shapes, found.input_dtypes, strict=True)
+    inputs = tuple(_values((batch_size, *shape), tf.as_dtype(dtype)) for shape, dtype in pairs)
+    model = found.model
+    shape = model.output_shape
+    if isinstance(shape, list) or (shape and isinstance(shape[0], tuple)):
+        targets = tuple(tf.zeros((batch_size, *one[1:])) for one in shape)
+    elif len(shape) == 2:
+        targets = tf.zeros((batch_size, 1), tf.int64 if shape[1] > 1 else tf.float32)
+    else:
+        targets = tf.zeros((batch_size, *shape[1:]))
+    return (inputs[0] if len(inputs) == 1 else inputs), targets
+
+
+def _values(shape: tuple[int, ...], dtype: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.random.normal(shape, dtype=dtype) if dtype.is_floating else tf.zeros(shape, dtype)
+
+
+def _endless(batch: tuple[Any, Any]) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(batch).repeat()
+
+
+def _most_steps(protocol: Protocol) -> int:
+    """Upper limit of steps: the clock ends ``fit``, and a wrong clock must not run for ever."""
+    return 2 + protocol.max_warm_up + protocol.num_repetitions
+
+
+def _fit_clock(protocol: Protocol) -> Any:
+    """A callback that times the steps of ``fit`` and stops it after enough steps."""
+    import keras
+
+    class FitClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+        """Times the steps of one epoch; the first, which traces and compiles, is kept apart."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.taken = Repetitions(protocol)
+            self.first_step_s = 0.0
+            self._last_s = 0.0
+
+        @property
+        def compile_time_s(self) -> float:
+            return max(0.0, self.first_step_s - min(self.taken.repetitions_s, default=0.0))
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._last_s = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now_s = time.perf_counter()
+            if batch == 0:
+                self.first_step_s = now_s - self._last_s
+                self.taken = Repetitions(protocol)  # the time of the next step begins here
+            elif self.taken.add(now_s - self._last_s):
+                self.model.stop_training = True
+            self._last_s = time.perf_counter()
+
+    return FitClock()

@@ -115,18 +115,10 @@ def _cast(node: OnnxNode, x: Tensor, *, to: int) -> Tensor:
     return x.to(node.runtime.float_dtype if dtype is torch.float32 and x.is_meta else dtype)
 
 
-@onnx_op("Softmax")
+@onnx_op("Softmax", "LogSoftmax")
 def _softmax(node: OnnxNode, x: Tensor) -> Tensor:
-    return _along_axis(node, x, torch.softmax)
-
-
-@onnx_op("LogSoftmax")
-def _log_softmax(node: OnnxNode, x: Tensor) -> Tensor:
-    return _along_axis(node, x, torch.log_softmax)
-
-
-def _along_axis(node: OnnxNode, x: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Applies a normalisation along an axis; before operator set 13, over all axes from that one on together."""
+    """Normalises along an axis; before operator set 13, over all axes from that one on together."""
+    function = torch.softmax if node.op == "Softmax" else torch.log_softmax
     if node.opset >= 13:
         return function(x, node.get("axis", -1))
     axis = node.get("axis", 1) % x.dim()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -65,6 +65,11 @@ class OnnxNode:
     def get(self, attribute: str, default: Any = None) -> Any:
         """An attribute, or the default if the node lacks it."""
         return self.attributes.get(attribute, default)
+
+    @property
+    def bodies(self) -> list[OnnxGraph]:
+        """Graphs among the attributes."""
+        return [value for value in self.attributes.values() if isinstance(value, OnnxGraph)]
 
     def refuse(self, what: str) -> TraceError:
         """The error for an unsupported form of an operator."""
@@ -198,9 +203,8 @@ class OnnxGraph:
         """Nodes of this graph and of the bodies inside it."""
         for node in self.nodes:
             yield node
-            for value in node.attributes.values():
-                if isinstance(value, OnnxGraph):
-                    yield from value.all_nodes()
+            for body in node.bodies:
+                yield from body.all_nodes()
 
     def captured(self) -> Iterator[str]:
         """Names that nodes read, bodies included."""
@@ -275,13 +279,8 @@ def _read_input(value: Any) -> OnnxInput:
         axis.dim_value if axis.HasField("dim_value") else (axis.dim_param or f"axis {index}")
         for index, axis in enumerate(tensor_type.shape.dim)
     ]
-    return OnnxInput(
-        name=value.name,
-        dtype=torch_dtype(tensor_type.elem_type, f"the input {value.name!r}")
-        if tensor_type.elem_type
-        else torch.float32,
-        axes=tuple(axes),
-    )
+    dtype = torch_dtype(tensor_type.elem_type or 1, f"the input {value.name!r}")
+    return OnnxInput(name=value.name, dtype=dtype, axes=tuple(axes))
 
 
 def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_values: bool) -> OnnxNode:
@@ -332,14 +331,14 @@ def check_order(graph: OnnxGraph, name: str, outside: frozenset[str] = frozenset
     """
     made = {*outside, *graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.nodes:
-        if missing := [one for one in _names(node.inputs) if one not in made]:
+        if missing := [one for one in node.inputs if one and one not in made]:
             raise ModelBuildError(
                 f"{name}: the node {node.name!r} reads {missing[0]!r}, which no node before it makes; the graph has a "
                 "circle or its nodes are out of order: export it again"
             )
-        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
+        for body in node.bodies:
             check_order(body, name, frozenset(made))
-        made.update(_names(node.outputs))
+        made.update(filter(None, node.outputs))
     if missing := [one for one in graph.outputs if one not in made]:
         raise ModelBuildError(f"{name}: no node makes the output {missing[0]!r}; export it again")
 
@@ -375,19 +374,14 @@ def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
             running = {node.inputs[i] for i in _STATISTICS.get(node.op, ()) if i < len(node.inputs)}
             weights |= candidates - running
             statistics |= candidates & running
-        if (
-            made is _Origin.INITIALIZER
-        ):  # what is computed of weights alone, such as a fused scale, trains with them
+        # What is computed of weights alone, such as a fused scale, trains with them.
+        if made is _Origin.INITIALIZER:
             made = _Origin.DATA
         if node.op in ("Shape", "Size"):
             made = _Origin.SHAPE
-        origin.update(dict.fromkeys(_names(node.outputs), made))
+        origin.update(dict.fromkeys(filter(None, node.outputs), made))
     for node in graph.nodes:  # a body sees the names around it; those it reads are taken as weights
-        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
+        for body in node.bodies:
             weights |= {n for n in body.captured() if origin.get(n) is _Origin.INITIALIZER}
     # Equal tensors are stored once: statistics that another layer trains are its weight.
     return weights, statistics - weights
-
-
-def _names(names: Iterable[str]) -> Iterable[str]:
-    return filter(None, names)

@@ -17,6 +17,16 @@ __all__: list[str] = []
 
 
 onnx_op("MatMul")(torch.matmul)
+onnx_op("Einsum")(lambda *operands, equation: torch.einsum(equation, *operands))
+onnx_op("GlobalAveragePool")(lambda x: torch.mean(x, list(range(2, x.dim())), keepdim=True))
+onnx_op("GlobalMaxPool")(lambda x: torch.amax(x, tuple(range(2, x.dim())), keepdim=True))
+onnx_op("LpNormalization")(lambda x, *, p=2, axis=-1: functional.normalize(x, p, axis))
+onnx_op("InstanceNormalization")(
+    lambda x, scale, bias, *, epsilon=1e-5: functional.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+)
+onnx_op("RMSNormalization", "SimplifiedLayerNormalization")(
+    lambda x, scale, *, axis=-1, epsilon=1e-5: functional.rms_norm(x, x.shape[axis:], scale, epsilon)
+)
 
 
 @onnx_op("Gemm")
@@ -35,11 +45,6 @@ def _gemm(
         return functional.linear(a, b, c)
     b = b.t() if transB else b
     return torch.mm(a, b) * alpha if c is None else torch.addmm(c, a, b, beta=beta, alpha=alpha)
-
-
-@onnx_op("Einsum")
-def _einsum(*operands: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation, *operands)
 
 
 def _explicit_pads(
@@ -93,18 +98,14 @@ def _conv(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 def _conv_transpose(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     num_axes = weight.dim() - 2
     pads = node.get("pads") or [0] * (2 * num_axes)
-    if (
-        node.get("output_shape")
-        or node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        or not _is_symmetric(pads)
-    ):
+    is_automatic = node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    if node.get("output_shape") or is_automatic or not _is_symmetric(pads):
         raise node.refuse("output_shape, automatic or one-sided padding")
-    run = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
-        num_axes - 1
-    ]
+    of_axes = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
     strides = node.get("strides") or [1] * num_axes
     extra = node.get("output_padding") or [0] * num_axes
     dilations = node.get("dilations") or [1] * num_axes
+    run = of_axes[num_axes - 1]
     return run(x, weight, bias, strides, pads[:num_axes], extra, node.get("group", 1), dilations)
 
 
@@ -144,16 +145,6 @@ def _average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     return pooled / share
 
 
-@onnx_op("GlobalAveragePool")
-def _global_average_pool(x: Tensor) -> Tensor:
-    return torch.mean(x, list(range(2, x.dim())), keepdim=True)
-
-
-@onnx_op("GlobalMaxPool")
-def _global_max_pool(x: Tensor) -> Tensor:
-    return torch.amax(x, tuple(range(2, x.dim())), keepdim=True)
-
-
 @onnx_op("BatchNormalization")
 def _batch_norm(
     node: OnnxNode,
@@ -172,11 +163,6 @@ def _batch_norm(
     return functional.batch_norm(x, mean, var, scale, bias, node.runtime.training, 1.0 - momentum, epsilon)
 
 
-@onnx_op("InstanceNormalization")
-def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    return functional.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
-
-
 @onnx_op("GroupNormalization")
 def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5) -> Tensor:
     if scale.shape[0] != x.shape[1]:  # one value per group before operator set 21
@@ -190,16 +176,6 @@ def _layer_norm(
     x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
 ) -> Tensor:
     return functional.layer_norm(x, x.shape[axis:], scale, bias, epsilon)
-
-
-@onnx_op("RMSNormalization", "SimplifiedLayerNormalization")
-def _rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    return functional.rms_norm(x, x.shape[axis:], scale, epsilon)
-
-
-@onnx_op("LpNormalization")
-def _lp_norm(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
-    return functional.normalize(x, p, axis)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:

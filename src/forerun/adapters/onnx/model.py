@@ -57,7 +57,7 @@ class OnnxModule(torch.nn.Module):
 
     def __init__(self, graph: OnnxGraph, runtime: Runtime, *, with_values: bool = False) -> None:
         super().__init__()
-        self._graph = replace(graph, initializers={})  # so that their values are not held twice
+        self.graph = replace(graph, initializers={})  # so that their values are not held twice
         self._runtime = runtime
         self._attribute_of: dict[str, str] = {}
         self._constants: Values = {}
@@ -76,27 +76,16 @@ class OnnxModule(torch.nn.Module):
         weight = next(self.parameters(), None)
         self._follows_weights = weight is not None and weight.dtype == torch.float32
 
-    @property
-    def graph(self) -> OnnxGraph:
-        """The graph, without its initializers."""
-        return self._graph
-
-    @property
-    def graph_inputs(self) -> tuple[OnnxInput, ...]:
-        """The inputs in the order ``forward`` takes them."""
-        return self._graph.inputs
-
     def forward(self, *inputs: torch.Tensor) -> Any:
         """One output, or a tuple of several."""
         self._runtime.training = self.training
-        if (
-            self._follows_weights
-        ):  # a model converted to half precision casts to half precision if the file says fp32
+        # A model converted to half precision casts to half precision if the file says fp32.
+        if self._follows_weights:
             self._runtime.float_dtype = next(self.parameters()).dtype
         values: Values = dict(self._constants)
         values.update((name, getattr(self, attribute)) for name, attribute in self._attribute_of.items())
-        values.update((given.name, tensor) for given, tensor in zip(self._graph.inputs, inputs, strict=True))
-        outputs = _run(self._graph, values, self._dead_after)
+        values.update((given.name, tensor) for given, tensor in zip(self.graph.inputs, inputs, strict=True))
+        outputs = _run(self.graph, values, self._dead_after)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -105,7 +94,7 @@ def _last_uses(graph: OnnxGraph) -> list[list[str]]:
     last: dict[str, int] = {}
     for index, node in enumerate(graph.nodes):
         last.update((name, index) for name in (*node.inputs, *node.outputs))
-        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
+        for body in node.bodies:
             last.update((name, index) for name in body.captured())
     dead: list[list[str]] = [[] for _ in graph.nodes]
     for name, index in last.items():
@@ -180,15 +169,7 @@ def _beside_gpu_operands(
 
 _REGISTERED = (onnx_elementwise, onnx_layers, onnx_shape_ops)  # imported for their registrations
 
-_NORMS = frozenset(
-    {
-        "BatchNormalization",
-        "LayerNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "RMSNormalization",
-    }
-)
+_NORMS = {f"{kind}Normalization" for kind in ("Batch", "Layer", "Group", "Instance", "RMS")}
 
 
 def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
@@ -215,7 +196,7 @@ def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
     module = load_onnx_module(path, name=name, with_values=not is_building_on_meta()).train(options.training)
     if not is_building_on_meta():
         module.to(building_device())
-    inputs = module.graph_inputs
+    inputs = module.graph.inputs
     if not inputs:
         raise ModelBuildError(f"{name} has no inputs; a model that takes a batch was expected")
     shapes = {given.name: _sample_shape(given, inputs, options, name) for given in inputs}
@@ -318,11 +299,9 @@ def _notes(graph: OnnxGraph, only_batch_size: int | None) -> tuple[str, ...]:
     notes = [
         "an ONNX file holds the operations its exporter left; fused or split layers are predicted as such"
     ]
-    ops = [node.op for node in graph.all_nodes()]
-    biased = sum(
-        node.op == "Conv" and len(node.inputs) > 2 and bool(node.inputs[2]) for node in graph.all_nodes()
-    )
-    if biased and not _NORMS.intersection(ops):
+    nodes = list(graph.all_nodes())
+    biased = sum(node.op == "Conv" and bool("".join(node.inputs[2:3])) for node in nodes)
+    if biased and not any(node.op in _NORMS for node in nodes):
         notes.append(
             f"{biased} convolutions have biases and there is no normalisation: batch norms were folded at "
             "export, or the model has none; if they were folded, the training step is understated: pass the "

@@ -31,14 +31,21 @@ def _constant(node: OnnxNode) -> Tensor:
     raise node.refuse("a constant that is not a tensor of numbers")
 
 
-@onnx_op("Shape")
-def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
-    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
-
-
-@onnx_op("Size")
-def _size(x: Tensor) -> Tensor:
-    return torch.tensor(x.numel(), dtype=torch.int64)
+onnx_op("Shape")(lambda x, *, start=0, end=None: torch.tensor(list(x.shape)[start:end], dtype=torch.int64))
+onnx_op("Size")(lambda x: torch.tensor(x.numel(), dtype=torch.int64))
+onnx_op("Squeeze", host={1: "axes"})(
+    lambda x, axes: torch.squeeze(x) if axes is None else torch.squeeze(x, tuple(axes))
+)
+onnx_op("Transpose")(lambda x, *, perm=None: torch.permute(x, tuple(perm or reversed(range(x.dim())))))
+# ONNX broadcasts both ways: a size of one in the wanted shape keeps the tensor's own.
+onnx_op("Expand", host={1: ""})(
+    lambda x, shape: x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(shape or ())))
+)
+onnx_op("Tile", host={1: ""})(lambda x, repeats: x.repeat(*(repeats or [])))
+onnx_op("Concat")(lambda *parts, axis=0: torch.cat(parts, axis))
+onnx_op("Trilu", host={1: ""})(
+    lambda x, k, *, upper=1: (torch.triu if upper else torch.tril)(x, int((k or [0])[0]))
+)
 
 
 @onnx_op("ConstantOfShape", host={0: ""})
@@ -67,11 +74,6 @@ def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     return torch.reshape(x, (prod(x.shape[:axis]), -1))
 
 
-@onnx_op("Squeeze", host={1: "axes"})
-def _squeeze(x: Tensor, axes: Numbers) -> Tensor:
-    return torch.squeeze(x) if axes is None else torch.squeeze(x, tuple(axes))
-
-
 @onnx_op("Unsqueeze", host={1: "axes"})
 def _unsqueeze(x: Tensor, axes: Numbers) -> Tensor:
     chosen = axes or []
@@ -79,27 +81,6 @@ def _unsqueeze(x: Tensor, axes: Numbers) -> Tensor:
     for axis in sorted(axis % num_axes for axis in chosen):
         x = torch.unsqueeze(x, axis)
     return x
-
-
-@onnx_op("Transpose")
-def _transpose(x: Tensor, *, perm: list[int] | None = None) -> Tensor:
-    return torch.permute(x, tuple(perm or reversed(range(x.dim()))))
-
-
-@onnx_op("Expand", host={1: ""})
-def _expand(x: Tensor, shape: Numbers) -> Tensor:
-    # ONNX broadcasts both ways: a size of one in the wanted shape keeps the tensor's own.
-    return x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(shape or ())))
-
-
-@onnx_op("Tile", host={1: ""})
-def _tile(x: Tensor, repeats: Numbers) -> Tensor:
-    return x.repeat(*(repeats or []))
-
-
-@onnx_op("Concat")
-def _concat(*parts: Tensor, axis: int = 0) -> Tensor:
-    return torch.cat(parts, axis)
 
 
 @onnx_op("Split", host={1: "split"})
@@ -178,11 +159,6 @@ def _one_hot(node: OnnxNode, indices: Tensor, depth: Numbers, values: Tensor, *,
     count = int((depth or [1])[0])
     hot = indices.unsqueeze(-1) == torch.arange(count, device=indices.device)
     return torch.where(hot, values[1], values[0])
-
-
-@onnx_op("Trilu", host={1: ""})
-def _triangle(x: Tensor, k: Numbers, *, upper: int = 1) -> Tensor:
-    return (torch.triu if upper else torch.tril)(x, int((k or [0])[0]))
 
 
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}

@@ -16,10 +16,10 @@ from forerun.surface.cli.settings import PlotOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
-    from forerun.jobs.backtest import Backtest
     from forerun.jobs.fitted_laws import CurveFit, ScalingForecast
     from forerun.jobs.forecast import TradeOff
     from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
+    from forerun.jobs.forecasting.backtest import Backtest
     from forerun.jobs.forecasting.forecast_answer import RunForecast
 
 _PAGES, _PLOTS = "forerun.jobs.pages", "forerun.jobs.plots"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.base.answers import from_plain
+from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
 from forerun.jobs.forecasting.curve import Floats
@@ -65,11 +65,12 @@ class BacktestTable:
 
     def has(self, tier: Tier) -> bool:
         """True if there are back-tests of the tier."""
-        return any(found is tier for found, _ in self.summaries)
+        return bool(self._cuts(tier))
 
     def num_runs(self, tier: Tier, progress: float) -> int:
         """Runs behind the interval at the nearest share of the run."""
-        return 0 if not self._cuts(tier) else self._nearest(tier, progress).num_runs
+        cuts = self._cuts(tier)
+        return self.summaries[tier, min(cuts, key=lambda cut: abs(cut - progress))].num_runs if cuts else 0
 
     def quantiles(self, tier: Tier, progress: float) -> Floats:
         """Quantiles of the scaled residual, interpolated between shares of the run, (horizons, levels)."""
@@ -82,9 +83,6 @@ class BacktestTable:
 
     def _cuts(self, tier: Tier) -> list[float]:
         return sorted(cut for found, cut in self.summaries if found is tier)
-
-    def _nearest(self, tier: Tier, progress: float) -> CutSummary:
-        return self.summaries[tier, min(self._cuts(tier), key=lambda cut: abs(cut - progress))]
 
 
 def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels: Sequence[float]) -> Floats:
@@ -139,14 +137,7 @@ def save_table(table: BacktestTable, path: Path) -> None:
         "horizons": HORIZONS,
         "levels": LEVELS,
         "summaries": [
-            {
-                "tier": str(tier),
-                "cut": cut,
-                "num_runs": found.num_runs,
-                "num_jobs": found.num_jobs,
-                "num_origins": found.num_origins,
-                "quantiles": np.round(found.quantiles, 4).tolist(),
-            }
+            {"tier": tier, "cut": cut, **fields_of(found), "quantiles": np.round(found.quantiles, 4)}
             for (tier, cut), found in table.summaries.items()
         ],
     }
@@ -166,7 +157,12 @@ def load_table(path: Path) -> BacktestTable:
                 f"{path}: expected back-test figures of schema {_SCHEMA}, got {in_a_line(document['schema'])[:20]}; "
                 "make them anew with 'forerun forecast backtest DIR --save FILE'"
             )
-        return _table_from(from_plain(_Document, document, least=-np.inf))
+        read: _Document = from_plain(_Document, document, least=-np.inf)
+        coverage = read.provenance.get("coverage_90", {})
+        from_plain(Mapping[str, Mapping[str, float | None]], coverage, "provenance coverage_90")
+        rows = enumerate(read.summaries)
+        summaries = {(Tier(row.tier), row.cut): row.summary(f"summaries {n}") for n, row in rows}
+        return BacktestTable(summaries=summaries, provenance=read.provenance)
     except DAMAGE as error:
         raise CostModelError(
             f"{path}: expected back-test figures as JSON, got {type(error).__name__}: {in_a_line(error)}; make them "
@@ -194,14 +190,10 @@ class _Row:
         refuse_row(
             f"{name} quantiles", quantiles, np.diff(quantiles, axis=1).min(axis=1) < 0, "ascending figures"
         )
-        others = np.asarray([self.num_runs, self.num_jobs, self.num_origins], dtype=float)
+        counts = {"num_runs": self.num_runs, "num_jobs": self.num_jobs, "num_origins": self.num_origins}
+        others = np.asarray(list(counts.values()), dtype=float)
         check_array(f"{name} numbers", others, "float64", others.shape, 0.0, _MOST)
-        return CutSummary(
-            num_runs=self.num_runs,
-            num_jobs=self.num_jobs,
-            num_origins=self.num_origins,
-            quantiles=quantiles,
-        )
+        return CutSummary(**counts, quantiles=quantiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,19 +205,6 @@ class _Document:
     horizons: tuple[float, ...]
     levels: tuple[float, ...]
     summaries: tuple[_Row, ...]
-
-
-def _table_from(document: _Document) -> BacktestTable:
-    summaries = {
-        (Tier(row.tier), row.cut): row.summary(f"summaries {number}")
-        for number, row in enumerate(document.summaries)
-    }
-    coverage = document.provenance.get("coverage_90", {})
-    from_plain(Mapping[str, Mapping[str, float | None]], coverage, "provenance coverage_90")
-    return BacktestTable(
-        summaries=summaries,
-        provenance=document.provenance,
-    )
 
 
 RANKS = np.linspace(0.025, 0.975, 191)

@@ -232,41 +232,30 @@ class NetworkPrediction:
     candidates: tuple[Candidate, ...]
 
 
-def _fit_power(x: Floats, y: Floats) -> tuple[float, float]:
-    columns = np.stack([np.ones_like(x), np.log(x)], axis=1)
-    a, b = np.linalg.lstsq(columns, np.log(y), rcond=None)[0]
-    return float(a), float(b)
+def _with_ones(x: Floats) -> Floats:
+    return np.stack([np.ones_like(x), x], axis=1)
 
 
-def _fit_saturating(x: Floats, y: Floats) -> tuple[float, float]:
-    a, b = relative_coefficients(np.stack([np.ones_like(x), 1.0 / x], axis=1), y)
-    return float(a), float(b)
+def _fit_line(x: Floats, y: Floats) -> Floats:
+    return np.asarray(np.linalg.lstsq(_with_ones(x), y, rcond=None)[0], dtype=float)
 
 
-def _fit_constant(x: Floats, y: Floats) -> tuple[float, float]:
-    return float(np.exp(np.mean(np.log(y)))), 0.0
-
-
-def _fit_line(x: Floats, y: Floats) -> tuple[float, float]:
-    columns = np.stack([np.ones_like(x), x], axis=1)
-    a, b = np.linalg.lstsq(columns, y, rcond=None)[0]
-    return float(a), float(b)
-
-
-def _fit_mean(x: Floats, y: Floats) -> tuple[float, float]:
-    return float(np.mean(y)), 0.0
-
-
-_Fit = Callable[[Floats, Floats], tuple[float, float]]
-_Predict = Callable[[Floats, tuple[float, float]], Floats]
+_Fit = Callable[[Floats, Floats], Floats]
+_Predict = Callable[[Floats, Floats], Floats]
 _FORMS: dict[str, tuple[_Fit, _Predict]] = {
-    "power": (_fit_power, lambda x, c: np.exp(c[0] + c[1] * np.log(x))),
-    "saturating": (_fit_saturating, lambda x, c: c[0] + c[1] / x),
-    "constant": (_fit_constant, lambda x, c: np.full(len(x), c[0])),
+    "power": (
+        lambda x, y: _fit_line(np.log(x), np.log(y)),
+        lambda x, c: np.exp(c[0] + c[1] * np.log(x)),
+    ),
+    "saturating": (
+        lambda x, y: relative_coefficients(_with_ones(1.0 / x), y),
+        lambda x, c: c[0] + c[1] / x,
+    ),
+    "constant": (lambda x, y: np.exp([np.mean(np.log(y))]), lambda x, c: np.full(len(x), c[0])),
 }
 _FORMS_WITH_ZEROS: dict[str, tuple[_Fit, _Predict]] = {
     "line": (_fit_line, lambda x, c: np.maximum(c[0] + c[1] * x, 0.0)),
-    "constant": (_fit_mean, lambda x, c: np.full(len(x), c[0])),
+    "constant": (lambda x, y: np.asarray([np.mean(y)]), lambda x, c: np.full(len(x), c[0])),
 }
 
 

@@ -118,6 +118,10 @@ class Curve:
         """The curve as it was after so many points."""
         return self.rows(slice(num_points))
 
+    def num_seen(self, share: float) -> int:
+        """Points up to a share of the run."""
+        return max(1, int(np.searchsorted(self.epochs, share * self.epochs[-1] * (1 + 1e-9), "right")))
+
     def rows(self, which: slice | npt.NDArray[np.bool_]) -> Curve:
         """The curve of some of its points."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
@@ -128,6 +132,11 @@ class Curve:
         """First epoch at which a target is reached; None if it never is."""
         found = zip(self.epochs.tolist(), self.values.tolist(), strict=True)
         return next((e for e, value in found if target is not None and target.is_reached_by(value)), None)
+
+    @property
+    def best(self) -> float:
+        """Best value so far."""
+        return float(np.max(self.values) if self.is_rising else np.min(self.values))
 
     def steps_per_epoch(self) -> float | None:
         """Optimizer steps of one unit of ``epochs``; None where the file does not say."""
@@ -280,9 +289,8 @@ def _sense(metric: str, sign: str) -> bool | None:
     """True if the metric is to rise; None where neither sign nor name says it."""
     if sign != "=":
         return sign.startswith(">")
-    if is_rising_metric(metric):
-        return True
-    return False if is_falling_metric(metric) else None
+    is_rising = is_rising_metric(metric)
+    return is_rising if is_rising or is_falling_metric(metric) else None
 
 
 OUTLIER_SPREADS = 5.0
@@ -308,14 +316,12 @@ class CleanCurve:
     Attributes:
         curve: The rows that hold numbers, outliers replaced.
         num_missing: Rows without a number that were dropped.
-        num_outliers: Values that were replaced.
         has_diverged: Whether the run ran away: it ends in NaN or far above where it was.
         notes: What a reader should know, sentences.
     """
 
     curve: Curve
     num_missing: int
-    num_outliers: int
     has_diverged: bool
     notes: tuple[str, ...]
 
@@ -323,30 +329,29 @@ class CleanCurve:
 def clean(curve: Curve) -> CleanCurve | None:
     """Drops rows without numbers, replaces outliers and looks for divergence; None if no number is left."""
     finite = np.isfinite(curve.values)
+    num_missing = int((~finite).sum())
     if not finite.any():
         return None
     kept = curve.rows(finite)
     ends_missing = not finite[-1] and len(curve) - 1 - int(np.flatnonzero(finite)[-1]) >= 2
     values, num_outliers = without_outliers(kept.values)
     errors = -values if curve.is_rising else values
-    has_diverged = bool(ends_missing or ran_away(errors, curve.is_rising))
     notes = []
-    if not finite.all():
-        notes.append(f"{int((~finite).sum())} rows without a number were left out")
+    if num_missing:
+        notes.append(f"{num_missing} rows without a number were left out")
     if num_outliers:
         notes.append(f"{num_outliers} lonely outliers were replaced by the mean of their neighbours")
     return CleanCurve(
         curve=replace(kept, values=values),
-        num_missing=int((~finite).sum()),
-        num_outliers=num_outliers,
-        has_diverged=has_diverged,
+        num_missing=num_missing,
+        has_diverged=bool(ends_missing or ran_away(errors, curve.is_rising)),
         notes=tuple(notes),
     )
 
 
-def running_median(values: Floats, window: int = _WINDOW) -> Floats:
+def running_median(values: Floats) -> Floats:
     """Median over a centred window that shrinks at the ends, (n,)."""
-    half = window // 2
+    half = _WINDOW // 2
     return np.asarray(
         [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))], dtype=float
     )

@@ -54,12 +54,8 @@ _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
 _HISTORIES = (
-    "wandb-history.jsonl",
-    "history.jsonl",
-    "metrics.jsonl",
-    "results.jsonl",
-    "history.json",
-    "metrics.json",
+    *("wandb-history.jsonl", "history.jsonl", "metrics.jsonl", "results.jsonl"),
+    *("history.json", "metrics.json"),
 )
 _STORE = "mlflow.db"
 _FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "*.wandb")
@@ -251,26 +247,23 @@ def read_columns(file: Path) -> dict[str, Floats]:
     return {
         name: np.asarray([_cell(row[i], name, number, file) for number, row in enumerate(cells, start=2)])
         for i, name in enumerate(names)
-        if name and not all(_is_words(row[i]) for row in cells)
+        if name and any(_number(row[i]) is not None for row in cells)
     }
 
 
-def _is_words(text: str) -> bool:
-    """True for a cell that is no number: a column of them holds dates or names of phases."""
+def _number(text: str) -> float | None:
+    """A cell as a number, NaN for an empty one; None for words: a column of them holds dates or names of phases."""
     try:
-        float(text or "nan")
+        return float(text.strip() or "nan")
     except ValueError:
-        return True
-    return False
+        return None
 
 
 def _cell(text: str, name: str, row: int, file: Path) -> float:
-    try:
-        return float(text) if text.strip() else float("nan")
-    except ValueError:
-        raise RecordError(
-            f"{file}: expected a number in column '{name}', row {row}, got '{text.strip()}'"
-        ) from None
+    number = _number(text)
+    if number is None:
+        raise RecordError(f"{file}: expected a number in column '{name}', row {row}, got '{text.strip()}'")
+    return number
 
 
 def _named(columns: Mapping[str, Floats], names: Sequence[str]) -> str | None:

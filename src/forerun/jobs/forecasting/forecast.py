@@ -16,7 +16,6 @@ import numpy as np
 
 from forerun.base.answers import fields_of
 from forerun.base.errors import ForecastError, InvalidSetupError
-from forerun.jobs.forecasting.backtest import MOST_SIBLINGS
 from forerun.jobs.forecasting.backtest_table import (
     FEWEST_RUNS,
     RANKS,
@@ -41,7 +40,7 @@ from forerun.jobs.forecasting.curve import (
     is_not_learning,
     is_share_metric,
 )
-from forerun.jobs.forecasting.forecaster import Prefix, Tier, tier_of
+from forerun.jobs.forecasting.forecaster import MOST_SIBLINGS, Prefix, Tier, tiers_of
 from forerun.jobs.forecasting.prior import Mixture, mixture, shipped_prior
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
@@ -154,7 +153,11 @@ def forecast_curve(
     cleaned = _usable(curve)
     seen = cleaned.curve
     scale = _scale(seen, target)
-    reached = _reached(seen, target)
+    if target is not None and target.is_rising != seen.is_rising:
+        raise InvalidSetupError(
+            f"the target '{target}' and the curve of {seen.metric} disagree about whether larger is better"
+        )
+    reached = seen.reached(target)
     finished = finished_of(siblings)
     end, end_note = _end(seen, end_epoch, schedule, finished)
     follows_metric = schedule is not None and schedule.follows_metric
@@ -164,7 +167,7 @@ def forecast_curve(
     planned = None if follows_metric else schedule
     epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
     prefix = _prefix(seen, scale, epochs, planned, finished)
-    tier = tier_of(prefix)
+    tier = tiers_of(prefix)[0]
     mix = mixture(prefix, tier, shipped_prior())
     notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
     notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
@@ -184,7 +187,7 @@ def _usable(curve: Curve) -> CleanCurve:
     if cleaned.has_diverged:
         raise ForecastError(
             f"{curve.name}: the run has diverged: {curve.metric} ends at {curve.values[-1]:g} after a best of "
-            f"{_best(cleaned.curve):g}; lower the learning rate or go back to a checkpoint"
+            f"{cleaned.curve.best:g}; lower the learning rate or go back to a checkpoint"
         )
     if len(cleaned.curve) < FEWEST_POINTS:
         raise ForecastError(
@@ -208,11 +211,7 @@ def _scale(curve: Curve, target: Target | None) -> ErrorScale:
     if target.value > scale.span:
         raise InvalidSetupError(
             f"the target '{target}' cannot be reached: {curve.metric} is at most {scale.span:g} in this run"
-            + (
-                f"; for {target.value:g} per cent write {target.value / 100:g}"
-                if 1 < target.value <= 100
-                else ""
-            )
+            + (f"; for {target.value:g} per cent write {target.value / 100:g}" if target.value <= 100 else "")
         )
     if scale.span > 1 and 0 < target.value <= 1:
         raise InvalidSetupError(
@@ -220,20 +219,6 @@ def _scale(curve: Curve, target: Target | None) -> ErrorScale:
             f"{100 * target.value:g}"
         )
     return scale
-
-
-def _best(curve: Curve) -> float:
-    return float(np.max(curve.values) if curve.is_rising else np.min(curve.values))
-
-
-def _reached(curve: Curve, target: Target | None) -> float | None:
-    if target is None:
-        return None
-    if target.is_rising != curve.is_rising:
-        raise InvalidSetupError(
-            f"the target '{target}' and the curve of {curve.metric} disagree about whether larger is better"
-        )
-    return curve.reached(target)
 
 
 def _refuse(curve: Curve, scale: ErrorScale) -> None:
@@ -359,6 +344,12 @@ def _answer(
         times = target_times(
             futures, to_come, float(scale.errors(target.value)), float(curve.epochs[-1]), prefix.noise
         )
+    finals = np.full(len(RANKS), float(np.mean(curve.values[-width:])))
+    of_members = dict.fromkeys(mix.members, float(curve.values[-1]))
+    if len(to_come):
+        finals = np.sort(ranked[:, -width:].mean(axis=1))
+        paths = {name: scale.values(path)[seen:] for name, path in mix.members.items()}
+        of_members = {name: float(np.mean(path[-width:])) for name, path in paths.items()}
     return CurveForecast(
         curve=curve,
         epochs=to_come,
@@ -368,19 +359,12 @@ def _answer(
         high_80=np.maximum(ends[0.9], values),
         high_90=np.maximum(ends[0.95], values),
         final=_final(values, ends, width, curve),
-        equally_likely_finals=np.sort(ranked[:, -width:].mean(axis=1))
-        if len(to_come)
-        else np.full(len(RANKS), float(np.mean(curve.values[-width:]))),
+        equally_likely_finals=finals,
         end_epoch=float(prefix.epochs[-1]),
         progress=prefix.progress,
         tier=tier,
         weights=dict(mix.weights),
-        finals={
-            name: float(np.mean(scale.values(path)[seen:][-width:]))
-            if len(to_come)
-            else float(curve.values[-1])
-            for name, path in mix.members.items()
-        },
+        finals=of_members,
         num_runs=table.num_runs(tier, prefix.progress),
         target=target,
         reached_epoch=reached,
@@ -390,13 +374,10 @@ def _answer(
 
 
 def _final(values: Floats, ends: dict[float, Floats], width: int, curve: Curve) -> Band:
-    if not len(values):
-        value = float(np.mean(curve.values[-width:]))
-        return Band(value=value, low_80=value, high_80=value, low_90=value, high_90=value)
-    value = float(np.mean(values[-width:]))
+    value = float(np.mean((values if len(values) else curve.values)[-width:]))
 
     def end(level: float) -> float:
-        found = float(np.mean(ends[level][-width:]))
+        found = float(np.mean(ends[level][-width:])) if len(values) else value
         return min(found, value) if level < 0.5 else max(found, value)
 
     return Band(value=value, low_80=end(0.1), high_80=end(0.9), low_90=end(0.05), high_90=end(0.95))

@@ -58,7 +58,7 @@ def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
     """
     curve = forecast.curve
     sign = 1.0 if curve.is_rising else -1.0
-    best = float(np.max(sign * curve.values))
+    best = sign * curve.best
     step = 0.1 * forecast.end_epoch if not epoch_time_s else 3600.0 / epoch_time_s
     places = np.concatenate([[curve.epochs[-1]], forecast.epochs])
     gains = np.concatenate([[0.0], sign * forecast.values - best])
@@ -136,14 +136,9 @@ def chance_to_diverge(
 
 def diverged_later(finished: Iterable[Curve], progress: float) -> list[bool]:
     """For each finished run, as logged, that had not diverged at a share of it: whether it has in the end."""
-    then = ((run, clean(run.first(_num_seen(run, progress)))) for run in finished)
+    then = ((run, clean(run.first(run.num_seen(progress)))) for run in finished)
     ends = [clean(run) for run, early in then if early is not None and not early.has_diverged]
     return [end is None or end.has_diverged for end in ends]
-
-
-def _num_seen(run: Curve, progress: float) -> int:
-    """Points of a finished run up to a share of it."""
-    return max(1, int(np.searchsorted(run.epochs, progress * run.epochs[-1] * (1 + 1e-9), "right")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +210,7 @@ def winning_features(curve: Curve, finished: Sequence[Curve], progress: float) -
     then, ends = [], []
     for run in known:
         width = max(1, round(FINAL_SHARE * len(run)))
-        then.append(_log_error(scale, run.values[: _num_seen(run, progress)], width))
+        then.append(_log_error(scale, run.values[: run.num_seen(progress)], width))
         ends.append(_log_error(scale, np.asarray([final_error(run.values)]), 1))
     falls = np.asarray(ends) - then
     less = (min(ends) - own - falls.mean()) / np.hypot(falls.std(), _LEAST_FALL_SPREAD)
@@ -241,7 +236,6 @@ def decision_of(forecast: CurveForecast, siblings: Sequence[Curve], clock: Clock
     finished = finished_of(siblings)
     better = max if curve.is_rising else min
     best = better((final_error(run.values) for run in finished), default=None)
-    own = better(curve.values.tolist())
     left = max(0.0, forecast.end_epoch - float(curve.epochs[-1]))
     saved_s = None if clock is None else clock.epoch_time_s.scaled(left)
     price = None if clock is None else clock.price_usd_per_hour
@@ -249,7 +243,7 @@ def decision_of(forecast: CurveForecast, siblings: Sequence[Curve], clock: Clock
         best_finished=best,
         probability_beats_best=chance_to_win(curve, finished, forecast.progress),
         divergence=chance_to_diverge(diverged_later(siblings, forecast.progress), forecast.progress),
-        expected_gain=forecast.expected_gain_over(own if best is None else best),
+        expected_gain=forecast.expected_gain_over(curve.best if best is None else best),
         saved_epochs=left,
         saved_s=saved_s,
         saved_usd=None if saved_s is None or price is None else saved_s.scaled(price / 3600),
@@ -442,6 +436,7 @@ class RunForecast(Answer):
         bounds = {name: getattr(found, name) for name in ("low_90", "low_80", "high_80", "high_90")}
         reached = [None] * len(found.epochs) if found.target is None else found.probability
         final, advice = fields_of(found.final), fields_of(self.advice)
+        ends = {"value": final.pop("value"), "low": final.pop("low_90"), "high": final.pop("high_90")}
         return {
             "run": self.run,
             "metric": found.curve.metric,
@@ -450,12 +445,7 @@ class RunForecast(Answer):
             "last_epoch": found.curve.epochs[-1],
             "end_epoch": found.end_epoch,
             "progress": found.progress,
-            "final_value": {
-                "value": final.pop("value"),
-                "low": final.pop("low_90"),
-                "high": final.pop("high_90"),
-                **final,
-            },
+            "final_value": {**ends, **final},
             **self._target_fields(),
             "advice": {"stop": advice.pop("should_stop"), **advice},
             "decision": self.decision,
@@ -481,14 +471,13 @@ class RunForecast(Answer):
             return {**nothing, "on": self.times}
         steps = self.steps_per_epoch
         first = self.times[0].json_fields() if self.times else {}
+        in_steps = None if steps is None else ranked([epoch * steps for epoch in found.epochs_to_target])
         return {
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
             "epochs_to_target": ranked(found.epochs_to_target),
-            "steps_to_target": None
-            if steps is None
-            else ranked([epoch * steps for epoch in found.epochs_to_target]),
+            "steps_to_target": in_steps,
             "time_to_target_s": first.get("time_to_target_s"),
             "cost_to_target_usd": first.get("cost_to_target_usd"),
             "on": self.times,

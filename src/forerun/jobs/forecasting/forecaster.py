@@ -77,6 +77,9 @@ class Prefix:
         return float(np.median(self.errors[-max(1, round(0.1 * self.num_seen)) :]))
 
 
+MOST_SIBLINGS = 12
+"""Finished runs that a forecast looks at."""
+
 Forecaster = Callable[[Prefix], Floats]
 """From a run so far to errors at all its points, (n,), finite and not negative."""
 
@@ -212,11 +215,17 @@ class Tier(StrEnum):
 _UNLIKE = 0.8
 
 
-def tier_of(prefix: Prefix) -> Tier:
-    """The most informed tier that the prefix has the data for."""
-    if prefix.siblings is not None and len(prefix.siblings):
-        return Tier.HISTORY if prefix.rates is None else Tier.BOTH
-    return Tier.SCHEDULE if prefix.rates is not None else Tier.CURVE
+def tiers_of(prefix: Prefix) -> tuple[Tier, ...]:
+    """Tiers that the prefix has the data for, the most informed first."""
+    has_siblings = prefix.siblings is not None and len(prefix.siblings) > 0
+    has_rates = prefix.rates is not None
+    needed = {
+        Tier.BOTH: has_siblings and has_rates,
+        Tier.HISTORY: has_siblings,
+        Tier.SCHEDULE: has_rates,
+        Tier.CURVE: True,
+    }
+    return tuple(tier for tier, has in needed.items() if has)
 
 
 def sibling_trust(prefix: Prefix) -> float:

@@ -56,7 +56,7 @@ and weights are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -64,7 +64,7 @@ from itertools import combinations
 import numpy as np
 
 from forerun.jobs.forecasting.curve import Floats
-from forerun.jobs.forecasting.forecaster import Prefix, forecaster
+from forerun.jobs.forecasting.forecaster import Forecaster, Prefix, forecaster
 
 
 def nonnegative_fit(columns: Floats, wanted: Floats) -> tuple[Floats, Floats]:
@@ -301,8 +301,9 @@ def _places(prefix: Prefix) -> Floats:
     return np.maximum(prefix.epochs, 1e-3 * float(prefix.epochs[-1]) / len(prefix.epochs))
 
 
-def _best_shape(shapes: Floats, prefix: Prefix) -> Floats:
+def _best_shape(prefix: Prefix, shapes_of: Callable[[Prefix], Floats]) -> Floats:
     """C + a * shape with the least squared residual; shapes are (candidates, n)."""
+    shapes = shapes_of(prefix)
     seen = shapes[:, : prefix.num_seen]
     solved, loss = nonnegative_fit(np.stack([np.ones_like(seen), seen], axis=2), prefix.errors)
     best = int(np.argmin(loss))
@@ -315,13 +316,6 @@ def _rates(prefix: Prefix) -> Floats:
     return np.geomspace(0.1 / float(seen[-1]), 10.0 / float(_places(prefix)[0]), _NUM_RATES)
 
 
-@forecaster("pow3")
-def pow3_path(prefix: Prefix) -> Floats:
-    """C + a x^-alpha."""
-    return _best_shape(_places(prefix) ** -_ALPHAS[:, None], prefix)
-
-
-@forecaster("log line")
 def log_line_path(prefix: Prefix) -> Floats:
     """A straight line in logarithmic time, through all points: a - b log x."""
     places = np.log(_places(prefix))
@@ -329,36 +323,28 @@ def log_line_path(prefix: Prefix) -> Floats:
     return np.asarray(level + slope * places, dtype=float)
 
 
-@forecaster("pow4")
-def pow4_path(prefix: Prefix) -> Floats:
-    """C + a (x + b)^-alpha."""
+def _shifted_alphas(prefix: Prefix) -> Floats:
     last = float(prefix.epochs[prefix.num_seen - 1])
     shifts = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 7) * last])
     alphas, offsets = (grid.ravel()[:, None] for grid in np.meshgrid(_ALPHAS[::2], shifts))
-    return _best_shape((_places(prefix) + offsets) ** -alphas, prefix)
-
-
-@forecaster("exp3")
-def exp3_path(prefix: Prefix) -> Floats:
-    """C + a exp(-alpha x)."""
-    return _best_shape(np.exp(-_rates(prefix)[:, None] * prefix.epochs), prefix)
-
-
-@forecaster("weibull4")
-def weibull4_path(prefix: Prefix) -> Floats:
-    """C + a exp(-(kappa x)^delta)."""
-    return _best_shape(np.exp(-_stretched(prefix)), prefix)
-
-
-@forecaster("mmf4")
-def mmf4_path(prefix: Prefix) -> Floats:
-    """C + a / (1 + (kappa x)^delta)."""
-    return _best_shape(1.0 / (1.0 + _stretched(prefix)), prefix)
+    return np.asarray((_places(prefix) + offsets) ** -alphas, dtype=float)
 
 
 def _stretched(prefix: Prefix) -> Floats:
     rates, deltas = (grid.ravel()[:, None] for grid in np.meshgrid(_rates(prefix), _DELTAS))
     return np.asarray(np.minimum((rates * prefix.epochs) ** deltas, 500.0), dtype=float)
+
+
+_BASELINES: dict[str, Forecaster] = {
+    "pow3": partial(_best_shape, shapes_of=lambda prefix: _places(prefix) ** -_ALPHAS[:, None]),
+    "log line": log_line_path,
+    "pow4": partial(_best_shape, shapes_of=_shifted_alphas),
+    "exp3": partial(_best_shape, shapes_of=lambda prefix: np.exp(-_rates(prefix)[:, None] * prefix.epochs)),
+    "weibull4": partial(_best_shape, shapes_of=lambda prefix: np.exp(-_stretched(prefix))),
+    "mmf4": partial(_best_shape, shapes_of=lambda prefix: 1.0 / (1.0 + _stretched(prefix))),
+}
+for _name, _path in _BASELINES.items():
+    forecaster(_name)(_path)
 
 
 DROP_SHARES = (0.05, 0.2, 0.5)

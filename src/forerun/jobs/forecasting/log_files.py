@@ -116,10 +116,8 @@ def read_history(file: Path) -> LogColumns:
     """
     try:
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".jsonl" or _begins_with_rows(text):
-            document: Any = _lines_of_json(text)
-        else:
-            document = json.loads(text)
+        is_lines = file.suffix == ".jsonl" or _begins_with_rows(text)
+        document: Any = _lines_of_json(text) if is_lines else json.loads(text)
         if isinstance(document, dict) and "log_history" in document:
             return read_trainer_state(file)
         if isinstance(document, dict):
@@ -157,7 +155,7 @@ def read_wandb(file: Path) -> LogColumns:
     Raises:
         RecordError: The file cannot be read, is none, or has no history.
     """
-    content = _bytes_of(file)
+    content = bytes_of(file)
     if content[:4] != b":W&B":
         raise RecordError(f"{file}: expected a run of W&B, which begins with ':W&B', got {content[:4]!r}")
     rows = []
@@ -176,6 +174,9 @@ def read_wandb(file: Path) -> LogColumns:
 def _key(item: _Message) -> str:
     return b".".join(item.texts(1) or item.texts(2)).decode("utf-8", "replace")
 
+
+_Scalar = tuple[str, int, float, float]
+"""Name, step, wall time [s] and value."""
 
 _BLOCK_BYTES, _HEAD_OF_RECORD = 32_768, 7
 _FULL, _LAST = 1, 4
@@ -217,16 +218,16 @@ def read_mlflow_run(folder: Path) -> LogColumns:
     rows = []
     for file in _files_below(folder / "metrics"):
         name = file.relative_to(folder / "metrics").as_posix()
-        for number, line in enumerate(_bytes_of(file).decode("utf-8", "replace").splitlines(), start=1):
+        for number, line in enumerate(bytes_of(file).decode("utf-8", "replace").splitlines(), start=1):
             try:
                 timestamp_ms, value, step = line.split()[:3]
-                rows.append((name, int(step), float(timestamp_ms), float(value)))
+                rows.append((name, int(step), float(timestamp_ms) / 1000, float(value)))
             except ValueError:
                 raise RecordError(
                     f"{file}: expected a timestamp, a value and a step in line {number}, got '{line[:40]}'"
                 ) from None
     params = {
-        file.name: _bytes_of(file).decode("utf-8", "replace") for file in _files_below(folder / "params")
+        file.name: bytes_of(file).decode("utf-8", "replace") for file in _files_below(folder / "params")
     }
     return _mlflow_columns(folder, rows, params.items())
 
@@ -256,7 +257,7 @@ def read_stored_run(file: Path, run: str) -> LogColumns:
     """
     wanted = "select key, step, timestamp, case is_nan when 1 then 'NaN' else value end from metrics where run_uuid = ?"
     rows = [
-        (name, int(step), float(timestamp_ms), _number(value))
+        (name, int(step), float(timestamp_ms) / 1000, _number(value))
         for name, step, timestamp_ms, value in _asked(file, f"{wanted} order by timestamp", run)
     ]
     return _mlflow_columns(file, rows, _asked(file, "select key, value from params where run_uuid = ?", run))
@@ -270,21 +271,15 @@ def _asked(file: Path, words: str, *values: str) -> list[tuple[Any, ...]]:
         raise RecordError(f"{file}: expected the SQLite store of MLflow, got {error}") from error
 
 
-def _mlflow_columns(
-    place: Path, rows: Iterable[tuple[str, int, float, float]], params: Iterable[tuple[str, str]]
-) -> LogColumns:
-    scalars: dict[str, dict[int, float]] = {}
-    clock: dict[int, float] = {}
-    for name, step, timestamp_ms, value in rows:
-        scalars.setdefault(name, {})[step] = value
-        clock[step] = timestamp_ms / 1000
-    if not scalars:
+def _mlflow_columns(place: Path, rows: Iterable[_Scalar], params: Iterable[tuple[str, str]]) -> LogColumns:
+    columns = _by_step(rows)
+    if not columns:
         raise RecordError(f"'{place}' holds no metric; log it with mlflow.log_metric")
     lengths = {
         _LENGTHS[name]: float(value) for name, value in params if name in _LENGTHS and _is_length(value)
     }
-    unit = "epoch" if "epoch" in scalars else "step"
-    return LogColumns(columns=_by_step(scalars, clock), planned_end=lengths.get(unit), planned_unit=unit)
+    unit = "epoch" if "epoch" in columns else "step"
+    return LogColumns(columns=columns, planned_end=lengths.get(unit), planned_unit=unit)
 
 
 def _is_length(value: str) -> bool:
@@ -322,18 +317,21 @@ def read_events(place: Path) -> dict[str, Floats]:
     files = sorted(place.rglob(f"{_PREFIX}*")) if place.is_dir() else [place]
     if not files:
         raise RecordError(f"'{place}' holds no TensorBoard event file (events.out.tfevents...)")
+    columns = _by_step(scalar for file in files for scalar in _scalars(file))
+    if not columns:
+        raise RecordError(f"'{place}' holds no scalar; log the metric with add_scalar")
+    return columns
+
+
+def _by_step(found: Iterable[_Scalar]) -> dict[str, Floats]:
+    """Columns ``step``, ``wall_time`` and one per name; none without a scalar."""
     scalars: dict[str, dict[int, float]] = {}
     clock: dict[int, float] = {}
-    for file in files:
-        for wall_time_s, step, tag, value in _scalars(file):
-            scalars.setdefault(tag, {})[step] = value
-            clock[step] = wall_time_s
+    for name, step, wall_time_s, value in found:
+        scalars.setdefault(name, {})[step] = value
+        clock[step] = wall_time_s
     if not scalars:
-        raise RecordError(f"'{place}' holds no scalar; log the metric with add_scalar")
-    return _by_step(scalars, clock)
-
-
-def _by_step(scalars: Mapping[str, Mapping[int, float]], clock: Mapping[int, float]) -> dict[str, Floats]:
+        return {}
     steps = sorted(clock)
     columns = {"step": np.asarray(steps, dtype=float), "wall_time": np.asarray([clock[s] for s in steps])}
     for tag, values in scalars.items():
@@ -341,9 +339,8 @@ def _by_step(scalars: Mapping[str, Mapping[int, float]], clock: Mapping[int, flo
     return columns
 
 
-def _scalars(file: Path) -> Iterator[tuple[float, int, str, float]]:
-    """Wall time, step, tag and value of each scalar of a file."""
-    for record in _records(_bytes_of(file)):
+def _scalars(file: Path) -> Iterator[_Scalar]:
+    for record in _records(bytes_of(file)):
         event = _Message(record, file)
         steps, wall_times = event.numbers(2), event.texts(1)
         for summary in event.texts(5):
@@ -353,10 +350,15 @@ def _scalars(file: Path) -> Iterator[tuple[float, int, str, float]]:
                 found = _value_of(value)
                 if tag and found is not None:
                     wall_time_s = struct.unpack("<d", wall_times[-1])[0] if wall_times else 0.0
-                    yield wall_time_s, steps[-1] if steps else 0, tag, found
+                    yield tag, steps[-1] if steps else 0, wall_time_s, found
 
 
-def _bytes_of(file: Path) -> bytes:
+def bytes_of(file: Path) -> bytes:
+    """The content of a log.
+
+    Raises:
+        RecordError: It cannot be read.
+    """
     try:
         return file.read_bytes()
     except OSError as error:
@@ -392,9 +394,7 @@ class _Message:
                 if kind == 2:
                     size, at = _varint(message, at, file)
                 elif not size:
-                    raise RecordError(
-                        f"{file}: expected TensorBoard events or a W&B run, got a damaged record"
-                    )
+                    raise _damaged(file)
                 value = message[at : at + size]
                 at += size
             self._fields.setdefault(key >> 3, []).append(value)
@@ -408,11 +408,15 @@ class _Message:
         return [value for value in self._fields.get(field, ()) if isinstance(value, bytes)]
 
 
+def _damaged(file: Path) -> RecordError:
+    return RecordError(f"{file}: expected TensorBoard events or a W&B run, got a damaged record")
+
+
 def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise RecordError(f"{file}: expected TensorBoard events or a W&B run, got a damaged record")
+            raise _damaged(file)
         byte = message[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7

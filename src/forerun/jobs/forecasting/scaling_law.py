@@ -30,7 +30,7 @@ then optimise: Bardsley et al. 2014), which holds for five runs as for fifty, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -120,13 +120,8 @@ class ScalingLaw:
         """E [nats], A, B, alpha and beta."""
         log_e, log_a, log_b, alpha, beta = self.draws.T
         log_n, log_d = self.middle
-        values = {
-            "E": np.exp(log_e),
-            "A": np.exp(log_a + alpha * log_n),
-            "B": np.exp(log_b + beta * log_d),
-            "alpha": alpha,
-            "beta": beta,
-        }
+        values = {"E": np.exp(log_e), "A": np.exp(log_a + alpha * log_n), "B": np.exp(log_b + beta * log_d)}
+        values |= {"alpha": alpha, "beta": beta}
         return {name: _interval(value) for name, value in values.items()}
 
     def loss(self, parameters: float, tokens: float) -> Interval:
@@ -161,9 +156,8 @@ class ScalingLaw:
         return found if reached.mean() >= 0.95 else _open_ended(found)
 
     def _places(self, log_n: Floats | float, log_d: Floats | float) -> tuple[Floats, Floats]:
-        return np.asarray(log_n - self.middle[0], dtype=float), np.asarray(
-            log_d - self.middle[1], dtype=float
-        )
+        x, y = log_n - self.middle[0], log_d - self.middle[1]
+        return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
 
     def _best_size(self, log_flop: Floats) -> tuple[Floats, Floats]:
         """Log N and log D where the loss is least, from the middle of the runs, by draw."""
@@ -200,15 +194,8 @@ def _interval(values: Floats) -> Interval:
 
 
 def _open_ended(found: Frontier) -> Frontier:
-    def opened(interval: Interval) -> Interval:
-        return Interval(interval.value, interval.low, float("inf"))
-
-    return Frontier(
-        flop=opened(found.flop),
-        parameters=opened(found.parameters),
-        tokens=opened(found.tokens),
-        loss=found.loss,
-    )
+    of_budget = {name: getattr(found, name) for name in ("flop", "parameters", "tokens")}
+    return replace(found, **{name: Interval(i.value, i.low, float("inf")) for name, i in of_budget.items()})
 
 
 def _log_losses(theta: Floats, x: Floats, y: Floats) -> Floats:

@@ -37,6 +37,8 @@ SCHEDULE_WORDS = (
 LOGGED = "logged"
 """The word for the rates in the file of the run."""
 
+_UNKNOWN = "unknown"
+
 _OTHER_WORDS = {
     "polynomial": "poly",
     "one-cycle": "onecycle",
@@ -207,6 +209,27 @@ def _warmed(rate: Callable[[Floats], Floats], warm_up: float) -> Callable[[Float
     return lambda t: np.where(t < warm_up, np.clip(t / warm_up, 0, 1) * rate(np.maximum(t, warm_up)), rate(t))
 
 
+def is_logged(schedule: Any) -> bool:
+    """True if a schedule is the word for the rates in the file of the run."""
+    return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
+
+
+def rate_column(schedule: Any) -> str | None:
+    """The column that "logged:COLUMN" names; None for the usual ones."""
+    return schedule.partition(":")[2].strip() or None if is_logged(schedule) else None
+
+
+def schedule_from(schedule: Any, epochs: float | None) -> LearningRateSchedule | None:
+    """A schedule from words or an object; None for none and for "unknown"."""
+    if schedule is None or (isinstance(schedule, str) and schedule.strip() == _UNKNOWN):
+        return None
+    if not isinstance(schedule, (str, LearningRateSchedule)) and epochs is None:
+        raise InvalidSetupError(
+            "a schedule that is an object needs epochs as well, to know how far to follow it"
+        )
+    return schedule_of(schedule, epochs or 1.0)
+
+
 def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSchedule:
     """The schedule of a run from the rates that it logged; those to come continue the shape of those behind its peak.
 
@@ -227,12 +250,20 @@ def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSc
     relative = np.maximum(rates / peak, 0.0)
     begin = int(np.flatnonzero(relative >= 1 - 1e-9)[0])
     shape, words, _ = _shape_of(epochs[begin:], relative[begin:], end)
+    return _continued(epochs, relative, shape, end, f"logged rates: {words}")
+
+
+def _continued(
+    epochs: Floats, relative: Floats, shape: Callable[[Floats], Floats], end: float, *notes: str
+) -> LearningRateSchedule:
+    """Logged rates, and behind them those of a shape."""
     last = float(epochs[-1])
-
-    def rate(t: Floats) -> Floats:
-        return np.where(t <= last, np.interp(t, epochs, relative), shape(t))
-
-    return LearningRateSchedule(text=LOGGED, rate=rate, num_epochs=end, notes=(f"logged rates: {words}",))
+    return LearningRateSchedule(
+        text=LOGGED,
+        rate=lambda t: np.where(t <= last, np.interp(t, epochs, relative), shape(t)),
+        num_epochs=end,
+        notes=notes,
+    )
 
 
 def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> LearningRateSchedule | None:
@@ -271,13 +302,8 @@ def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> Learn
     if end is not None and end > found_end + 1.5 * (epochs[-1] - epochs[-2]):
         return None
     note = f"the length of the run was not given: taken as {found_end:.4g}, where its learning rate ends"
-    last = float(epochs[-1])
-    return LearningRateSchedule(
-        text=LOGGED,
-        rate=lambda t: np.where(t <= last, np.interp(t, epochs, rates / peak), shape(t)),
-        num_epochs=max(found_end, last),
-        notes=(f"logged rates: {words}", *([note] if end is None else [])),
-    )
+    notes = (f"logged rates: {words}", *([note] if end is None else []))
+    return _continued(epochs, rates / peak, shape, max(found_end, float(epochs[-1])), *notes)
 
 
 _Fit = tuple[float, float, Callable[[Floats], Floats], str]
@@ -318,11 +344,8 @@ def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[F
     # A wrong shape is worse than none: what the rate does next is then not known.
     if misses[best] > _LIKE:
         held = float(relative[-1])
-        return (
-            lambda t: np.full(np.shape(t), held),
-            "they follow no known shape; the last one is kept",
-            misses[best],
-        )
+        kept = "they follow no known shape; the last one is kept"
+        return lambda t: np.full(np.shape(t), held), kept, misses[best]
     return shapes[best], best, misses[best]
 
 
@@ -383,9 +406,8 @@ def _stepped(scheduler: Any, num_calls: int) -> Floats:
     rates = [float(twin.get_last_lr()[0])]
     for _ in range(num_calls - already - 1):
         if optimizer is not None:
-            twin.optimizer._opt_called = (
-                True  # the twin's optimizer never runs; PyTorch would warn of the order
-            )
+            # The twin's optimizer never runs; PyTorch would warn of the order.
+            twin.optimizer._opt_called = True
         twin.step()
         rates.append(float(twin.get_last_lr()[0]))
     return np.asarray([rates[0]] * already + rates)[:num_calls]

@@ -33,7 +33,7 @@ from typing import Any
 
 from forerun.base.errors import RecordError
 from forerun.base.tables import encoding_of
-from forerun.jobs.forecasting.log_files import LogColumns, columns_of_rows
+from forerun.jobs.forecasting.log_files import LogColumns, bytes_of, columns_of_rows
 
 TEXT_SUFFIXES = (".log", ".txt", ".out")
 
@@ -95,11 +95,7 @@ def read_text_log(file: Path) -> LogColumns:
     Raises:
         RecordError: The file cannot be read, or has no such line.
     """
-    try:
-        text = file.read_text(encoding=encoding_of(file), errors="replace")
-    except OSError as error:
-        raise RecordError(f"{file}: the log cannot be read: {error.strerror or error}") from error
-    found = _Reading(text)
+    found = _Reading(bytes_of(file).decode(encoding_of(file), errors="replace"))
     if not found.rows:
         raise RecordError(
             f"{file}: expected lines such as 'step 100/5000: val loss 4.2' or 'epoch 3 | val_acc: 0.9', "

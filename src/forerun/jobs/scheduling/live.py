@@ -244,10 +244,7 @@ def parse_document(text: str, what: str) -> Any:
         is_cut = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
         why = f"it ends after {len(text):,} characters, in the middle" if is_cut else str(error)
         raise RecordError(f"{what} is no whole JSON document: {why}; write it again") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of more digits than Python reads, or a thousand brackets
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or a thousand brackets
         raise RecordError(f"{what} is no JSON document that can be read: {error}; write it again") from error
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
 from math import inf
@@ -52,7 +53,6 @@ def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResourc
 
 def grow(
     jobs: Sequence[JobView],
-    cluster: SharedCluster,
     free: FreeResources,
     given: dict[str, Allocation],
     utility: Utility,
@@ -72,13 +72,12 @@ def grow(
 
     Args:
         jobs: Jobs that may grow; those not in ``given`` are left alone.
-        cluster: What there is.
         free: What is left, changed in place.
         given: What each job has, changed in place.
         utility: What an allocation is worth.
         one_at_a_time: One worker or one server in each step, as Optimus does.
     """
-    engine = _Engine(cluster, free, given, utility, one_at_a_time)
+    engine = _Engine(free, given, utility, one_at_a_time)
     views = [
         view
         for view in jobs
@@ -100,21 +99,15 @@ class _Offer(NamedTuple):
     worth_now: float
 
 
+@dataclass(slots=True)
 class _Engine:
     """Takes the best next step of any job, again and again."""
 
-    def __init__(
-        self,
-        cluster: SharedCluster,
-        free: FreeResources,
-        given: dict[str, Allocation],
-        utility: Utility,
-        one_at_a_time: bool,
-    ) -> None:
-        self._free, self._given, self._utility, self._one_at_a_time = free, given, utility, one_at_a_time
-        self._capacity = cluster.capacity
-        self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
-        self._heap: list[tuple[float, int, _Offer]] = []
+    _free: FreeResources
+    _given: dict[str, Allocation]
+    _utility: Utility
+    _one_at_a_time: bool
+    _heap: list[tuple[float, int, _Offer]] = field(default_factory=list)
 
     def hand_out(self, views: Sequence[JobView]) -> bool:
         """Takes offers until none is left; True if a job changed the kind of its devices."""
@@ -142,22 +135,16 @@ class _Engine:
             value = self._utility(view, wanted)
             gained = value - worth
             if gained > 0:
-                share = self._share(view, more)
+                share = self._free.share(view.job, more)
                 if back is not None:
                     # What takes no larger share than it gives back is taken at once, the largest gain first.
-                    share = max(share - self._share(view, back), _LEAST_SHARE)
+                    share = max(share - self._free.share(view.job, back), _LEAST_SHARE)
                 per_share = gained / share
                 if per_share > most:
                     best, most = _Offer(view, wanted, more, back, value, worth), per_share
         if best is not None:
             # Of equal offers the job that came first has precedence; offers themselves are never compared.
             heapq.heappush(self._heap, (-most, view.order, best))
-
-    def _share(self, view: JobView, more: Allocation) -> float:
-        """Share of the cluster that a step occupies, by its scarcest resource."""
-        devices, cores, memory = self._free.demand(view.job, more)
-        capacity = self._capacity
-        return max(devices / capacity[self._index[more.device]], cores / capacity[-2], memory / capacity[-1])
 
     def _steps(
         self, view: JobView, present: Allocation
@@ -305,7 +292,7 @@ def optimus(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> di
     """
     free = FreeResources(cluster)
     given = start_all(jobs, cluster, free)
-    grow(jobs, cluster, free, given, _minus_remaining_s, one_at_a_time=True)
+    grow(jobs, free, given, _minus_remaining_s, one_at_a_time=True)
     return given
 
 
@@ -314,7 +301,7 @@ def _minus_remaining_s(view: JobView, given: Allocation) -> float:
     return -seconds * (YOUNG_FACTOR if view.progress < YOUNG_PROGRESS else 1.0)
 
 
-def _least_attained_first(jobs: Sequence[JobView]) -> list[JobView]:
+def least_attained_first(jobs: Sequence[JobView]) -> list[JobView]:
     """Jobs that had least first: where jobs outnumber devices, nobody starves."""
     return sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
 
@@ -349,8 +336,8 @@ def normalised_gain(jobs: Sequence[JobView], cluster: SharedCluster, now_s: floa
     The gain of n to m devices is f(1) / f(n) - f(1) / f(m); no remaining work enters.
     """
     free = FreeResources(cluster)
-    given = start_all(_least_attained_first(jobs), cluster, free)
-    grow(jobs, cluster, free, given, minus_slowness, one_at_a_time=False)
+    given = start_all(least_attained_first(jobs), cluster, free)
+    grow(jobs, free, given, minus_slowness, one_at_a_time=False)
     return given
 
 
@@ -416,10 +403,10 @@ def foresight(
     others = [view for view in jobs if view.job.name not in urgent] if urgent else jobs
     shortest_first = sorted(others, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
     given = urgent | start_all(shortest_first, cluster, free)
-    grow(jobs, cluster, free, given, utility, one_at_a_time=False)
+    grow(jobs, free, given, utility, one_at_a_time=False)
     # What those that stay give back would lie idle: those that change anyway pay no further restart for it.
     changed = _keep_what_does_not_pay(others, free, given, pays)
-    grow(changed, cluster, free, given, utility, one_at_a_time=False)
+    grow(changed, free, given, utility, one_at_a_time=False)
     return given
 
 
@@ -515,8 +502,8 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
             free.take(view.job, wanted)
             given[view.job.name] = wanted
     others = [view for view in jobs if view.job.name not in given]
-    given |= start_all(sorted(others, key=lambda v: (v.attained_device_s, v.order)), cluster, free)
-    grow(jobs, cluster, free, given, minus_slowness, one_at_a_time=False)
+    given |= start_all(least_attained_first(others), cluster, free)
+    grow(jobs, free, given, minus_slowness, one_at_a_time=False)
     return given
 
 

@@ -59,7 +59,7 @@ def pack(
 
     Source: Peng et al. 2018, "Optimus", EuroSys, theorem 1 and section 4.2.
     """
-    state = _Nodes(cluster, jobs)
+    state = _Nodes(cluster)
     placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
     new = [name for name in given if name not in placed]
     plain = [name for name in new if not isinstance(jobs[name].training, ServerTraining)]
@@ -83,7 +83,7 @@ def first_fit(
     kept: Mapping[str, Placement],
 ) -> dict[str, Placement]:
     """Places each task on the first node with room, jobs in the order given, to compare the theorem with."""
-    state = _Nodes(cluster, jobs)
+    state = _Nodes(cluster)
     placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
     for name in given:
         if name not in placed:
@@ -93,20 +93,10 @@ def first_fit(
     return placed
 
 
-def free_nodes(
-    cluster: SharedCluster, jobs: Mapping[str, ScheduledJob], placed: Mapping[str, Placement]
-) -> _Nodes:
-    """Free room of every node beside jobs that are placed."""
-    state = _Nodes(cluster, jobs)
-    for name, placement in placed.items():
-        state.keep(jobs[name], placement)
-    return state
-
-
 class _Nodes:
     """Free devices, cores and memory of every node."""
 
-    def __init__(self, cluster: SharedCluster, jobs: Mapping[str, ScheduledJob]) -> None:
+    def __init__(self, cluster: SharedCluster) -> None:
         self.cluster = cluster
         groups = [group for group in cluster.groups for _ in range(group.num_nodes)]
         self.devices = [size for group in cluster.groups for size in group.node_sizes]
@@ -142,8 +132,7 @@ class _Nodes:
         while left:
             node = self._tightest(given.device, left)
             if node is None:
-                for share in found:
-                    self._take(job, share, sign=-1)
+                self.give_back(job, tuple(found))
                 return ()
             share = NodeShare(node, min(left, self.devices[node]))
             self._take(job, share)
@@ -173,8 +162,7 @@ class _Nodes:
         while not found and (node := self._emptiest(heap, candidates)) is not None:
             candidates.append(node)
             found = self._split(job, given, candidates)
-        for share in found:
-            self._take(job, share)
+        self.keep(job, found)
         # They were taken off the heap to be looked at, and may serve the next job.
         for node in candidates:
             heapq.heappush(heap, (-self.cores[node], node))
@@ -220,12 +208,10 @@ class _Nodes:
             self._take(job, NodeShare(node, *one))
             counts.setdefault(node, [0, 0])[kind] += 1
             left[kind] -= 1
-        found = tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
-        is_whole = sum(s.num_workers for s in found) and sum(s.num_servers for s in found)
-        if is_whole:
+        found = _placement(counts)
+        if sum(s.num_workers for s in found) and sum(s.num_servers for s in found):
             return found
-        for share in found:
-            self._take(job, share, sign=-1)
+        self.give_back(job, found)
         return ()
 
     def first_room(self, job: ScheduledJob, given: Allocation) -> Placement:
@@ -239,12 +225,11 @@ class _Nodes:
                 while node < end and not self._has_room(job, NodeShare(node, *one)):
                     node += 1
                 if node == end:
-                    for taken, (w, p) in counts.items():
-                        self._take(job, NodeShare(taken, w, p), sign=-1)
+                    self.give_back(job, _placement(counts))
                     return ()
                 self._take(job, NodeShare(node, *one))
                 counts.setdefault(node, [0, 0])[one[1]] += 1
-        return tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
+        return _placement(counts)
 
     def _has_room(self, job: ScheduledJob, share: NodeShare) -> bool:
         devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
@@ -271,6 +256,11 @@ class _Nodes:
                 return group.device
             node -= group.num_nodes
         raise AssertionError("a node beyond the cluster")
+
+
+def _placement(counts: Mapping[int, Sequence[int]]) -> Placement:
+    """The placement with these numbers of workers and servers by node."""
+    return tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
 
 
 def placed_remaining_s(view: JobView, given: Allocation, num_nodes: int, cluster: SharedCluster) -> float:
@@ -313,7 +303,10 @@ def consolidate(
             continue
         if len(where) <= _fewest(now.num_workers, now.device, cluster):
             continue
-        state = free_nodes(cluster, jobs, placed) if state is None else state
+        if state is None:
+            state = _Nodes(cluster)
+            for other, placement in placed.items():
+                state.keep(jobs[other], placement)
         state.give_back(view.job, where)
         is_started = view.current is not None and view.current == now
         best_s = placed_remaining_s(view, now, len(where), cluster)

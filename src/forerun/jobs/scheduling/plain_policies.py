@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from forerun.base.units import format_duration_s
 from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
-from forerun.jobs.scheduling.marginal_gain import start_all
+from forerun.jobs.scheduling.marginal_gain import least_attained_first, start_all
 from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
 LAS_THRESHOLDS_DEVICE_S = (57_600.0,)
@@ -132,27 +132,25 @@ def _progressive_filling(
 ) -> dict[str, Allocation]:
     """Starts every job, those that had least first, then gives one unit after another to the smallest share."""
     free = FreeResources(cluster)
-    waiting_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
-    given = start_all(waiting_first, cluster, free)
-    _fill(jobs, free, given, cluster, until_best=until_best)
+    given = start_all(least_attained_first(jobs), cluster, free)
+    _fill(jobs, free, given, until_best=until_best)
     return given
 
 
 def _fill(
-    jobs: Sequence[JobView],
-    free: FreeResources,
-    given: dict[str, Allocation],
-    cluster: SharedCluster,
-    *,
-    until_best: bool,
+    jobs: Sequence[JobView], free: FreeResources, given: dict[str, Allocation], *, until_best: bool
 ) -> None:
     """One unit after another to the smallest dominant share, weights considered."""
+
+    def share(view: JobView) -> float:
+        return free.share(view.job, given[view.job.name]) / view.job.weight
+
     views = {
         view.job.name: view
         for view in jobs
         if view.job.name in given and view.job.is_elastic and not view.is_held
     }
-    heap = [(_share(view, given[name], cluster, free), view.order, name) for name, view in views.items()]
+    heap = [(share(view), view.order, name) for name, view in views.items()]
     heapq.heapify(heap)
     while heap:
         _, order, name = heapq.heappop(heap)
@@ -166,7 +164,7 @@ def _fill(
         if free.fits(view.job, unit):
             free.take(view.job, unit)
             given[name] = wanted
-            heapq.heappush(heap, (_share(view, wanted, cluster, free), order, name))
+            heapq.heappush(heap, (share(view), order, name))
 
 
 def _next_unit(
@@ -184,13 +182,6 @@ def _next_unit(
         larger = (n for n in larger if curve.rate(n) > curve.rate(now))
     n = next(larger, None)
     return None if n is None else Allocation(present.device, n)
-
-
-def _share(view: JobView, given: Allocation, cluster: SharedCluster, free: FreeResources) -> float:
-    devices, cores, memory = free.demand(view.job, given)
-    capacity = cluster.capacity
-    owned = devices / capacity[cluster.kinds.index(given.device)]
-    return max(owned, cores / capacity[-2], memory / capacity[-1]) / view.job.weight
 
 
 @policy(

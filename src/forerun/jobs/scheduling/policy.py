@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
@@ -122,7 +122,8 @@ class FreeResources:
     """Free devices of a cluster while a policy shares it out."""
 
     def __init__(self, cluster: SharedCluster) -> None:
-        self.left = list(cluster.capacity)
+        self.capacity = cluster.capacity
+        self.left = list(self.capacity)
         self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
         self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
 
@@ -156,17 +157,26 @@ class FreeResources:
         self.left[-2] -= sign * cores
         self.left[-1] -= sign * memory
 
+    def take_all(self, views: Iterable[JobView], sign: int = 1) -> None:
+        """Takes what these jobs have now, or gives it back with sign -1."""
+        for view in views:
+            if view.current is not None:
+                self.take(view.job, view.current, sign)
+
+    def share(self, job: ScheduledJob, given: Allocation) -> float:
+        """Share of the cluster that an allocation occupies, by its scarcest resource."""
+        devices, cores, memory = self.demand(job, given)
+        capacity = self.capacity
+        return max(devices / capacity[self._index[given.device]], cores / capacity[-2], memory / capacity[-1])
+
 
 def hold(
     jobs: Sequence[JobView], free: FreeResources, *, all_that_run: bool = False
 ) -> dict[str, Allocation]:
     """Shares that a policy may not touch, those that are held or all, taken out of what is free."""
-    given: dict[str, Allocation] = {}
-    for view in jobs:
-        if (view.is_held or all_that_run) and view.current is not None:
-            free.take(view.job, view.current)
-            given[view.job.name] = view.current
-    return given
+    kept = [view for view in jobs if view.is_held or all_that_run]
+    free.take_all(kept)
+    return {view.job.name: view.current for view in kept if view.current is not None}
 
 
 class Policy(Protocol):

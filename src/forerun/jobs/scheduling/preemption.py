@@ -95,17 +95,15 @@ def serve_urgent(
     rated = [
         (finish_time_fairness(view, cluster, len(jobs), now_s), view) for view in jobs if not view.is_held
     ]
+
+    def is_wanting(found: Fairness, view: JobView) -> bool:
+        if view.current is None:
+            return found.is_late(bound)
+        end_s = now_s - view.job.arrival_s + view.remaining_s(view.current)
+        return end_s > (1 + _SLOW * (bound - 1)) * found.whole_s
+
     # A job that waited too long wants its share, and so does one that runs so slowly that it would end near the bound.
-    wanting = {
-        view.job.name: (found, view)
-        for found, view in rated
-        if (
-            found.is_late(bound)
-            if view.current is None
-            else now_s - view.job.arrival_s + view.remaining_s(view.current)
-            > (1 + _SLOW * (bound - 1)) * found.whole_s
-        )
-    }
+    wanting = {view.job.name: (found, view) for found, view in rated if is_wanting(found, view)}
     worst, first = max(wanting.values(), key=lambda item: item[0].rho, default=(None, None))
     shortest_s = min((view.least_remaining_s for view in jobs if view.current is None), default=0.0)
     served = list(wanting.values())
@@ -126,10 +124,8 @@ def serve_urgent(
             served.append((found, view))
     if not served:
         return given
-    held = [view for view in jobs if view.is_held and view.current is not None]
-    for view in held:
-        assert view.current is not None
-        free.take(view.job, view.current)
+    held = [view for view in jobs if view.is_held]
+    free.take_all(held)
     for _, view in sorted(served, key=lambda item: (item[1].current is None, -item[0].rho, item[1].order)):
         wanted = view.current
         if view.job.name in wanting:
@@ -140,9 +136,7 @@ def serve_urgent(
             free.take(view.job, wanted)
             given[view.job.name] = wanted
     # The policy itself takes held shares out of what is free, and must not find them gone already.
-    for view in held:
-        assert view.current is not None
-        free.take(view.job, view.current, sign=-1)
+    free.take_all(held, sign=-1)
     return given
 
 
@@ -217,9 +211,7 @@ class _Changes:
         if not self.changed:
             return []
         free = FreeResources(self.cluster)
-        for view in self.running:
-            assert view.current is not None
-            free.take(view.job, view.current)
+        free.take_all(self.running)
         gain_s = {view.job.name: self._own_gain_s(view) for view in self.changed}
         paid: set[str] = set()
         # Who is better off anyway gives nothing up for others: only the worse off can be paid for.
@@ -244,8 +236,8 @@ class _Changes:
                 self.victims.remove(victim)
                 paid.add(victim.job.name)
             if view.current is not None:
-                free.take(view.job, view.current, sign=-1)
                 paid.add(view.job.name)
+            free.take_all([view], sign=-1)
             free.take(view.job, wanted)
         return [view for view in self.changed if view.job.name not in paid]
 
@@ -276,8 +268,7 @@ class _Changes:
     def _enough(self, view: JobView, wanted: Allocation, free: FreeResources) -> list[JobView] | None:
         """Running jobs whose devices this one needs, the longest first; None if even all of them are not enough."""
         taken: list[JobView] = []
-        if view.current is not None:
-            free.take(view.job, view.current, sign=-1)
+        free.take_all([view], sign=-1)
         for victim in self.victims:
             if free.fits(view.job, wanted):
                 break
@@ -289,14 +280,12 @@ class _Changes:
         # Only a trial so far: whether the change pays is asked later, so that all is put back.
         for victim in taken:
             self._swap(victim, free, sign=-1)
-        if view.current is not None:
-            free.take(view.job, view.current)
+        free.take_all([view])
         return taken if fits else None
 
     def _swap(self, victim: JobView, free: FreeResources, sign: int = 1) -> None:
         """Gives a job what the policy wants for it instead of what it has, or back with sign -1."""
-        assert victim.current is not None
-        free.take(victim.job, victim.current, sign=-sign)
+        free.take_all([victim], sign=-sign)
         wanted = self.given.get(victim.job.name)
         if wanted is not None:
             free.take(victim.job, wanted, sign=sign)

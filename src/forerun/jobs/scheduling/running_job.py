@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -76,11 +76,6 @@ class JobErrors:
     speed_level: float
     speed_spread: float
     seed: tuple[int, int]
-
-    @property
-    def has_speed_error(self) -> bool:
-        """True if any speed is changed."""
-        return self.speed_spread > 0
 
     def speed_factors(self, kind: int, max_devices: int) -> npt.NDArray[np.float64]:
         """Factor by number of devices of the kind with this number, (max_devices + 1,)."""
@@ -304,12 +299,15 @@ class RunningJob:
             offered_sizes(group.devices_per_node, most, self.job.num_workers),
             phase,
         )
-        if not self.errors.has_speed_error:
+        if not self.errors.speed_spread:
             return curve
         return curve.scaled(self.errors.speed_factors(kind, most).tolist())
 
-    def _server_factor(self) -> _TableFactor | None:
-        return _TableFactor(self.errors.server_table().tolist()) if self.errors.has_speed_error else None
+    def _server_factor(self) -> Callable[[int, int], float] | None:
+        if not self.errors.speed_spread:
+            return None
+        table: list[list[float]] = self.errors.server_table().tolist()
+        return lambda workers, servers: table[workers % _SERVER_TABLE][servers % _SERVER_TABLE]
 
     def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
         """Takes up the true rate of what it has now."""
@@ -339,14 +337,3 @@ class RunningJob:
         phase_samples = self.actual.work_samples / NUM_PHASES
         into_phase = self.done_samples - self.phase * self.actual.work_samples
         return min(self.left_samples, phase_samples - into_phase)
-
-
-@dataclass(frozen=True, slots=True)
-class _TableFactor:
-    """Factor on a speed by workers and servers."""
-
-    table: list[list[float]]
-
-    def __call__(self, num_workers: int, num_servers: int) -> float:
-        size = len(self.table)
-        return self.table[num_workers % size][num_servers % size]

@@ -315,7 +315,8 @@ class _Simulation:
             given, placement = None, ()
         if (given, placement) != (state.current, state.placement):
             self._close_stretch(state, now_s)
-            self._log_change(state, given, now_s)
+            kind = EventKind.STOP if given is None else EventKind.CHANGE if state.current else EventKind.START
+            self.events.append(Event(now_s, state.job.name, kind, given))
             if given is not None:
                 state.pause_s = state.actual.restart_s
                 state.saved_samples = state.done_samples
@@ -323,10 +324,6 @@ class _Simulation:
                 state.start_s = min(state.start_s, now_s)
             state.current, state.placement, state.since_s = given, placement, now_s
         state.set_rate(self.cluster, self.policy.adapts_batch)
-
-    def _log_change(self, state: RunningJob, given: Allocation | None, now_s: float) -> None:
-        kind = EventKind.STOP if given is None else EventKind.CHANGE if state.current else EventKind.START
-        self.events.append(Event(now_s, state.job.name, kind, given))
 
     def _close_stretch(self, state: RunningJob, end_s: float) -> None:
         if state.current is not None:

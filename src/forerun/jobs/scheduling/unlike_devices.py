@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ from forerun.jobs.scheduling.marginal_gain import speedup_reason
 from forerun.jobs.scheduling.plain_policies import admit_in_order
 from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
+
+Floats = npt.NDArray[np.float64]
 
 _TIME_LIMIT_S = 20.0
 _POWER, _WAITING_COST = -0.5, 1.1
@@ -106,11 +110,8 @@ def _solve(
     jobs: Sequence[JobView],
     cluster: SharedCluster,
     free: FreeResources,
-) -> list[int]:
+) -> tuple[int, ...]:
     """Columns that the integer program chooses: at most one a job, no more than there is."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     row_of = {view.job.name: i for i, view in enumerate(jobs)}
     kinds, capacity = cluster.kinds, cluster.capacity
     entries: list[tuple[int, int, float]] = []
@@ -119,18 +120,50 @@ def _solve(
         devices, cores, memory = free.demand(view.job, option)
         needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
-    rows, places, values = zip(*entries, strict=True)
-    limits = np.asarray([*([1.0] * len(jobs)), *free.left])
-    matrix = coo_array((values, (rows, places)), shape=(len(limits), len(columns)))
+    limits = (*([1.0] * len(jobs)), *free.left)
+    return _cheapest(tuple(cost for _, _, cost in columns), tuple(entries), limits)
+
+
+# Draws of one schedule differ in what is true, not in what is believed: most of their rounds ask the same again.
+@lru_cache(maxsize=256)
+def _cheapest(
+    costs: tuple[float, ...], entries: tuple[tuple[int, int, float], ...], limits: tuple[float, ...]
+) -> tuple[int, ...]:
+    """Columns at the least cost within the limits, each taken whole or not at all."""
     with _quiet_solver():
-        result = milp(
-            c=np.asarray([cost for _, _, cost in columns]),
-            constraints=LinearConstraint(matrix.tocsr(), ub=limits),
-            integrality=np.ones(len(columns), dtype=np.int64),
-            bounds=Bounds(0, 1),
+        found = _solution(
+            costs,
+            entries,
+            limits,
+            1.0,
+            integrality=np.ones(len(costs), dtype=np.int64),
             options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": 1e-3},
         )
-    return [] if result.x is None else np.flatnonzero(result.x > 0.5).tolist()
+    return () if found is None else tuple(np.flatnonzero(found > 0.5).tolist())
+
+
+def _solution(
+    costs: Sequence[float] | Floats,
+    entries: Iterable[tuple[int, int, float]],
+    limits: Sequence[float] | Floats,
+    highest: float,
+    **settings: Any,
+) -> Floats | None:
+    """Unknowns of 0 to ``highest`` at the least cost within the limits, (unknowns,); None where none was found.
+
+    Entries are row, column and value of the matrix whose product with the unknowns is limited; ``settings`` are those
+    of ``scipy.optimize.milp``.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (rows, columns)), shape=(len(limits), len(costs)))
+    within = LinearConstraint(matrix.tocsr(), ub=limits)
+    found: Floats | None = milp(
+        c=np.asarray(costs), constraints=within, bounds=Bounds(0, highest), **settings
+    ).x
+    return found
 
 
 @contextmanager
@@ -151,9 +184,6 @@ def _quiet_solver() -> Iterator[None]:
             os.close(kept)
 
 
-Floats = npt.NDArray[np.float64]
-
-
 def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: Floats) -> Floats:
     """Share of time of each job on each kind of devices, (jobs, kinds), so that the worst off job is best off.
 
@@ -172,9 +202,6 @@ def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: F
 
     Source: Narayanan et al. 2020, "Gavel", OSDI, section 4.1; ``MaxMinFairnessPolicyWithPerf`` of its artifact.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     jobs, kinds = rates.shape
     equal = rates @ (num_devices / num_devices.sum())
     worth = rates * (sizes / (weights * np.maximum(equal, 1e-12)))[:, None]
@@ -185,16 +212,11 @@ def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: F
     rows = np.concatenate([job_of, np.arange(jobs), jobs + job_of, 2 * jobs + kind_of])
     columns = np.concatenate([cells, np.full(jobs, least), cells, cells])
     values = np.concatenate([-worth.ravel(), np.ones(jobs), np.ones(least), sizes[job_of]])
-    matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, least + 1))
-    found = milp(
-        c=np.append(np.zeros(least), -1.0),
-        constraints=LinearConstraint(
-            matrix.tocsr(), ub=np.concatenate([np.zeros(jobs), np.ones(jobs), num_devices])
-        ),
-        bounds=Bounds(0, np.inf),
-    )
-    assert found.x is not None  # X = 0 always satisfies the constraints
-    return np.asarray(found.x[:least].reshape(jobs, kinds), dtype=float)
+    limits = np.concatenate([np.zeros(jobs), np.ones(jobs), num_devices])
+    entries = zip(rows, columns, values, strict=True)
+    found = _solution(np.append(np.zeros(least), -1.0), entries, limits, np.inf)
+    assert found is not None  # X = 0 always satisfies the constraints
+    return np.asarray(found[:least].reshape(jobs, kinds), dtype=float)
 
 
 LEASE_S = 360.0
