@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from forerun.base.errors import RecordError
 from forerun.cost.time.power import POWER_LAW, PowerLaw, demand_share, limited_share, power_slowdown
 from forerun.cost.time.weights import CostModel
 from forerun.evidence.fitting.evaluation import errors
@@ -30,6 +29,7 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.markdown import error_cells, markdown_table
+from studies.tables.public import public_table
 
 _DEVICES = {
     "NVIDIA A40": "a40",
@@ -89,11 +89,9 @@ def energy_rows(folder: Path, weights: CostModel) -> EnergyRows:
     Raises:
         RecordError: The table lacks its columns.
     """
-    frame = pd.read_parquet(folder / "zeus_epoch_time_power.parquet")
     key = ["gpu", "network", "dataset", "batch_size", "optimizer"]
-    needed = {*key, "power_limit_w", "time_per_epoch_s", "average_power_w"}
-    if missing := needed - set(frame.columns):
-        raise RecordError(f"zeus_epoch_time_power.parquet: expected the columns {sorted(missing)}")
+    needed = [*key, "power_limit_w", "time_per_epoch_s", "average_power_w"]
+    frame = public_table(folder, "zeus_epoch_time_power", needed)
     frame = frame[frame["network"] != "deepspeech2"]
     full = frame.sort_values("power_limit_w").groupby(key).last()
     full = full.rename(columns={"time_per_epoch_s": "full_time_s", "power_limit_w": "full_limit_w"})

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from studies.tables.public import public_table
+
 _GIB, _GB = 2**30, 10**9
 
 ATTENTION = "q_proj,k_proj,v_proj,o_proj"
@@ -528,9 +530,7 @@ SOURCES: dict[str, tuple[str, _Reader]] = {
 def read_rows(folder: Path, source: str) -> ReadRows:
     """Rows of one source of ``SOURCES`` from the tables in ``llm`` of a folder."""
     repository, reader = SOURCES[source]
-    table = pd.read_parquet(
-        folder / "llm" / ("peft_runs.parquet" if source == "peft" else "llm_training.parquet")
-    )
+    table = public_table(folder, "llm/peft_runs" if source == "peft" else "llm/llm_training")
     found = ReadRows()
     for index, row in table[table.source == repository].iterrows():
         try:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.convergence import NetworkPrediction, NetworkRuns, fit_epochs, predict_network
+from studies.tables.public import public_table
 
 IMAGENET_IMAGES = 1_281_167
 
@@ -96,7 +96,7 @@ def batch_study(folder: Path) -> BatchStudy:
 
 def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     """Batches of 16k, 32k and 64k from all runs at up to 8k: the median of each batch size is a point of the fit."""
-    table = _read(folder, "mlperf_training")
+    table = public_table(folder, "mlperf_training")
     runs = table[
         table["benchmark"].eq("resnet")
         & table["division"].eq("closed")
@@ -121,13 +121,6 @@ def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     )
 
 
-def _read(folder: Path, name: str) -> pd.DataFrame:
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        raise RecordError(f"the table '{path}' was not found; name the folder of the public tables rightly")
-    return pd.read_parquet(path)
-
-
 def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tuple[BatchRow, ...]:
     """The larger half of the batch sizes from the smaller; epochs are whole, so a job of a few of them says nothing."""
     num_fitted = max(_FEWEST_FITTED, len(sizes) // 2)
@@ -149,7 +142,7 @@ def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tu
 
 def _zeus_rows(folder: Path) -> tuple[BatchRow, ...]:
     """Each job at its default optimizer and the rate that is fastest at each batch, mean over seeds."""
-    table = _read(folder, "zeus_epochs_to_target")
+    table = public_table(folder, "zeus_epochs_to_target")
     rows: list[BatchRow] = []
     for (dataset, network), job in table.groupby(["dataset", "network"]):
         target = _common_target(job)

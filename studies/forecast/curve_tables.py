@@ -16,12 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.backtest import StoredRun
 from forerun.jobs.forecasting.curve import Curve, Floats, error_scale, metric_kind
 from forerun.jobs.forecasting.schedule import parse_schedule
+from studies.tables.public import public_table
 
 CURVE_TABLES = (
     "adaptdl_validation_curves",
@@ -62,13 +61,6 @@ def read_all_curves(folder: Path) -> list[StoredRun]:
     return [run for read in readers for run in read(folder)]
 
 
-def _read(folder: Path, name: str) -> pd.DataFrame:
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        raise RecordError(f"the table of learning curves '{path}' was not found; name its folder rightly")
-    return pd.read_parquet(path)
-
-
 def _run(
     table: str,
     job: str,
@@ -99,7 +91,7 @@ def _run(
 
 def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
     """Validation curves of the Pollux artifact: four jobs with 26 runs; those of 2 and 10 epochs are too short."""
-    table = _read(folder, "adaptdl_validation_curves")
+    table = public_table(folder, "adaptdl_validation_curves")
     found = []
     for (job, batch), rows in table.groupby(["application", "global_batch_size"]):
         if job not in _SCHEDULES:
@@ -124,7 +116,7 @@ def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
 
 
 def _dawnbench(folder: Path) -> list[StoredRun]:
-    table = _read(folder, "dawnbench")
+    table = public_table(folder, "dawnbench")
     metrics = {"CIFAR10": "top1_accuracy_pct", "ImageNet": "top5_accuracy_pct", "SQuAD": "f1"}
     found = []
     for (task, entry), rows in table.groupby(["task", "entry"]):
@@ -141,7 +133,7 @@ def _dawnbench(folder: Path) -> list[StoredRun]:
 
 def _learning_curves(folder: Path) -> list[StoredRun]:
     """ResNets of tornadomeet; the language models of this table are in ``curves`` too, with their schedules."""
-    table = _read(folder, "learning_curves")
+    table = public_table(folder, "learning_curves")
     table = table[table["source"].str.startswith("tornadomeet")]
     found = []
     for (dataset, name), rows in table.groupby(["dataset", "run"]):
@@ -153,7 +145,7 @@ def _learning_curves(folder: Path) -> list[StoredRun]:
 
 def read_new_curves(folder: Path) -> list[StoredRun]:
     """Logs from public repositories: ten families of them, each an origin."""
-    table = _read(folder, "curves/curves")
+    table = public_table(folder, "curves/curves")
     found = []
     for row in table.itertuples():
         epochs = np.asarray(row.epochs, dtype=float)
@@ -175,7 +167,7 @@ def read_new_curves(folder: Path) -> list[StoredRun]:
 
 def _mlperf(folder: Path) -> list[StoredRun]:
     """ResNet-50 on ImageNet: one job; forty of its 1,800 runs, drawn once with a fixed seed."""
-    table = _read(folder, "mlperf_eval_curves")
+    table = public_table(folder, "mlperf_eval_curves")
     rows = table[(table["benchmark"] == "resnet") & table["accuracy"].notna()]
     groups = [group for _, group in rows.groupby(["mlperf_round", "submitter", "system", "run_file"])]
     long_enough = [group for group in groups if group["epoch"].nunique() >= _FEWEST_POINTS]
@@ -197,7 +189,7 @@ def _mlperf(folder: Path) -> list[StoredRun]:
 def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
     """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
     found: dict[str, list[Curve]] = {}
-    for row in _read(folder, "trials/algoperf").itertuples():
+    for row in public_table(folder, "trials/algoperf").itertuples():
         values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
         if len(values) >= _FEWEST_POINTS and np.all(np.diff(steps) > 0):
             metric = str(row.metric)
@@ -214,7 +206,7 @@ def read_trials(folder: Path) -> list[StoredRun]:
 
     A run that ends in NaN, whose end is not a number to forecast, is left out.
     """
-    table = _read(folder, "trials/algoperf")
+    table = public_table(folder, "trials/algoperf")
     found = []
     for row in table.itertuples():
         values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)

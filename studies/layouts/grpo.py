@@ -19,6 +19,7 @@ import pandas as pd
 
 import forerun
 from forerun.base.errors import UsageError
+from studies.tables.public import public_table
 
 _MODELS = {"DeepSeek V3": "deepseek-v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b"}
 _DEVICES = {"h100": ("h100-sxm", 8), "gb200": ("gb200", 64)}
@@ -29,7 +30,7 @@ _NUM_AXES = 4
 
 def grpo_rows(folder: Path) -> pd.DataFrame:
     """All rows of the table with the predicted step [s], which is not a number where a row cannot be asked."""
-    table: Any = pd.read_parquet(folder / "steps" / "grpo_nemo_rl.parquet").itertuples()
+    table: Any = public_table(folder, "steps/grpo_nemo_rl").itertuples()
     found = []
     for row in table:
         step_s, words = _step(row)

@@ -22,6 +22,7 @@ from forerun.question.setup import OptimizerImplementation, Precision, TrainingS
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, StageSplit, Strategy
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
+from studies.tables.public import public_table
 
 _DEVICES = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm", "GB200": "gb200"}
 _WORKSPACES_BYTES = 2 * 32 * 1024**2
@@ -63,7 +64,7 @@ def measured_memory(folder: Path) -> Iterator[MeasuredMemory]:
     Left out: mixtures of experts, hybrid and multimodal models, fp8, stages of chosen sizes, distillation, offload, and
     optimizers divided among a part of the replicas.
     """
-    table = pd.read_parquet(folder / "llm" / "megatron_ci.parquet")
+    table = public_table(folder, "llm/megatron_ci")
     dense = table.num_experts.isna() & table.hybrid_pattern.isna() & ~table.multi_latent_attention
     chosen = table[
         dense & (table.test_group == "gpt") & ~table.optimizer_cpu_offload & (table.bf16 | table.fp16)

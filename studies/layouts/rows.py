@@ -23,6 +23,7 @@ from forerun.question.sharing import (
     Strategy,
 )
 from studies.layouts.networks import Sizes
+from studies.tables.public import public_table
 
 SOURCES = {
     "llm-foundry": ("mosaicml/llm-foundry",),
@@ -118,7 +119,7 @@ class MeasuredLayout:
 
 def whole_table(folder: Path) -> pd.DataFrame:
     """All rows of ``llm_training``."""
-    return pd.read_parquet(folder / "llm" / "llm_training.parquet")
+    return public_table(folder, "llm/llm_training")
 
 
 def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayout]:

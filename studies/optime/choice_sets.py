@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.point_times import point_times
 from forerun.prediction.step import PreparedModel, prepare
@@ -21,19 +19,13 @@ from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
-from studies.tables.words import REFERENCE_DEVICES
+from studies.tables.public import public_table
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-_OTHER_DEVICES = {
-    "GTX 1080": "gtx-1080",
-    "TITAN X (Maxwell)": "titan-x-maxwell",
-    "TITAN X (Pascal)": "titan-x-pascal",
-    "V100 SXM3 32GB": "v100-sxm3-32gb",
-    "Radeon Pro VII": "radeon-pro-vii",
-}
-_DEVICES: Mapping[str, str] = {**REFERENCE_DEVICES, **_OTHER_DEVICES}
+    import pandas as pd
+
 _NETWORKS = {
     "alexnet": "alexnet",
     "googlenet-v1": "googlenet",
@@ -49,12 +41,7 @@ _SOURCES = {
     "lambdal/lambda-tensorflow-benchmark": "Lambda TensorFlow",
     "lambdal/deeplearning-benchmark": "Lambda BERT",
 }
-_PRECISIONS = {
-    "fp32": Precision.FP32,
-    "tf32": Precision.TF32,
-    "fp16": Precision.FP16,
-    "amp": Precision.AMP,
-}
+_PRECISIONS = ("fp32", "tf32", "fp16", "amp")
 _MIXED_FP16 = ("Lambda TensorFlow", "Lambda BERT")
 """Their fp16 keeps fp32 weights."""
 
@@ -91,25 +78,14 @@ def outside_rates(folder: Path, weights: CostModel) -> list[MeasuredRate]:
     Raises:
         RecordError: The table lacks its columns.
     """
-    frame = pd.read_parquet(folder / "gpu_benchmarks.parquet")
-    needed = {
-        "source",
-        "phase",
-        "model",
-        "gpu",
-        "n_gpus",
-        "dtype",
-        "batch_size_per_gpu",
-        "throughput",
-        "framework",
-    }
-    if missing := needed - set(frame.columns):
-        raise RecordError(f"gpu_benchmarks.parquet: expected the columns {sorted(missing)}")
+    needed = (
+        "source", "phase", "model", "gpu", "n_gpus", "dtype", "batch_size_per_gpu", "throughput", "framework",
+    )  # fmt: skip
+    frame = public_table(folder, "gpu_benchmarks", needed)
     is_xla = frame["framework"].str.contains("XLA") | frame["system"].fillna("").str.contains("XLA")
     chosen = frame[
         frame["source"].isin(_SOURCES)
         & (frame["n_gpus"] == 1)
-        & frame["gpu"].isin(_DEVICES)
         & frame["dtype"].isin(_PRECISIONS)
         & frame["throughput"].notna()
         & frame["batch_size_per_gpu"].notna()
@@ -129,7 +105,7 @@ def _rates(name: Hashable, rows: pd.DataFrame, weights: CostModel) -> Iterator[M
     if (model in _BERT) != (title == "Lambda BERT") or (model not in _BERT and model not in _NETWORKS):
         return
     setups = [_setup(row, title, phase) for row in rows.to_dict("records")]
-    devices = [find_device(_DEVICES[gpu]) for gpu in rows["gpu"]]
+    devices = [find_device(gpu) for gpu in rows["gpu"]]
     predicted = _predicted(model, devices, setups, weights)
     sizes = np.asarray([setup.batch_size_per_device for setup in setups])
     for device, setup, rate, step_s, size in zip(
@@ -145,7 +121,7 @@ def _rates(name: Hashable, rows: pd.DataFrame, weights: CostModel) -> Iterator[M
 
 
 def _setup(row: Mapping[Any, Any], title: str, phase: str) -> TrainingSetup:
-    precision = _PRECISIONS[row["dtype"]]
+    precision = Precision(row["dtype"])
     if precision is Precision.FP16 and title in _MIXED_FP16:
         precision = Precision.AMP
     optimizer = "adam" if title == "Lambda BERT" else "sgd" if title == "Lambda TensorFlow" else "none"

@@ -29,6 +29,7 @@ from forerun.evidence.fitting.op_time_fit import (
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
+from studies.tables.public import public_table
 
 _DEVICES = {
     "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
@@ -58,7 +59,7 @@ def layer_study(
         rows_per_device: Random rows taken of each GPU.
         num_iterations: Length of the fit.
     """
-    table = pd.read_parquet(folder / "justus_layers.parquet")
+    table = public_table(folder, "justus_layers")
     table = table[(table["layer"] == "conv2d") & (table["mode"] == "train_step")]
     parts = [rows.sample(min(rows_per_device, len(rows)), random_state=0) for _, rows in table.groupby("gpu")]
     chosen = pd.concat(parts).reset_index(drop=True)

@@ -16,7 +16,7 @@ from forerun.adapters.classics.server_models import OptimusModel, propose_points
 from forerun.adapters.classics.speed_models import SmoothedModel, SpeedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
-from forerun.base.tables import read_table
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class FewPoints:
 
 def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
     """Points of ``optimus_dl2_speed`` by job: workers, servers, step of the fixed global batch; no failed runs."""
-    table = read_table(folder / "optimus_dl2_speed.parquet")
+    table = public_table(folder, "optimus_dl2_speed")
     table = table[~table["failed_run"] & (table["seconds_per_step"] > 0)]
     found: dict[str, list[SpeedPoint]] = {}
     for row in table.to_dict("records"):
@@ -71,7 +71,7 @@ def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
 
 def read_placements(folder: Path) -> dict[str, list[SpeedPoint]]:
     """Points of ``adaptdl_step_times``, AWS T4 placements, by job."""
-    table = read_table(folder / "adaptdl_step_times.parquet")
+    table = public_table(folder, "adaptdl_step_times")
     table = table[(table["cluster"] == "aws") & (table["measurement_kind"] == "placements")]
     found: dict[str, list[SpeedPoint]] = {}
     for row in table.to_dict("records"):

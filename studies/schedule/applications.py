@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining
 from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
 from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -162,8 +162,6 @@ def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Ap
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    steps = read_table(folder / "adaptdl_step_times.parquet")
-    curves = read_table(folder / "adaptdl_validation_curves.parquet")
     columns = [
         "application",
         "cluster",
@@ -174,9 +172,9 @@ def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Ap
         "step_time_s",
         "sync_time_s",
     ]
-    check_columns(steps, "adaptdl_step_times.parquet", columns)
+    steps = public_table(folder, "adaptdl_step_times", columns)
     columns = ["application", "global_batch_size", "epoch", "cumulative_iterations", "metric_name"]
-    check_columns(curves, "adaptdl_validation_curves.parquet", columns)
+    curves = public_table(folder, "adaptdl_validation_curves", columns)
     return {
         name: _application(
             name, steps[steps.application == name], curves[curves.application == name], clusters
