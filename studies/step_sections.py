@@ -313,14 +313,15 @@ def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, str, str, str]
     return str(len(together)), f"{_percent(mape)} %", f"{min(medians):.2f}", f"{max(medians):.2f}"
 
 
-def _worst_families(held: HeldOut, limit: int = 2) -> str:
+def _worst_families(held: HeldOut) -> str:
+    """The two families with the largest errors in all."""
     error = np.abs(np.exp(-held.residuals) - 1)
     names = np.asarray([step.record.family for step in held.steps])
 
     def total(name: str) -> float:
         return float(error[names == name].sum())
 
-    worst = sorted(np.unique(names).tolist(), key=total, reverse=True)[:limit]
+    worst = sorted(np.unique(names).tolist(), key=total, reverse=True)[:2]
     return ", ".join(
         f"{name} ({100 * error[names == name].mean():.0f} % over {int((names == name).sum())} rows)"
         for name in worst

@@ -6,7 +6,7 @@ MLPerf's ResNet-50 is trained by each submitter with a recipe tuned for its batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,15 +109,15 @@ def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     sizes, epochs = points.index.to_numpy(float), points.to_numpy(float)
     law = fit_epochs(sizes, epochs, IMAGENET_IMAGES)
     predicted = law.epochs(list(MLPERF_EPOCHS), IMAGENET_IMAGES)
+    return _rows("ResNet-50, MLPerf", MLPERF_EPOCHS.items(), predicted, float(np.median(epochs)))
+
+
+def _rows(
+    job: str, actual: Iterable[tuple[int, float]], predicted: Iterable[float], constant: float
+) -> tuple[BatchRow, ...]:
     return tuple(
-        BatchRow(
-            job="ResNet-50, MLPerf",
-            batch_size=size,
-            actual=actual,
-            predicted=float(guess),
-            constant=float(np.median(epochs)),
-        )
-        for (size, actual), guess in zip(MLPERF_EPOCHS.items(), predicted, strict=True)
+        BatchRow(job=job, batch_size=size, actual=epochs, predicted=float(guess), constant=constant)
+        for (size, epochs), guess in zip(actual, predicted, strict=True)
     )
 
 
@@ -127,17 +127,9 @@ def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tu
     if len(sizes) <= num_fitted or max(epochs) < _FEWEST_EPOCHS:
         return ()
     law = fit_epochs(sizes[:num_fitted], epochs[:num_fitted], 1.0)
+    actual = list(zip(sizes, epochs, strict=True))[num_fitted:]
     predicted = law.epochs(sizes[num_fitted:], 1.0)
-    return tuple(
-        BatchRow(
-            job=job,
-            batch_size=size,
-            actual=actual,
-            predicted=float(guess),
-            constant=float(np.mean(epochs[:num_fitted])),
-        )
-        for size, actual, guess in zip(sizes[num_fitted:], epochs[num_fitted:], predicted, strict=True)
-    )
+    return _rows(job, actual, predicted, float(np.mean(epochs[:num_fitted])))
 
 
 def _zeus_rows(folder: Path) -> tuple[BatchRow, ...]:

@@ -12,8 +12,9 @@ repository (petuum/adaptdl, benchmark/models): cifar10 x0.0133 over 100 epochs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -186,18 +187,30 @@ def _mlperf(folder: Path) -> list[StoredRun]:
     return found
 
 
-def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
-    """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
-    found: dict[str, list[Curve]] = {}
+def _trials(folder: Path) -> Iterator[tuple[Any, Curve]]:
+    """AlgoPerf's trials of nine evaluations or more, each with its row of the table."""
     for row in public_table(folder, "trials/algoperf").itertuples():
         values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
         if len(values) >= _FEWEST_POINTS and np.all(np.diff(steps) > 0):
             metric = str(row.metric)
             is_rising = metric not in ("loss", "wer")
-            curve = Curve(
-                name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
+            yield (
+                row,
+                Curve(
+                    name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
+                ),
             )
-            found.setdefault(f"{row.workload} {row.framework} {row.submission}", []).append(curve)
+
+
+def _job_of(row: Any) -> str:
+    return f"{row.workload} {row.framework} {row.submission}"
+
+
+def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
+    """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
+    found: dict[str, list[Curve]] = {}
+    for row, curve in _trials(folder):
+        found.setdefault(_job_of(row), []).append(curve)
     return found
 
 
@@ -206,23 +219,17 @@ def read_trials(folder: Path) -> list[StoredRun]:
 
     A run that ends in NaN, whose end is not a number to forecast, is left out.
     """
-    table = public_table(folder, "trials/algoperf")
-    found = []
-    for row in table.itertuples():
-        values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
-        if len(values) < _FEWEST_POINTS or not np.all(np.isfinite(values)) or np.any(np.diff(steps) <= 0):
-            continue
-        metric = str(row.metric)
-        found.append(
-            _run(
-                "trials/algoperf",
-                f"{row.workload} {row.framework} {row.submission}",
-                f"{row.leaderboard} {row.source_path}",
-                steps,
-                values,
-                metric not in ("loss", "wer"),
-                metric=metric,
-                origin="algoperf",
-            )
+    return [
+        _run(
+            "trials/algoperf",
+            _job_of(row),
+            f"{row.leaderboard} {row.source_path}",
+            curve.epochs,
+            curve.values,
+            curve.is_rising,
+            metric=curve.metric,
+            origin="algoperf",
         )
-    return found
+        for row, curve in _trials(folder)
+        if np.all(np.isfinite(curve.values))
+    ]

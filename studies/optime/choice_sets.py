@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.public import public_table
+from studies.tables.transformers import prepared_bert
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -149,24 +148,8 @@ def _predicted(
 def _prepared(model: str, setup: TrainingSetup) -> PreparedModel:
     if model not in _BERT:
         return prepare(trace(ModelRequest(model=f"torchvision:{_NETWORKS[model]}"), setup))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(_bert_configuration(*_BERT[model])), encoding="utf-8")
-        return prepare(trace(ModelRequest(model=f"hf:{path}", sequence_length=_BERT_TOKENS), setup))
-
-
-def _bert_configuration(hidden_size: int, num_layers: int) -> dict[str, Any]:
-    """Sizes of BERT (Devlin et al. 2019) with the head for questions and answers."""
-    return {
-        "model_type": "bert",
-        "architectures": ["BertForQuestionAnswering"],
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": hidden_size // 64,
-        "intermediate_size": 4 * hidden_size,
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-    }
+    hidden_size, num_layers = _BERT[model]
+    return prepared_bert(setup, _BERT_TOKENS, hidden_size=hidden_size, num_layers=num_layers)
 
 
 def groups_of(rates: Iterable[MeasuredRate]) -> dict[str, list[MeasuredRate]]:

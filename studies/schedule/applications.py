@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -107,21 +107,15 @@ class Application:
 
     def forecast_training(self, batch_size: float) -> DataParallelTraining:
         """The knowledge of a scheduler: speeds from eleven measured steps, worth of batches from an earlier run."""
-        return DataParallelTraining(
+        return replace(
+            self.actual_training(batch_size),
             speeds=self.forecast_speeds,
-            batch_size=batch_size,
-            batch_range=self.actual.batch_range,
             efficiency=self.forecast_efficiency,
         )
 
     def actual_training(self, batch_size: float) -> DataParallelTraining:
         """The true training at a batch asked for."""
-        return DataParallelTraining(
-            speeds=self.actual.speeds,
-            batch_size=batch_size,
-            batch_range=self.actual.batch_range,
-            efficiency=self.actual.efficiency,
-        )
+        return replace(self.actual, batch_size=batch_size)
 
 
 def planned_points(points: Sequence[StepPoint], devices_per_node: int) -> list[StepPoint]:

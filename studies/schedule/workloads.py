@@ -169,15 +169,8 @@ def _jobs(
     return actual, replace(actual, training=known, forecast=application.forecast)
 
 
-@cache
-def _actual_training(application: Application, batch: float) -> DataParallelTraining:
-    return application.actual_training(batch)
-
-
-@cache
-def _known_training(application: Application, batch: float) -> DataParallelTraining:
-    return application.forecast_training(batch)
-
+# Jobs of one application at one batch share their training, so that what is computed for it is kept once.
+_actual_training, _known_training = cache(Application.actual_training), cache(Application.forecast_training)
 
 GAVEL_CLUSTER = "6x4xk80+6x4xp100+6x4xv100"
 """24 devices of each of the three kinds that the table knows, in nodes of four."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import RecordError
 from forerun.base.tables import check_positive, check_unique
-from forerun.evidence.records.measured_run import default_optimizer_implementation, is_pytorch_2
 from forerun.evidence.records.step_record import StepRecord
+from forerun.evidence.records.tables import timm_settings
 from forerun.question.devices import find_device
 from forerun.question.setup import Layout, Phase, Precision
 from studies.tables.public import integer_or_none, public_table
@@ -65,12 +65,10 @@ def _read_timm(
 
 
 def _timm_record(row: Mapping[Any, Any], path: Path, device: str, row_id: str, phase: Phase) -> StepRecord:
-    version = str(row["torch_version"])
     precision = _TIMM_PRECISIONS.get(row["dtype"])
     if precision is None:
         known = ", ".join(_TIMM_PRECISIONS)
         raise RecordError(f"{path.name}, column 'dtype': expected one of {known}, got '{row['dtype']}'")
-    is_train = phase is Phase.TRAIN
     return StepRecord(
         source=path.stem,
         row_id=row_id,
@@ -80,16 +78,9 @@ def _timm_record(row: Mapping[Any, Any], path: Path, device: str, row_id: str, p
         batch_size_per_device=int(row["batch_size"]),
         image_size=int(row["img_size"]),
         step_time_s=float(row["time_ms_step"]) / 1e3,
-        precision=precision,
-        phase=phase,
         layout=Layout(row["layout"].lower()),
         compile=row["compiler"] != "eager",
-        optimizer="nesterov" if is_train else "none",
-        optimizer_implementation=default_optimizer_implementation(version),
-        includes_optimizer=is_train,
-        fused_attention=is_pytorch_2(version),
-        autocast_backward=is_train and precision.is_autocast,
-        framework_version=version,
         num_parameters=round(float(row["param_count_millions"]) * 1e6),
         next_larger_batch_failed=integer_or_none(row.get("next_larger_batch_failed")),
+        **timm_settings(phase, precision, str(row["torch_version"])),
     )

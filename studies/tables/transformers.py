@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from forerun.base.errors import RecordError
 from forerun.base.kept import cache_folder
 from forerun.base.tables import check_positive, check_unique
 from forerun.evidence.records.step_record import StepRecord
+from forerun.prediction.step import PreparedModel, prepare
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Phase, Precision
+from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import trace
 from studies.tables.public import integer_or_none, public_table
 
 _TABLE = "neusight_e2e"
@@ -201,3 +204,28 @@ def transformer_requests(rows: Sequence[TransformerRow]) -> list[ModelRequest]:
             path.write_text(text)
         requests.append(ModelRequest(model=f"hf:{path}", sequence_length=row.record.sequence_length))
     return requests
+
+
+def prepared_bert(
+    setup: TrainingSetup,
+    num_tokens: int,
+    *,
+    hidden_size: int = 768,
+    num_layers: int = 12,
+    head: str = "BertForQuestionAnswering",
+) -> PreparedModel:
+    """A BERT by its sizes (Devlin et al. 2019), base unless told otherwise, with the head of a task."""
+    config = {
+        "model_type": "bert",
+        "architectures": [head],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return prepare(trace(ModelRequest(model=f"hf:{path}", sequence_length=num_tokens), setup))
