@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from forerun.evidence.fitting.evaluation import ErrorMetrics
 
@@ -13,7 +13,11 @@ def error_cells(found: ErrorMetrics) -> tuple[str, ...]:
     return (f"{found.n:,}", *(f"{100 * value:.1f} %" for value in figures))
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """A table in Markdown."""
-    lines = [" | ".join(header), " | ".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
+    lines = [
+        " | ".join(header),
+        " | ".join(["---"] * len(header)),
+        *(" | ".join(map(str, row)) for row in rows),
+    ]
     return "".join(f"| {line} |\n" for line in lines)

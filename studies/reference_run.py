@@ -88,7 +88,8 @@ from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study
 from studies.step_sections import StepSections, ask_origins, origins_section
 from studies.tables.operators import OperatorTable, read_amd_convolutions, read_operator_tables
-from studies.tables.reference_steps import ReferenceSteps, read_reference_steps, require_reference_folder
+from studies.tables.public import require_reference_folder
+from studies.tables.reference_steps import ReferenceSteps, read_reference_steps
 from studies.tables.timm import read_timm_train
 from studies.tables.transformers import read_neusight_e2e
 

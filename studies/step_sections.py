@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 import forerun
 from forerun.base.errors import ForerunError
-from forerun.base.tables import read_table
 from forerun.cost.time.evidence import Z_90
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from forerun.question.setup import Phase
 from studies.markdown import error_cells, markdown_table
 from studies.optime.evidence_study import JudgedRows, log_interval_scores
 from studies.optime.studies import FewSteps, HeldOut, OperatorError, StepStudies, joined
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 Chosen = npt.NDArray[np.bool_]
@@ -313,14 +313,15 @@ def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, str, str, str]
     return str(len(together)), f"{_percent(mape)} %", f"{min(medians):.2f}", f"{max(medians):.2f}"
 
 
-def _worst_families(held: HeldOut, limit: int = 2) -> str:
+def _worst_families(held: HeldOut) -> str:
+    """The two families with the largest errors in all."""
     error = np.abs(np.exp(-held.residuals) - 1)
     names = np.asarray([step.record.family for step in held.steps])
 
     def total(name: str) -> float:
         return float(error[names == name].sum())
 
-    worst = sorted(np.unique(names).tolist(), key=total, reverse=True)[:limit]
+    worst = sorted(np.unique(names).tolist(), key=total, reverse=True)[:2]
     return ", ".join(
         f"{name} ({100 * error[names == name].mean():.0f} % over {int((names == name).sum())} rows)"
         for name in worst
@@ -423,7 +424,7 @@ def ask_origins(folder: Path, report: Callable[[str], None] = lambda _: None) ->
         report(f"asked: {name}")
         errors: dict[str, list[tuple[float, float]]] = {}
         missing: dict[str, Counter[str]] = {}
-        for cells_of_row in read_table(folder / "steps" / f"{name}.parquet").to_dict("records"):
+        for cells_of_row in public_table(folder, f"steps/{name}").to_dict("records"):
             row: Row = {str(key): None if value != value else value for key, value in cells_of_row.items()}
             cells = errors.setdefault(group(row), [])
             lacks = missing.setdefault(group(row), Counter())

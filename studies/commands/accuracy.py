@@ -65,7 +65,7 @@ def _renew_steps(out: Path, *, quick: bool, debug: bool) -> None:
             f"expected the page '{out}', whose sections are to be renewed; leave --steps-only out"
         )
     from studies.reference_run import step_sections
-    from studies.tables.reference_steps import require_reference_folder
+    from studies.tables.public import require_reference_folder
 
     with quiet_libraries(debug=debug):
         sections = step_sections(require_reference_folder(), quick=quick).as_markdown()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
 from typing import Annotated
 
 import typer
 
+from forerun.evidence.fitting.evaluation import errors
 from forerun.evidence.records.sharing import SharedRow, read_shared
 from forerun.surface.cli.settings import DebugOption
 from studies.markdown import markdown_table
@@ -33,14 +33,15 @@ def board_page(rows: Sequence[SharedRow]) -> str:
     devices = {row.device: [other for other in rows if other.device == row.device] for row in rows}
     cells = []
     for device, found in sorted(devices.items()):
-        errors = [abs(row.predicted_s / row.measured_s - 1) for row in found]
-        inside = [row.low_s <= row.measured_s <= row.high_s for row in found]
-        cells.append(
-            (
-                device, str(len(found)), str(len({row.model for row in found})), f"{100 * mean(errors):.0f} %",
-                f"{100 * median(errors):.0f} %", f"{100 * mean(inside):.0f} %", max(row.month for row in found),
-            )
-        )  # fmt: skip
+        measured, predicted, low, high = (
+            [getattr(row, name) for row in found] for name in ("measured_s", "predicted_s", "low_s", "high_s")
+        )
+        error = errors(predicted, measured, (low, high))
+        shares = (
+            f"{100 * value:.0f} %" for value in (error.mape, error.median_ape, error.coverage_90 or 0.0)
+        )
+        num_models = len({row.model for row in found})
+        cells.append((device, str(error.n), str(num_models), *shares, max(row.month for row in found)))
     header = ("device", "steps", "models", "MAPE", "median", "in 90 % interval", "latest")
     table = markdown_table(header, cells) if cells else "Nothing has come in yet.\n"
     return f"# Board\n\nSteps that people measured, beside their predictions.\n\n{table}\n{_FORMAT}"

@@ -186,27 +186,24 @@ def _servers_killed(share: float) -> Iterator[str]:
 @_part("ray", "Head of a Ray cluster killed")
 def _ray(share: float) -> Iterator[str]:
     from studies.faults.commands import killed_heads
+    from studies.markdown import markdown_table
 
-    yield "| command | status | last line | acknowledged | lost | finished by the same command later |"
-    yield "|---|---|---|---|---|---|"
+    rows = []
     for name in ("grid", "tune"):
         with _folder() as folder:
             found = killed_heads(name, folder)
-        cells = (
-            name,
-            found.status,
-            found.last_line,
-            found.num_acknowledged,
-            found.num_lost,
-            found.is_finished,
+        rows.append(
+            (name, found.status, found.last_line, found.num_acknowledged, found.num_lost, found.is_finished)
         )
-        yield f"| {' | '.join(map(str, cells))} |"
+    header = ("command", "status", "last line", "acknowledged", "lost", "finished by the same command later")
+    yield from markdown_table(header, rows).splitlines()
 
 
 def _flips(flips: Counter[str]) -> Iterator[str]:
-    yield "\n| one flipped bit | number |\n|---|---|"
-    for name, number in sorted(flips.items()):
-        yield f"| {name} | {number} |"
+    from studies.markdown import markdown_table
+
+    yield ""
+    yield from markdown_table(("one flipped bit", "number"), sorted(flips.items())).splitlines()
 
 
 def _row(name: str, found: Counter[str], columns: Sequence[str] = _STORE_COLUMNS) -> str:

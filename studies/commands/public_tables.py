@@ -24,7 +24,7 @@ QuickOption = Annotated[
 
 
 def _folder() -> Path:
-    from studies.tables.reference_steps import require_reference_folder
+    from studies.tables.public import require_reference_folder
 
     return require_reference_folder()
 

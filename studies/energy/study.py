@@ -6,9 +6,7 @@ the slowdown under the limit. Constants of the law are of a GPU each, taken to b
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from forerun.base.errors import RecordError
 from forerun.cost.time.power import POWER_LAW, PowerLaw, demand_share, limited_share, power_slowdown
 from forerun.cost.time.weights import CostModel
 from forerun.evidence.fitting.evaluation import errors
@@ -30,6 +27,8 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.markdown import error_cells, markdown_table
+from studies.tables.public import public_table
+from studies.tables.transformers import prepared_bert
 
 _DEVICES = {
     "NVIDIA A40": "a40",
@@ -89,11 +88,9 @@ def energy_rows(folder: Path, weights: CostModel) -> EnergyRows:
     Raises:
         RecordError: The table lacks its columns.
     """
-    frame = pd.read_parquet(folder / "zeus_epoch_time_power.parquet")
     key = ["gpu", "network", "dataset", "batch_size", "optimizer"]
-    needed = {*key, "power_limit_w", "time_per_epoch_s", "average_power_w"}
-    if missing := needed - set(frame.columns):
-        raise RecordError(f"zeus_epoch_time_power.parquet: expected the columns {sorted(missing)}")
+    needed = [*key, "power_limit_w", "time_per_epoch_s", "average_power_w"]
+    frame = public_table(folder, "zeus_epoch_time_power", needed)
     frame = frame[frame["network"] != "deepspeech2"]
     full = frame.sort_values("power_limit_w").groupby(key).last()
     full = full.rename(columns={"time_per_epoch_s": "full_time_s", "power_limit_w": "full_limit_w"})
@@ -147,26 +144,8 @@ def _prepared(network: str, dataset: str, setup: TrainingSetup) -> PreparedModel
     if network == "shufflenetv2":
         path = Path(__file__).with_name("networks.py")
         return prepare(trace(ModelRequest(model=f"{path}:shufflenet_v2", input_shape=(3, 32, 32)), setup))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(_bert(dataset)), encoding="utf-8")
-        request = ModelRequest(model=f"hf:{path}", sequence_length=_BERT_TOKENS[dataset])
-        return prepare(trace(request, setup))
-
-
-def _bert(dataset: str) -> Mapping[str, object]:
-    """Sizes of BERT base (Devlin et al. 2019) with the head of the task."""
     head = "BertForQuestionAnswering" if dataset == "squad" else "BertForSequenceClassification"
-    return {
-        "model_type": "bert",
-        "architectures": [head],
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-    }
+    return prepared_bert(setup, _BERT_TOKENS[dataset], head=head)
 
 
 def _ncf_times(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:

@@ -26,6 +26,8 @@ from typing import Any
 
 from typer.main import get_command
 
+from studies.markdown import markdown_table
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
@@ -213,9 +215,9 @@ class Case:
     must_fail: bool
 
 
-def bad_cases(number: int, seed: int = 22) -> list[Case]:
+def bad_cases(number: int) -> list[Case]:
     """Cases drawn from all that the declarations suggest, evenly over the commands."""
-    draw = random.Random(seed)
+    draw = random.Random(22)
     by_command: dict[str, list[Case]] = {}
     for case in _all_cases():
         by_command.setdefault(case.command, []).append(case)
@@ -393,10 +395,7 @@ def _is_json(text: str) -> bool:
 
 def bad_input_table(judged: Sequence[tuple[Case, Ended, str]]) -> list[str]:
     """Lines of a table: cases, ends and faults by command."""
-    lines = [
-        "| command | cases | refused | answered | tracebacks | internal errors | over 30 s | accepted | other |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    table: list[tuple[object, ...]] = []
     for command in (*dict.fromkeys(case.command for case, _, _ in judged), "all"):
         rows = [row for row in judged if command in (row[0].command, "all")]
         faults = Counter(fault.partition(" and ")[0] for _, _, fault in rows if fault)
@@ -406,6 +405,8 @@ def bad_input_table(judged: Sequence[tuple[Case, Ended, str]]) -> list[str]:
         ]
         refused = sum(1 for _, ended, _ in rows if ended.status in (1, 2))
         answered = sum(1 for _, ended, _ in rows if ended.status == 0)
-        cells = (command, len(rows), refused, answered, *known, sum(faults.values()))
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        table.append((command, len(rows), refused, answered, *known, sum(faults.values())))
+    header = (
+        "command", "cases", "refused", "answered", "tracebacks", "internal errors", "over 30 s", "accepted", "other",
+    )  # fmt: skip
+    return markdown_table(header, table).splitlines()

@@ -153,7 +153,7 @@ def keys_of(store: str) -> dict[str, Measurement]:
 
 
 def killed_grids(
-    store: str, folder: Path, number: int, seed: int = 5, is_over: Callable[[], bool] = lambda: False
+    store: str, folder: Path, number: int, is_over: Callable[[], bool] = lambda: False
 ) -> Counter[str]:
     """Kills ``measure grid`` at random moments, and runs it again until its grid is measured; then the next grid.
 
@@ -161,10 +161,9 @@ def killed_grids(
         store: Store of the records.
         folder: Working folder.
         number: Number of kills.
-        seed: Seed of the moments.
         is_over: True if no further kill shall be begun.
     """
-    draw, found, grid, whole_s = random.Random(seed), Counter[str](), 0, _FIRST_GUESS_S
+    draw, found, grid, whole_s = random.Random(5), Counter[str](), 0, _FIRST_GUESS_S
     kept: dict[str, Measurement] = {}
     while found["faults"] < number and not is_over():
         before = dict(kept)
@@ -224,18 +223,15 @@ def write_study(folder: Path) -> tuple[str, ...]:
     return (*_STUDY, "--", sys.executable, "train.py")
 
 
-def killed_studies(
-    folder: Path, number: int, seed: int = 6, is_over: Callable[[], bool] = lambda: False
-) -> Counter[str]:
+def killed_studies(folder: Path, number: int, is_over: Callable[[], bool] = lambda: False) -> Counter[str]:
     """Kills ``tune`` at random moments, every second time inside a trial, and runs it again until its budget is used.
 
     Args:
         folder: Working folder.
         number: Number of kills.
-        seed: Seed of the moments.
         is_over: True if no further kill shall be begun.
     """
-    draw, found, study, whole_s = random.Random(seed), Counter[str](), 0, _FIRST_GUESS_S
+    draw, found, study, whole_s = random.Random(6), Counter[str](), 0, _FIRST_GUESS_S
     told: dict[int, Any] = {}
     is_profiled = False
     while found["faults"] < number and not is_over():

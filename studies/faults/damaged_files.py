@@ -43,6 +43,7 @@ from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.trace import trace
+from studies.markdown import markdown_table
 
 LONGEST_S = 2.0
 _MODEL = "cnn:depth=2,base_filters=8"
@@ -390,8 +391,9 @@ def damage_table(folder: Path, number: int, seed: int = 0) -> tuple[list[str], l
         path.unlink()
     counts = Counter((item.kind, item.outcome) for item in judged)
     outcomes = sorted({outcome for _, outcome in counts})
-    lines = [f"| file | files | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]
-    for kind in kinds:
-        row = [counts[kind.name, outcome] for outcome in outcomes]
-        lines.append(f"| {kind.name} | {sum(row)} | {' | '.join(map(str, row))} |")
+    rows = [[counts[kind.name, outcome] for outcome in outcomes] for kind in kinds]
+    lines = markdown_table(
+        ("file", "files", *outcomes),
+        [(kind.name, sum(row), *row) for kind, row in zip(kinds, rows, strict=True)],
+    ).splitlines()
     return lines, [item for item in judged if item.outcome not in ("refused", "answered")]

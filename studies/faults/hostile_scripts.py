@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from studies.faults.commands import trials_of
+from studies.markdown import markdown_table
 
 _LOOP = """
 import argparse, os, sys, torch
@@ -229,10 +230,11 @@ def _is_of(process: psutil.Process, mark: bytes, own: Path) -> bool:
 def script_table(folder: Path, scripts: Sequence[str]) -> tuple[list[str], list[Told]]:
     """A table of what became of scripts under each of the verbs, and all ends."""
     found = [run_script(verb, name, folder / verb / name) for verb in _VERBS for name in scripts]
-    lines = ["| command | scripts | answered | one line says why | faults |", "|---|---|---|---|---|"]
+    rows: list[tuple[object, ...]] = []
     for verb in _VERBS:
         own = [told for told in found if told.verb == verb]
         answered = sum(told.status == 0 for told in own)
         faulty = sum(bool(told.faults) for told in own)
-        lines.append(f"| `{verb}` | {len(own)} | {answered} | {len(own) - answered} | {faulty} |")
-    return lines, found
+        rows.append((f"`{verb}`", len(own), answered, len(own) - answered, faulty))
+    header = ("command", "scripts", "answered", "one line says why", "faults")
+    return markdown_table(header, rows).splitlines(), found

@@ -164,17 +164,22 @@ def under_load(served: Served, *, num_clients: int, num_requests: int, with_trac
 def _ask(served: Served, method: str, path: str, body: object, *, timeout_s: float) -> tuple[int, float]:
     """The status of an answer and its time [s]."""
     began_s = time.monotonic()
-    connection = HTTPConnection(served.host, served.port, timeout=timeout_s)
     try:
+        status, _ = _answer(served, method, path, body, timeout_s)
+    except (OSError, HTTPException):
+        status = 0
+    return status, time.monotonic() - began_s
+
+
+def _answer(
+    served: Served, method: str, path: str, body: object, timeout_s: float = 300.0
+) -> tuple[int, bytes]:
+    """The status and the content of an answer."""
+    with contextlib.closing(HTTPConnection(served.host, served.port, timeout=timeout_s)) as connection:
         text = None if body is None else json.dumps(body)
         connection.request(method, path, text, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        answer.read()
-        return answer.status, time.monotonic() - began_s
-    except (OSError, HTTPException):
-        return 0, time.monotonic() - began_s
-    finally:
-        connection.close()
+        return answer.status, answer.read()
 
 
 @contextlib.contextmanager
@@ -189,7 +194,7 @@ def busy_processes(number: int) -> Iterator[None]:
             process.wait()
 
 
-def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
+def killed_servers(folder: Path, number: int) -> Counter[str]:
     """Kills servers at random moments while they are asked; acknowledged is a configuration that has a name.
 
     Those that may still be kept must be, as they were told, and a new server answers about the last of them.
@@ -197,15 +202,14 @@ def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
     Args:
         folder: Working folder; the cache of the servers is in it.
         number: Number of kills.
-        seed: Seed of the moments.
     """
-    draw, found = random.Random(seed), Counter[str]()
+    draw, found = random.Random(9), Counter[str]()
     names: list[str] = []
     os.environ["FORERUN_CACHE"] = str(folder / "cache")
     for kill in range(number):
         with serving(folder / "log", "--quiet") as served:
             for name in names[-1:]:
-                status = _told(served, "/predict", {"model": name, "device": "t4"})[0]
+                status, _ = _answer(served, "POST", "/predict", {"model": name, "device": "t4"})
                 found["lost"] += status == 400
             moment_s = time.monotonic() + draw.uniform(0.0, 3.0)
             while time.monotonic() < moment_s:
@@ -216,8 +220,8 @@ def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
                     "n_head": 2,
                     "vocab_size": 1000 + len(names),
                 }
-                status, answer = _told(served, "/configs", config)
-                names += [answer["model"]] * (status == 200)
+                status, answer = _answer(served, "POST", "/configs", config)
+                names += [json.loads(answer)["model"]] * (status == 200)
             family = psutil.Process(served.process.pid).children(recursive=True)
             served.process.kill()
             _, living = psutil.wait_procs(family, timeout=20.0)  # on a full machine their ends take seconds
@@ -236,14 +240,6 @@ def _is_kept(name: str) -> bool:
     return name == f"config:{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _told(served: Served, path: str, body: object) -> tuple[int, dict[str, str]]:
-    connection = HTTPConnection(served.host, served.port, timeout=300.0)
-    with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-
 _BEGINNINGS: Sequence[bytes] = (
     b"",
     b"GET /hea",
@@ -251,7 +247,10 @@ _BEGINNINGS: Sequence[bytes] = (
 )
 
 
-def slow_sockets(served: Served, number: int, longest_s: float = 40.0) -> tuple[int, float, float]:
+_LONGEST_S = 40.0  # any server has given up on half a request by then
+
+
+def slow_sockets(served: Served, number: int) -> tuple[int, float, float]:
     """Opens connections that begin a request and never finish it.
 
     Returns:
@@ -270,7 +269,7 @@ def slow_sockets(served: Served, number: int, longest_s: float = 40.0) -> tuple[
     for number_of_file in left:
         poll.register(number_of_file, select.POLLIN | select.POLLHUP)
     last_s = 0.0
-    while left and time.monotonic() - began_s < longest_s:
+    while left and time.monotonic() - began_s < _LONGEST_S:
         for number_of_file, _ in poll.poll(500):
             with contextlib.suppress(OSError):
                 if left[number_of_file].recv(65_536):

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,46 @@ def forked(work: Callable[[int], None]) -> Iterator[tuple[int, int]]:
         os.close(reader)
 
 
-def _write_on(store: str, first: int) -> Callable[[int], None]:
+def _write_on(store: str, first: int, number: int = _MOST, pause_s: float = 0.0) -> Callable[[int], None]:
     def work(pipe: int) -> None:
         with RecordStore.open(store) as opened:
-            for number in range(first, first + _MOST):
-                opened.add(made_measurement(number))
-                os.write(pipe, b"%d\n" % number)
+            _add_all(opened, pipe, range(first, first + number), pause_s)
 
     return work
+
+
+def _add_all(opened: RecordStore, pipe: int, numbers: Iterable[int], pause_s: float = 0.0) -> None:
+    for number in numbers:
+        opened.add(made_measurement(number))
+        os.write(pipe, b"%d\n" % number)
+        time.sleep(pause_s)
+
+
+def _limit_files(limit_bytes: int) -> None:
+    """Lets the disk of this process be full: a file that would grow beyond the limit cannot be written."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+
+
+def _told_to_the_end(work: Callable[[int], None]) -> set[int]:
+    with forked(work) as (pid, pipe):
+        told = told_numbers(pipe)
+        os.waitpid(pid, 0)
+    return told
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _with_flipped_bits(data: bytes, number: int, seed: int) -> Iterator[bytes]:
+    """The data again and again, each time with another bit flipped."""
+    draw = random.Random(seed)
+    for _ in range(number):
+        changed = bytearray(data)
+        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        yield bytes(changed)
 
 
 def told_numbers(pipe: int, least: int = _MOST) -> set[int]:
@@ -106,38 +138,35 @@ def _faults(store: str, told: set[int]) -> Counter[str]:
     return found
 
 
-def killed_writers(store: Callable[[int], str], number: int, seed: int = 1) -> Counter[str]:
+def killed_writers(store: Callable[[int], str], number: int) -> Counter[str]:
     """Kills writers with SIGKILL at random moments.
 
     Args:
         store: Name of the store of each writer.
         number: Number of writers.
-        seed: Seed of the moments.
     """
-    draw, found = random.Random(seed), Counter({"faults": number})
+    draw, found = random.Random(1), Counter({"faults": number})
     told: dict[str, set[int]] = {}
     for index in range(number):
         name = store(index)
         with forked(_write_on(name, index * _MOST)) as (pid, pipe):
             begun = told_numbers(pipe, least=draw.randrange(0, 25))
             time.sleep(draw.uniform(0.0, 0.03))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill(pid)
             told.setdefault(name, set()).update(begun | told_numbers(pipe))
         found += _faults(name, told[name]) if index == number - 1 or store(index + 1) != name else Counter()
     return _with_zeros(found)
 
 
-def killed_imports(store: str, folder: Path, number: int, seed: int = 2) -> Counter[str]:
+def killed_imports(store: str, folder: Path, number: int) -> Counter[str]:
     """Kills imports of a file at random moments and imports it again.
 
     Args:
         store: Name of the store.
         folder: Folder for the file.
         number: Number of kills.
-        seed: Seed of the moments.
     """
-    draw, found = random.Random(seed), Counter({"faults": number})
+    draw, found = random.Random(2), Counter({"faults": number})
     table = folder / "table.csv"
     export_measurements(map(made_measurement, range(6000)), table)
 
@@ -148,8 +177,7 @@ def killed_imports(store: str, folder: Path, number: int, seed: int = 2) -> Coun
     for _ in range(number):
         with forked(work) as (pid, _):
             time.sleep(draw.uniform(0.02, 3.0))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill(pid)
     work(0)
     return _with_zeros(found + _faults(store, set(range(6000))))
 
@@ -161,43 +189,33 @@ def disk_full(folder: Path, number: int, seed: int = 3) -> Counter[str]:
         store, limit = str(folder / f"full-{index}.sqlite"), draw.randrange(1, 400_000)
 
         def work(pipe: int, store: str = store, limit: int = limit) -> None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            _limit_files(limit)
             _write_on(store, 0)(pipe)
 
-        with forked(work) as (pid, pipe):
-            told = told_numbers(pipe)
-            os.waitpid(pid, 0)
-        found += _faults(store, told)
+        found += _faults(store, _told_to_the_end(work))
     return _with_zeros(found)
 
 
-def disk_full_while_away(server: PostgresServer, number: int, seed: int = 7) -> Counter[str]:
+def disk_full_while_away(server: PostgresServer, number: int) -> Counter[str]:
     """Lets the disk of the client be full at random byte positions while the server is away.
 
     Args:
         server: A running server; it runs again afterwards.
         number: Number of full disks.
-        seed: Seed of the positions.
     """
-    draw, found = random.Random(seed), Counter({"faults": number})
+    draw, found = random.Random(7), Counter({"faults": number})
     told: set[int] = set()
     for index in range(number):
         limit = draw.randrange(1, 20_000)
 
         def work(pipe: int, index: int = index, limit: int = limit) -> None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             with RecordStore.open(server.url) as opened:
                 server.stop()
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                _limit_files(limit)
                 with patched_patience():
-                    for number in range(index * 1000, index * 1000 + 1000):
-                        opened.add(made_measurement(number))
-                        os.write(pipe, b"%d\n" % number)
+                    _add_all(opened, pipe, range(index * 1000, index * 1000 + 1000))
 
-        with forked(work) as (pid, pipe):
-            told |= told_numbers(pipe)
-            os.waitpid(pid, 0)
+        told |= _told_to_the_end(work)
         server.start()
     return _with_zeros(found + _faults(server.url, told))
 
@@ -217,18 +235,9 @@ def restarted_server(server: PostgresServer, restarts: int, away_s: float = 1.0)
     found = Counter({"faults": restarts})
     num_each = 150 * restarts
 
-    def write(first: int) -> Callable[[int], None]:
-        def work(pipe: int) -> None:
-            with RecordStore.open(server.url) as opened:
-                for number in range(first, first + num_each):
-                    opened.add(made_measurement(number))
-                    os.write(pipe, b"%d\n" % number)
-                    time.sleep(0.005)
-
-        return work
-
+    writers = [_write_on(server.url, first, num_each, pause_s=0.005) for first in (0, _MOST)]
     told: set[int] = set()
-    with forked(write(0)) as (one, first), forked(write(_MOST)) as (two, second):
+    with forked(writers[0]) as (one, first), forked(writers[1]) as (two, second):
         told.update(
             told_numbers(first, least=1) | told_numbers(second, least=1)
         )  # both have opened the store
@@ -252,19 +261,16 @@ def restarted_server(server: PostgresServer, restarts: int, away_s: float = 1.0)
     return _with_zeros(found + _faults(server.url, told))
 
 
-def flipped_bits(folder: Path, number: int, seed: int = 4) -> Counter[str]:
+def flipped_bits(folder: Path, number: int) -> Counter[str]:
     """Flips one bit of a store's file at a time; each must be repaired, reported, or be outside all data."""
-    draw, found = random.Random(seed), Counter({"faults": number})
+    found = Counter({"faults": number})
     whole, flipped = folder / "whole.sqlite", folder / "flipped.sqlite"
     wanted = [made_measurement(index) for index in range(200)]
     with RecordStore.open(whole) as store:
         store.add_many(wanted)
-    data = whole.read_bytes()
-    for _ in range(number):
+    for changed in _with_flipped_bits(whole.read_bytes(), number, seed=4):
         for name in folder.glob("flipped.sqlite*"):
             name.unlink()
-        changed = bytearray(data)
-        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         flipped.write_bytes(changed)
         found[_outcome_of_flip(flipped, wanted)] += 1
     shutil.rmtree(folder / "none", ignore_errors=True)
@@ -335,9 +341,9 @@ def _journal_faults(folder: Path, told: set[int]) -> Counter[str]:
     )
 
 
-def killed_journals(folder: Path, number: int, seed: int = 8) -> Counter[str]:
+def killed_journals(folder: Path, number: int) -> Counter[str]:
     """Kills writers of one journal at random moments."""
-    draw, found, told = random.Random(seed), Counter({"faults": number}), set[int]()
+    draw, found, told = random.Random(8), Counter({"faults": number}), set[int]()
 
     def work(pipe: int) -> None:
         store = _opened(folder)
@@ -348,52 +354,45 @@ def killed_journals(folder: Path, number: int, seed: int = 8) -> Counter[str]:
         with forked(work) as (pid, pipe):
             told |= told_numbers(pipe, least=draw.randrange(0, 5))
             time.sleep(draw.uniform(0.0, 0.05))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill(pid)
             told |= told_numbers(pipe)
         found += _journal_faults(folder, told)
     found["acknowledged"] = len(told)
     return found
 
 
-def full_journals(folder: Path, number: int, seed: int = 9) -> Counter[str]:
+def full_journals(folder: Path, number: int) -> Counter[str]:
     """Lets the disk be full at random byte positions of the next trials of one journal."""
-    draw, found, told = random.Random(seed), Counter({"faults": number}), set[int]()
+    draw, found, told = random.Random(9), Counter({"faults": number}), set[int]()
     for _ in range(number):
         path = folder / "journal.log"
         size = path.stat().st_size if path.exists() else 0
         limit = size + draw.randrange(1, 3 * _TRIAL_BYTES)
 
         def work(pipe: int, limit: int = limit) -> None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            _limit_files(limit)
             store = _opened(folder)
             for _ in range(_MOST_LOGS):
                 os.write(pipe, b"%d\n" % _add(store))
 
-        with forked(work) as (pid, pipe):
-            told |= told_numbers(pipe)
-            os.waitpid(pid, 0)
+        told |= _told_to_the_end(work)
         found += _journal_faults(folder, told)
     found["acknowledged"] = len(told)
     return found
 
 
-def flipped_journal_bits(folder: Path, number: int, seed: int = 10) -> Counter[str]:
+def flipped_journal_bits(folder: Path, number: int) -> Counter[str]:
     """Flips one bit of a journal at a time."""
-    draw, found = random.Random(seed), Counter({"faults": number})
+    found = Counter({"faults": number})
     whole = _opened(folder / "whole")
     for _ in range(10):
         _add(whole)
     wanted = {trial.number: (trial.params, trial.values) for trial in whole.trials()}
-    data = whole.path.read_bytes()
     flipped = folder / "flipped"
     flipped.mkdir()
-    for _ in range(number):
+    for changed in _with_flipped_bits(whole.path.read_bytes(), number, seed=10):
         for path in flipped.iterdir():
             path.unlink()
-        changed = bytearray(data)
-        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         (flipped / "journal.log").write_bytes(changed)
         found[_outcome_of_journal_flip(flipped, wanted)] += 1
     return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from studies.tables.public import public_table
 
 _GIB, _GB = 2**30, 10**9
 
@@ -38,16 +40,16 @@ class MeasuredTuning:
         step_s: Measured step of the optimizer, None where there is none [s].
         memory_bytes: Measured memory, None where there is none [bytes].
         memory_kind: Kind of that memory.
-        longest_tokens: Tokens of the longest sample, which makes the peak of memory.
+        longest_tokens: Tokens of the longest sample, which makes the peak of memory; None for those of all.
         is_uneven: True if batches of unequal samples come in no order, and memory is what the allocator held at most.
         fits: False if the source says out of memory, True if it ran, None if it failed without a word.
     """
 
-    source: str
-    row: int
+    source: str = ""
+    row: int = 0
     question: dict[str, Any]
     tokens: int | None
-    longest_tokens: int
+    longest_tokens: int | None = None
     lengths: str | None = None
     batching: str = "padded"
     step_s: float | None = None
@@ -92,7 +94,7 @@ def _packed_step_s(row: Any) -> float:
     return int(row.micro_batch) * int(row.seq_len) / float(row.tokens_per_s_per_gpu)
 
 
-def _peft(index: int, row: Any) -> MeasuredTuning:
+def _peft(row: Any) -> MeasuredTuning:
     # Between steps the script still holds gradients (they are set to none before the next forward pass), and logits and
     # keys and values of the last output, which no setting names.
     name = str(row.experiment)
@@ -101,7 +103,6 @@ def _peft(index: int, row: Any) -> MeasuredTuning:
         "device": "l40s",
         "batch_size": int(row.batch_size),
         "precision": "bf16",
-        "optimizer": "adamw",
     }
     if row.method == "FULL_FT":
         question["master_weights"] = "bf16"
@@ -113,8 +114,6 @@ def _peft(index: int, row: Any) -> MeasuredTuning:
     step_s = float(row.s_per_step_median_of_intervals)
     tokens = float(row.tokens_per_s_median) * step_s / int(row.batch_size)
     return MeasuredTuning(
-        source="peft",
-        row=index,
         question=question,
         tokens=round(tokens),
         longest_tokens=int(row.max_seq_length),
@@ -154,7 +153,7 @@ def _fms_fused(model: str, *, quantized: bool, liger: bool) -> dict[str, Any]:
     return {"fused_kernels": parts, "loss": "liger" if liger else "fused"}
 
 
-def _fms(index: int, row: Any) -> MeasuredTuning:
+def _fms(row: Any) -> MeasuredTuning:
     # Files of the scenarios: 16-bit weights under autocast (bf16: True), gradient checkpointing and flash attention on,
     # packed to 4,096 tokens (santacoder 2,048), double quantization, dropout of adapters 0.1. Rows of QLoRA that are
     # called baseline have peft's own preparation; the plugin of the others has a copy of it that leaves norms and
@@ -175,7 +174,6 @@ def _fms(index: int, row: Any) -> MeasuredTuning:
         "device": _gpus(number, "a100-sxm4-80gb"),
         "batch_size": int(row.micro_batch),
         "accumulation": 2 if unpacked else int(row.grad_accum),
-        "optimizer": "adamw",
         "recompute": "full",
         "precision": "bf16",
         "host_slowdown": _FMS_SLOWDOWN,
@@ -211,10 +209,8 @@ def _fms(index: int, row: Any) -> MeasuredTuning:
     kind = next((each for each in ("multipack", "padding-free") if each in str(row.framework)), "padded")
     return MeasuredTuning(
         source=f"{source}, {kind}" if unpacked else source,
-        row=index,
         question=question,
         tokens=tokens,
-        longest_tokens=tokens,
         lengths=_ORCA_LENGTHS if unpacked and kind != "multipack" else None,
         batching=kind if kind == "padding-free" else "padded",
         step_s=float(row.derived_step_time_s) if _has(row.derived_step_time_s) else None,
@@ -243,7 +239,7 @@ _ALPACA_LENGTHS = "lognormal:median=105,p95=277"
 0.59; from lengths alone, no time took part."""
 
 
-def _litgpt(index: int, row: Any) -> MeasuredTuning:
+def _litgpt(row: Any) -> MeasuredTuning:
     # bf16-true, so adapters are bf16 too, with litgpt's own dropout of 0.05; FSDP with checkpoints on several devices;
     # the first batch has the longest sample; an optimizer step for 128 samples of a device. Memory is printed in 1e9
     # bytes.
@@ -259,7 +255,6 @@ def _litgpt(index: int, row: Any) -> MeasuredTuning:
         "device": _gpus(number, "a100-sxm4-40gb"),
         "batch_size": micro,
         "accumulation": 128 // micro,
-        "optimizer": "adamw",
         "precision": "bf16",
         "master_weights": "bf16",
         "lora": 8,
@@ -275,8 +270,6 @@ def _litgpt(index: int, row: Any) -> MeasuredTuning:
         question["quantize"] = "nf4-dq" if str(row.quantization).endswith("dq") else "nf4"
         question["keep_inputs"] = True  # bitsandbytes 0.41.1, as the page of the table says
     return MeasuredTuning(
-        source="litgpt",
-        row=index,
         question=question,
         tokens=_ALPACA_TOKENS,
         longest_tokens=longest,
@@ -297,7 +290,7 @@ _SWIFT_MODELS = {
 }
 
 
-def _swift(index: int, row: Any) -> MeasuredTuning:
+def _swift(row: Any) -> MeasuredTuning:
     # Lengths vary; at the mean that the source states, cut at seq_len, some rows would run above the device's peak, so
     # their times say nothing. Memory is that of samples of seq_len tokens. Qwen and Qwen 1.5 have the same sizes. The
     # dropout of adapters is ms-swift's own, 0.05.
@@ -317,7 +310,6 @@ def _swift(index: int, row: Any) -> MeasuredTuning:
         "device": "a100-sxm4-80gb",
         "batch_size": int(row.micro_batch),
         "accumulation": int(row.grad_accum),
-        "optimizer": "adamw",
         "recompute": str(row.act_ckpt),
         "torch_version": "2.1",
     }
@@ -335,9 +327,7 @@ def _swift(index: int, row: Any) -> MeasuredTuning:
         if row.task == "qlora":
             question["quantize"] = "nf4-dq"
     return MeasuredTuning(
-        source="ms-swift",
         is_uneven=True,
-        row=index,
         question=question,
         tokens=None,
         longest_tokens=int(row.seq_len),
@@ -347,7 +337,7 @@ def _swift(index: int, row: Any) -> MeasuredTuning:
     )
 
 
-def _torchtune(index: int, row: Any) -> MeasuredTuning:
+def _torchtune(row: Any) -> MeasuredTuning:
     # The table of one device: batch 2, 4,096 tokens, bf16, each row adds a technique; its files
     # of full tuning have fused AdamW. That of eight: batch 2, packed to
     # 2,048 tokens, compiled.
@@ -384,14 +374,11 @@ def _torchtune(index: int, row: Any) -> MeasuredTuning:
         tokens = 2048
     else:
         raise _LeftOutError("length of samples or offload not stated")
-    question |= {"batch_size": 2, "precision": "bf16", "optimizer": "adamw"}
+    question |= {"batch_size": 2, "precision": "bf16"}
     number = int(row.num_gpus)
     return MeasuredTuning(
-        source="torchtune",
-        row=index,
         question=question,
         tokens=tokens,
-        longest_tokens=tokens,
         step_s=2 * tokens * number / float(row.tokens_per_s),
         memory_bytes=_peak_bytes(row, _GIB),
         memory_kind=MemoryKind.ALLOCATED,
@@ -408,7 +395,7 @@ _AUTOMODEL_MODELS = {
 }
 
 
-def _automodel(index: int, row: Any) -> MeasuredTuning:
+def _automodel(row: Any) -> MeasuredTuning:
     # Its files of the benchmark (``examples/llm_benchmark``): all linear layers have adapters of rank 16, on one device
     # with a dropout of 0.1; Triton's functions for them, and Liger's kernels but for the loss, which its class loads by
     # itself; no checkpoints on one device, where the file names none. The files of several devices say checkpoints,
@@ -423,7 +410,6 @@ def _automodel(index: int, row: Any) -> MeasuredTuning:
         "batch_size": int(row.micro_batch),
         "accumulation": int(row.grad_accum),
         "precision": "bf16",
-        "optimizer": "adamw",
         "recompute": "none" if number == 1 else "full",
         "master_weights": "bf16",
     }
@@ -444,10 +430,8 @@ def _automodel(index: int, row: Any) -> MeasuredTuning:
             question["inter"] = "8xinfiniband-ndr"
     return MeasuredTuning(
         source="Automodel",
-        row=index,
         question=question,
         tokens=int(row.seq_len),
-        longest_tokens=int(row.seq_len),
         step_s=float(row.step_time_s),
     )
 
@@ -455,7 +439,7 @@ def _automodel(index: int, row: Any) -> MeasuredTuning:
 _FMS_FSDP_MODELS = {"llama2-7b": "llama-2-7b", "llama2-13b": "llama-2-13b", "llama2-70b": "llama-2-70b"}
 
 
-def _fms_fsdp(index: int, row: Any) -> MeasuredTuning:
+def _fms_fsdp(row: Any) -> MeasuredTuning:
     model = _FMS_FSDP_MODELS.get(str(row.model))
     if model is None:
         raise _LeftOutError("sizes of the model not published")
@@ -466,22 +450,18 @@ def _fms_fsdp(index: int, row: Any) -> MeasuredTuning:
         "inter": "8xinfiniband-ndr" if hopper else "8xinfiniband-hdr",
         "batch_size": int(row.micro_batch),
         "precision": "amp-bf16",
-        "optimizer": "adamw",
         "compile": True,
         "strategy": str(row.sharding),
         "recompute": str(row.act_ckpt),
     }
     return MeasuredTuning(
-        source="fms-fsdp",
-        row=index,
         question=question,
         tokens=int(row.seq_len),
-        longest_tokens=int(row.seq_len),
         step_s=_packed_step_s(row),
     )
 
 
-def _ao(index: int, row: Any) -> MeasuredTuning:
+def _ao(row: Any) -> MeasuredTuning:
     # torchtitan's selective checkpoints and compiled blocks; scales of a tensor are what forerun's fp8 has.
     if not str(row.gpu).startswith("H100"):
         raise _LeftOutError("device outside of the calibrated ones")
@@ -492,7 +472,6 @@ def _ao(index: int, row: Any) -> MeasuredTuning:
         "device": "8xh100-sxm",
         "batch_size": int(row.micro_batch),
         "precision": "amp-bf16" if row.precision == "bf16" else "fp8",
-        "optimizer": "adamw",
         "compile": True,
         "strategy": "fsdp",
         "recompute": "selective",
@@ -500,18 +479,15 @@ def _ao(index: int, row: Any) -> MeasuredTuning:
     if row.precision != "bf16":
         question["master_weights"] = "fp32"
     return MeasuredTuning(
-        source="torchao",
-        row=index,
         question=question,
         tokens=int(row.seq_len),
-        longest_tokens=int(row.seq_len),
         step_s=_packed_step_s(row),
         memory_bytes=_peak_bytes(row, _GIB),
         memory_kind=MemoryKind.RESERVED,
     )
 
 
-_Reader = Callable[[int, Any], MeasuredTuning]
+_Reader = Callable[[Any], MeasuredTuning]
 SOURCES: dict[str, tuple[str, _Reader]] = {
     "peft": ("huggingface/peft", _peft),
     "fms": ("foundation-model-stack/fms-acceleration", _fms),
@@ -528,13 +504,22 @@ SOURCES: dict[str, tuple[str, _Reader]] = {
 def read_rows(folder: Path, source: str) -> ReadRows:
     """Rows of one source of ``SOURCES`` from the tables in ``llm`` of a folder."""
     repository, reader = SOURCES[source]
-    table = pd.read_parquet(
-        folder / "llm" / ("peft_runs.parquet" if source == "peft" else "llm_training.parquet")
-    )
+    table = public_table(folder, "llm/peft_runs" if source == "peft" else "llm/llm_training")
     found = ReadRows()
     for index, row in table[table.source == repository].iterrows():
         try:
-            found.rows.append(reader(int(str(index)), row))
+            found.rows.append(_completed(reader(row), source, int(str(index))))
         except _LeftOutError as reason:
             found.left_out[str(reason)] = found.left_out.get(str(reason), 0) + 1
     return found
+
+
+def _completed(found: MeasuredTuning, source: str, row: int) -> MeasuredTuning:
+    """A row with its place and what all sources do: AdamW, and samples that are as long as most unless told."""
+    return replace(
+        found,
+        source=found.source or source,
+        row=row,
+        question={"optimizer": "adamw", **found.question},
+        longest_tokens=found.longest_tokens or found.tokens,
+    )

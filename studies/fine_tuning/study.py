@@ -18,6 +18,7 @@ from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.device import NumberFormat
 from forerun.question.job import Samples
 from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
+from studies.markdown import markdown_table
 
 _NOT_OF_TORCH = ("context", "buffers of collectives")
 _SPREAD = "lognormal:median=2540,p95=7968,max=19548"
@@ -88,6 +89,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
                     "at_peak_s": _work_flop(row, answer) / device.peak_flops_per_s[NumberFormat.BF16],
                 }
             if row.tokens != row.longest_tokens or row.step_s is None:
+                assert row.longest_tokens is not None
                 answer = _ask(row, row.longest_tokens)
             peak = answer.peak_memory_bytes
             line |= {
@@ -199,12 +201,11 @@ _VERDICTS = {"yes": "fits", "close": "may run out of memory", "no": "does not fi
 def words_table(answers: pd.DataFrame) -> list[str]:
     """Verdicts by what happened, as lines of Markdown."""
     told = answers[answers.refused.isna()]
-    lines = ["| what happened | rows | " + " | ".join(_VERDICTS.values()) + " |", "| --- " * 5 + "|"]
+    table: list[tuple[object, ...]] = []
     for outcome, words in _OUTCOMES.items():
         rows = told[told.fits.isna() if outcome is None else told.fits.isin([outcome])]
-        counts = [str((rows.verdict == verdict).sum()) for verdict in _VERDICTS]
-        lines.append(f"| {words} | {len(rows)} | {' | '.join(counts)} |")
-    return lines
+        table.append((words, len(rows), *((rows.verdict == verdict).sum() for verdict in _VERDICTS)))
+    return markdown_table(("what happened", "rows", *_VERDICTS.values()), table).splitlines()
 
 
 def _percent(value: float) -> str:
@@ -213,11 +214,12 @@ def _percent(value: float) -> str:
 
 def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say = lambda text: None) -> str:
     """The figures of all sources and the rows left out, as Markdown."""
-    lines = [
-        "| source | steps | MAPE % | median % | bias % | in 90 % interval | constant MFU % | sizes | memory median % | "
-        "p90 % | bias % | in interval | ran, called fits | out of memory, called so | failed, called out of memory |",
-        "| --- " * 15 + "|",
-    ]
+    titles = (
+        "source", "steps", "MAPE %", "median %", "bias %", "in 90 % interval", "constant MFU %", "sizes",
+        "memory median %", "p90 %", "bias %", "in interval", "ran, called fits", "out of memory, called so",
+        "failed, called out of memory",
+    )  # fmt: skip
+    rows = []
     left = ["", "Rows left out:", ""]
     all_answers = []
     for source in sources:
@@ -226,7 +228,7 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
         all_answers.append(answers)
         for name, group in answers.groupby("source", sort=False):
             found = summary_of(group)
-            cells = [
+            cells = (
                 str(name),
                 f"{found['n']:.0f}",
                 *(_percent(found[key]) for key in ("mape", "median", "bias")),
@@ -239,13 +241,13 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
                     f"{found[right]:.0f} of {found[number]:.0f}" if found[number] else ""
                     for right, number in (("ran_fits", "ran"), ("oom_right", "oom"), ("silent_no", "silent"))
                 ),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+            )
+            rows.append(cells)
         reasons = dict(read.left_out)
         for message in answers.refused.dropna():
             reasons[f"refused: {message}"] = reasons.get(f"refused: {message}", 0) + 1
         if reasons:
             left.append(f"- {source}: " + "; ".join(f"{number} ({why})" for why, number in reasons.items()))
-    words = words_table(pd.concat(all_answers, ignore_index=True))
-    widths = left_out_table(pd.concat(all_answers, ignore_index=True))
-    return "\n".join([*lines, "", *words, "", *widths, *left]) + "\n"
+    together = pd.concat(all_answers, ignore_index=True)
+    words, widths = words_table(together), left_out_table(together)
+    return "\n".join([markdown_table(titles, rows), *words, "", *widths, *left]) + "\n"

@@ -6,15 +6,15 @@ MLPerf's ResNet-50 is trained by each submitter with a recipe tuned for its batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.convergence import NetworkPrediction, NetworkRuns, fit_epochs, predict_network
+from studies.tables.public import public_table
 
 IMAGENET_IMAGES = 1_281_167
 
@@ -96,7 +96,7 @@ def batch_study(folder: Path) -> BatchStudy:
 
 def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     """Batches of 16k, 32k and 64k from all runs at up to 8k: the median of each batch size is a point of the fit."""
-    table = _read(folder, "mlperf_training")
+    table = public_table(folder, "mlperf_training")
     runs = table[
         table["benchmark"].eq("resnet")
         & table["division"].eq("closed")
@@ -109,23 +109,16 @@ def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     sizes, epochs = points.index.to_numpy(float), points.to_numpy(float)
     law = fit_epochs(sizes, epochs, IMAGENET_IMAGES)
     predicted = law.epochs(list(MLPERF_EPOCHS), IMAGENET_IMAGES)
+    return _rows("ResNet-50, MLPerf", MLPERF_EPOCHS.items(), predicted, float(np.median(epochs)))
+
+
+def _rows(
+    job: str, actual: Iterable[tuple[int, float]], predicted: Iterable[float], constant: float
+) -> tuple[BatchRow, ...]:
     return tuple(
-        BatchRow(
-            job="ResNet-50, MLPerf",
-            batch_size=size,
-            actual=actual,
-            predicted=float(guess),
-            constant=float(np.median(epochs)),
-        )
-        for (size, actual), guess in zip(MLPERF_EPOCHS.items(), predicted, strict=True)
+        BatchRow(job=job, batch_size=size, actual=epochs, predicted=float(guess), constant=constant)
+        for (size, epochs), guess in zip(actual, predicted, strict=True)
     )
-
-
-def _read(folder: Path, name: str) -> pd.DataFrame:
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        raise RecordError(f"the table '{path}' was not found; name the folder of the public tables rightly")
-    return pd.read_parquet(path)
 
 
 def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tuple[BatchRow, ...]:
@@ -134,22 +127,14 @@ def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tu
     if len(sizes) <= num_fitted or max(epochs) < _FEWEST_EPOCHS:
         return ()
     law = fit_epochs(sizes[:num_fitted], epochs[:num_fitted], 1.0)
+    actual = list(zip(sizes, epochs, strict=True))[num_fitted:]
     predicted = law.epochs(sizes[num_fitted:], 1.0)
-    return tuple(
-        BatchRow(
-            job=job,
-            batch_size=size,
-            actual=actual,
-            predicted=float(guess),
-            constant=float(np.mean(epochs[:num_fitted])),
-        )
-        for size, actual, guess in zip(sizes[num_fitted:], epochs[num_fitted:], predicted, strict=True)
-    )
+    return _rows(job, actual, predicted, float(np.mean(epochs[:num_fitted])))
 
 
 def _zeus_rows(folder: Path) -> tuple[BatchRow, ...]:
     """Each job at its default optimizer and the rate that is fastest at each batch, mean over seeds."""
-    table = _read(folder, "zeus_epochs_to_target")
+    table = public_table(folder, "zeus_epochs_to_target")
     rows: list[BatchRow] = []
     for (dataset, network), job in table.groupby(["dataset", "network"]):
         target = _common_target(job)

@@ -12,16 +12,16 @@ repository (petuum/adaptdl, benchmark/models): cifar10 x0.0133 over 100 epochs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.jobs.forecasting.backtest import StoredRun
 from forerun.jobs.forecasting.curve import Curve, Floats, error_scale, metric_kind
 from forerun.jobs.forecasting.schedule import parse_schedule
+from studies.tables.public import public_table
 
 CURVE_TABLES = (
     "adaptdl_validation_curves",
@@ -62,13 +62,6 @@ def read_all_curves(folder: Path) -> list[StoredRun]:
     return [run for read in readers for run in read(folder)]
 
 
-def _read(folder: Path, name: str) -> pd.DataFrame:
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        raise RecordError(f"the table of learning curves '{path}' was not found; name its folder rightly")
-    return pd.read_parquet(path)
-
-
 def _run(
     table: str,
     job: str,
@@ -99,7 +92,7 @@ def _run(
 
 def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
     """Validation curves of the Pollux artifact: four jobs with 26 runs; those of 2 and 10 epochs are too short."""
-    table = _read(folder, "adaptdl_validation_curves")
+    table = public_table(folder, "adaptdl_validation_curves")
     found = []
     for (job, batch), rows in table.groupby(["application", "global_batch_size"]):
         if job not in _SCHEDULES:
@@ -124,7 +117,7 @@ def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
 
 
 def _dawnbench(folder: Path) -> list[StoredRun]:
-    table = _read(folder, "dawnbench")
+    table = public_table(folder, "dawnbench")
     metrics = {"CIFAR10": "top1_accuracy_pct", "ImageNet": "top5_accuracy_pct", "SQuAD": "f1"}
     found = []
     for (task, entry), rows in table.groupby(["task", "entry"]):
@@ -141,7 +134,7 @@ def _dawnbench(folder: Path) -> list[StoredRun]:
 
 def _learning_curves(folder: Path) -> list[StoredRun]:
     """ResNets of tornadomeet; the language models of this table are in ``curves`` too, with their schedules."""
-    table = _read(folder, "learning_curves")
+    table = public_table(folder, "learning_curves")
     table = table[table["source"].str.startswith("tornadomeet")]
     found = []
     for (dataset, name), rows in table.groupby(["dataset", "run"]):
@@ -153,7 +146,7 @@ def _learning_curves(folder: Path) -> list[StoredRun]:
 
 def read_new_curves(folder: Path) -> list[StoredRun]:
     """Logs from public repositories: ten families of them, each an origin."""
-    table = _read(folder, "curves/curves")
+    table = public_table(folder, "curves/curves")
     found = []
     for row in table.itertuples():
         epochs = np.asarray(row.epochs, dtype=float)
@@ -175,7 +168,7 @@ def read_new_curves(folder: Path) -> list[StoredRun]:
 
 def _mlperf(folder: Path) -> list[StoredRun]:
     """ResNet-50 on ImageNet: one job; forty of its 1,800 runs, drawn once with a fixed seed."""
-    table = _read(folder, "mlperf_eval_curves")
+    table = public_table(folder, "mlperf_eval_curves")
     rows = table[(table["benchmark"] == "resnet") & table["accuracy"].notna()]
     groups = [group for _, group in rows.groupby(["mlperf_round", "submitter", "system", "run_file"])]
     long_enough = [group for group in groups if group["epoch"].nunique() >= _FEWEST_POINTS]
@@ -194,18 +187,30 @@ def _mlperf(folder: Path) -> list[StoredRun]:
     return found
 
 
-def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
-    """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
-    found: dict[str, list[Curve]] = {}
-    for row in _read(folder, "trials/algoperf").itertuples():
+def _trials(folder: Path) -> Iterator[tuple[Any, Curve]]:
+    """AlgoPerf's trials of nine evaluations or more, each with its row of the table."""
+    for row in public_table(folder, "trials/algoperf").itertuples():
         values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
         if len(values) >= _FEWEST_POINTS and np.all(np.diff(steps) > 0):
             metric = str(row.metric)
             is_rising = metric not in ("loss", "wer")
-            curve = Curve(
-                name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
+            yield (
+                row,
+                Curve(
+                    name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
+                ),
             )
-            found.setdefault(f"{row.workload} {row.framework} {row.submission}", []).append(curve)
+
+
+def _job_of(row: Any) -> str:
+    return f"{row.workload} {row.framework} {row.submission}"
+
+
+def read_trials_as_logged(folder: Path) -> dict[str, list[Curve]]:
+    """AlgoPerf's trials of nine evaluations or more by job, those that end in NaN too."""
+    found: dict[str, list[Curve]] = {}
+    for row, curve in _trials(folder):
+        found.setdefault(_job_of(row), []).append(curve)
     return found
 
 
@@ -214,23 +219,17 @@ def read_trials(folder: Path) -> list[StoredRun]:
 
     A run that ends in NaN, whose end is not a number to forecast, is left out.
     """
-    table = _read(folder, "trials/algoperf")
-    found = []
-    for row in table.itertuples():
-        values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
-        if len(values) < _FEWEST_POINTS or not np.all(np.isfinite(values)) or np.any(np.diff(steps) <= 0):
-            continue
-        metric = str(row.metric)
-        found.append(
-            _run(
-                "trials/algoperf",
-                f"{row.workload} {row.framework} {row.submission}",
-                f"{row.leaderboard} {row.source_path}",
-                steps,
-                values,
-                metric not in ("loss", "wer"),
-                metric=metric,
-                origin="algoperf",
-            )
+    return [
+        _run(
+            "trials/algoperf",
+            _job_of(row),
+            f"{row.leaderboard} {row.source_path}",
+            curve.epochs,
+            curve.values,
+            curve.is_rising,
+            metric=curve.metric,
+            origin="algoperf",
         )
-    return found
+        for row, curve in _trials(folder)
+        if np.all(np.isfinite(curve.values))
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from studies.forecast.batch_study import BatchRow, BatchStudy, SystemCStudy
 from studies.forecast.own_curves import CUT, OwnBatches, OwnCurves
 from studies.forecast.study import ForecastStudy
 from studies.forecast.sweeps import BUDGETS
+from studies.markdown import markdown_table
 
 _SHOWN = ("annealing 20%", "power law", "optimus", "last value")
 """Forecasters alone that stand beside ours; ``forerun forecast backtest`` prints all of them."""
@@ -85,7 +86,7 @@ def _origins_left_out(study: ForecastStudy) -> str:
         rows = [(name, *(_three(found.errors[name].get(c)) for c in found.cuts)) for name in names]
         tables.append(
             f"{words}, {found.num_runs} runs:\n\n"
-            + _table(("forecaster", *(f"{c:.0%}" for c in found.cuts)), [*ours, *rows])
+            + markdown_table(("forecaster", *(f"{c:.0%}" for c in found.cuts)), [*ours, *rows])
         )
     return "### Error of the final value, origins left out\n\n" + "\n".join(tables)
 
@@ -99,7 +100,7 @@ def _coverage(study: ForecastStudy) -> str:
         rows.append(("", "width", *(_three(found.width_90[tier].get(c)) for c in cuts)))
         if tier in (Tier.BOTH, Tier.HISTORY):  # those of the others stand above
             rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
-    return "### Coverage of 90 % intervals\n\n" + _table(
+    return "### Coverage of 90 % intervals\n\n" + markdown_table(
         ("what is known", "", *(f"{c:.0%}" for c in cuts)), rows
     )
 
@@ -119,9 +120,9 @@ def _targets(study: ForecastStudy) -> str:
     heads = [f"{cut:.0%}" for cut in _TARGET_CUTS]
     return (
         "### Epochs to a target\n\n`adaptdl_validation_curves`, 98 % of the whole fall, mean relative error.\n\n"
-        + _table(("forecaster", *heads), rows)
+        + markdown_table(("forecaster", *heads), rows)
         + "\nAll origins: reached between the epochs at 10 and 90 %.\n\n"
-        + _table(("what is known", *heads), inside)
+        + markdown_table(("what is known", *heads), inside)
     )
 
 
@@ -134,7 +135,7 @@ def _sweeps(study: ForecastStudy) -> str:
     return (
         "### Searches among sixteen trials\n\nAlgoPerf, workloads left out. Regret, and share of searches that finish "
         "the best trial, for the work of so many whole trials:\n\n"
-        + _table(("policy", *(f"{budget:g}" for budget in BUDGETS)), rows)
+        + markdown_table(("policy", *(f"{budget:g}" for budget in BUDGETS)), rows)
         + f"\nChance that a trial diverges later: Brier score {found.ours:.4f}, that of the base rate {found.base:.4f} "
         f"({found.num_diverged} of {found.num_looks:,} looks).\n"
     )
@@ -165,9 +166,9 @@ def _batches(study: BatchStudy) -> str:
     ]
     return (
         "### Epochs against the batch\n\nMLPerf's ResNet-50, fitted to batches up to 8,192:\n\n"
-        + _table(("global batch", "epochs", "predicted", "error", "error of constant epochs"), rows)
+        + markdown_table(("global batch", "epochs", "predicted", "error", "error of constant epochs"), rows)
         + "\nOther jobs, fitted to the smaller half of their batches:\n\n"
-        + _table(("job", "batches predicted", "error", "error of constant epochs"), others)
+        + markdown_table(("job", "batches predicted", "error", "error of constant epochs"), others)
     )
 
 
@@ -187,7 +188,9 @@ def _system_c(study: SystemCStudy) -> str:
     return (
         "### System C: epochs to 92 % of a network never trained\n\nEach of its [six ResNets](lineage.md) "
         f"from the other five; single runs differ by {_percent(study.spread)}.\n\n"
-        + _table(("network", "mean of its runs", "predicted (90 %)", "error", "mean of the others"), rows)
+        + markdown_table(
+            ("network", "mean of its runs", "predicted (90 %)", "error", "mean of the others"), rows
+        )
     )
 
 
@@ -220,8 +223,3 @@ def _two(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [" | ".join(header), " | ".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
-    return "".join(f"| {line} |\n" for line in lines)

@@ -19,17 +19,6 @@ from forerun.jobs.forecasting.curve import Curve, clean, final_error
 from forerun.jobs.forecasting.forecast_answer import chance_to_diverge, chance_to_win, winning_features
 from forerun.jobs.forecasting.prior import CUTS
 
-__all__ = [
-    "BUDGETS",
-    "DivergenceScore",
-    "Looks",
-    "SweepScore",
-    "divergence_score",
-    "fit_chance",
-    "looks_of",
-    "sweep_scores",
-]
-
 _NUM_TRIALS, _FEWEST_OF_POOL = 16, 20
 _RUNGS, _ETA, _FEWEST_FINISHED = (0.1, 0.3, 1.0), 3, 4
 _HOPELESS = 0.05

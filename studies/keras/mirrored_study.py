@@ -16,12 +16,12 @@ from scipy.optimize import least_squares
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import refuse_times
-from forerun.base.tables import read_table
 from forerun.cost.communication.collectives import all_reduce_of
 from forerun.cost.communication.data_parallel import SHARPNESS, HostAndDevice, mirrored_step_s
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.cluster import cluster_of
+from studies.tables.public import public_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def mirrored_study(folder: Path) -> MirroredStudy:
     runs on one GPU that tell their first epoch apart; it is taken off such rows of one GPU, and added to the prediction
     of such rows of two.
     """
-    table = read_table(folder / "iit_e2e.parquet")
+    table = public_table(folder, "iit_e2e")
     table = table[table["model"].isin(list(_PARAMETERS)) & (table["dataset"] != _SUBSET)].copy()
     startup_s = _startup_s(table)
     cluster = cluster_of(find_device("p100-pcie-16gb"), 1, 2)

@@ -11,6 +11,7 @@ from forerun.graph.graph import Graph, OpClass, StepPart, at_batch
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, TrainingSetup
 from forerun.tracing.trace import trace
+from studies.markdown import markdown_table
 
 PAIRS: tuple[tuple[str, str], ...] = (
     ("cnn:depth=2,base_filters=32", "keras:cnn:depth=2,base_filters=32"),
@@ -108,15 +109,12 @@ class ParityRow(Answer):
         }
 
 
-def keras_parity(
-    pairs: Iterable[tuple[str, str]] = PAIRS, batch_size: int = 32, *, use_cache: bool = True
-) -> list[ParityRow]:
+def keras_parity(pairs: Iterable[tuple[str, str]] = PAIRS, batch_size: int = 32) -> list[ParityRow]:
     """Traces each pair of networks and compares them.
 
     Args:
         pairs: Names in PyTorch and in Keras.
         batch_size: Samples of the step.
-        use_cache: Whether traces may come from the cache.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -124,7 +122,7 @@ def keras_parity(
     rows = []
     for pytorch, keras in pairs:
         graphs = [
-            trace(ModelRequest(model=name), TrainingSetup(layout=layout), use_cache=use_cache)
+            trace(ModelRequest(model=name), TrainingSetup(layout=layout))
             for name, layout in ((pytorch, Layout.NCHW), (keras, Layout.NHWC))
         ]
         rows.append(compare_graphs(graphs[0], graphs[1], batch_size))
@@ -176,11 +174,11 @@ def parity_markdown(rows: Iterable[ParityRow]) -> str:
         parts.append(
             f"**{row.pytorch}** and **{row.keras}**: {counts} parameters; parameters and work of {classes}: {same}\n"
         )
-        parts.append("| class | GFLOP PyTorch | GFLOP Keras | MB PyTorch | MB Keras | why |")
-        parts.append("|---|---|---|---|---|---|")
+        header = ("class", "GFLOP PyTorch", "GFLOP Keras", "MB PyTorch", "MB Keras", "why")
+        cells = []
         for c in row.classes:
-            work = " | ".join(f"{value / 1e9:.6g}" for value in c.flops)
-            moved = " | ".join(f"{value / 1e6:.4g}" for value in c.traffic_bytes)
-            parts.append(f"| {c.op_class.name.lower()} | {work} | {moved} | {c.reason} |")
-        parts.append("")
+            work = (f"{value / 1e9:.6g}" for value in c.flops)
+            moved = (f"{value / 1e6:.4g}" for value in c.traffic_bytes)
+            cells.append((c.op_class.name.lower(), *work, *moved, c.reason))
+        parts.append(markdown_table(header, cells))
     return "\n".join(parts)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.evidence.fitting.evaluation import Floats
+from studies.tables.public import public_table
 
 _LARGEST_BATCH = 64
 """Of the layers that were timed; beyond it the time grows by the slope from half of it."""
@@ -114,10 +115,8 @@ def fit_convolution_times(folder: Path) -> ConvolutionTimes:
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    frames = [
-        _forward_rows(pd.read_parquet(folder / f"{name}.parquet")) for name in ("iit_layers", "justus_layers")
-    ]
-    rows = pd.concat([*frames, _deepbench_rows(pd.read_parquet(folder / "deepbench_conv.parquet"))])
+    frames = [_forward_rows(public_table(folder, name)) for name in ("iit_layers", "justus_layers")]
+    rows = pd.concat([*frames, _deepbench_rows(public_table(folder, "deepbench_conv"))])
     columns = ["batch_size", "in_size", "kernel", "stride", "is_same", "in_features", "out_features"]
     features = convolution_features(rows[columns].to_numpy(float))
     time_ms = np.maximum(rows["time_ms_median"].to_numpy(float) - _OVERHEAD_MS, 0.01)

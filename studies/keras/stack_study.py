@@ -37,6 +37,7 @@ from forerun.question.setup import Layout, OptimizerImplementation, Precision, T
 from forerun.tracing.trace import trace
 from studies.keras.stack_layers import Convolution, ConvolutionTimes, fit_convolution_times
 from studies.markdown import markdown_table
+from studies.tables.public import public_table
 
 _P100 = "p100-pcie-16gb"
 _NETWORKS = {"mnist_cnn": "mnist-cnn", "cifar10_cnn": "cifar10-cnn", "patch_camelyon_cnn": "pcam-cnn"}
@@ -106,7 +107,7 @@ def stack_study(folder: Path) -> StackStudy:
 
 def keras_network_rows(folder: Path, weights: CostModel, times: ConvolutionTimes) -> pd.DataFrame:
     """Measured steps of the three networks on one P100 with the terms of the equation in columns [s]."""
-    frame = pd.read_parquet(folder / "iit_e2e.parquet")
+    frame = public_table(folder, "iit_e2e")
     chosen = frame[
         (frame["n_gpus"] == 1) & frame["model"].isin(list(_NETWORKS)) & (frame["optimizer"] == "adam")
     ]
@@ -178,7 +179,7 @@ def _errors(rows: pd.DataFrame, step_cost_s: float, factor: float) -> tuple[int,
 
 
 def _vendor(folder: Path, weights: CostModel) -> tuple[dict[str, tuple[int, float, float]], dict[str, float]]:
-    frame = pd.read_parquet(folder / "dle_training.parquet")
+    frame = public_table(folder, "dle_training")
     is_row = frame["framework"].str.startswith("TensorFlow") & frame["model"].eq("resnet50v1.5")
     rows = frame[is_row & frame["n_gpus"].eq(1) & frame["micro_step_time_s"].notna()]
     predicted = np.asarray([_vendor_step_s(row, weights) for row in rows.to_dict("records")])

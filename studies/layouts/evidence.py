@@ -14,16 +14,15 @@ from studies.layouts.traced import traced_model
 from studies.optime.evidence_study import KnownNetwork
 
 
-def known_networks(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> list[KnownNetwork]:
+def known_networks(folder: Path) -> list[KnownNetwork]:
     """Each network of the sources, once for a device and kind of step.
 
     Args:
         folder: Folder of the public tables.
-        sources: Who measured them.
     """
     table = whole_table(folder)
     found: dict[tuple[object, ...], KnownNetwork] = {}
-    for source in sources:
+    for source in SOURCES:
         for row in measured_layouts(table, source):
             if row.step_s is None:
                 continue

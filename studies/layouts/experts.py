@@ -15,7 +15,9 @@ import pandas as pd
 
 import forerun
 from forerun.base.errors import UsageError
+from forerun.evidence.fitting.evaluation import errors
 from studies.layouts.rows import network_of, step_of, whole_table
+from studies.markdown import markdown_table
 
 _SOURCE = "NVIDIA-NeMo/Megatron-Bridge"
 _MODELS = {
@@ -91,20 +93,13 @@ def experts_page(folder: Path) -> str:
     """Errors by model and device as a Markdown table, and the rows left out with their reasons."""
     rows: Any = expert_rows(folder)
     asked = rows.dropna(subset=["predicted_s"])
-    ratio = asked.predicted_s / asked.measured_s
-    inside = (asked.measured_s >= asked.low_s) & (asked.measured_s <= asked.high_s)
-    lines = ["| model | devices | rows | MAPE | bias | in 90 % interval |", "| --- " * 6 + "|"]
-    for (model, device), index in asked.groupby(["model", "device"]).groups.items():
-        own = ratio[index]
-        lines.append(
-            f"| {model} | {device} | {len(own)} | {(own - 1).abs().mean():.0%} | {own.median() - 1:+.0%} | "
-            f"{inside[index].mean():.0%} |"
-        )
-    lines.append(
-        f"| all | | {len(ratio)} | {(ratio - 1).abs().mean():.0%} | {ratio.median() - 1:+.0%} | {inside.mean():.0%} |"
-    )
+    groups = [*asked.groupby(["model", "device"]), (("all", ""), asked)]
+    cells = []
+    for names, own in groups:
+        found = errors(own.predicted_s, own.measured_s, (own.low_s, own.high_s))
+        bias = (own.predicted_s / own.measured_s).median() - 1
+        cells.append((*names, str(found.n), f"{found.mape:.0%}", f"{bias:+.0%}", f"{found.coverage_90:.0%}"))
     reasons = rows.reason[rows.reason != ""].value_counts()
-    return (
-        "\n".join([*lines, "", *(f"- {number} left out: {reason}" for reason, number in reasons.items())])
-        + "\n"
-    )
+    table = markdown_table(("model", "devices", "rows", "MAPE", "bias", "in 90 % interval"), cells)
+    left_out = [f"- {number} left out: {reason}" for reason, number in reasons.items()]
+    return "\n".join([table, *left_out]) + "\n"

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
 from studies.layouts.study import predicted_rows
+from studies.markdown import markdown_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,18 +66,15 @@ def few_steps_page(folder: Path) -> str:
     The law is fitted on all sources but the one that is predicted. Means over 60 draws of a size and its steps.
     """
     sources = rows_with_errors(folder)
-    lines = [
-        "| source | predicted | " + " | ".join(f"{number} steps" for number in _NUM_STEPS) + " |",
-        "| --- | --- |" + " --- |" * len(_NUM_STEPS),
-    ]
+    cells = []
     for name, rows in sources.items():
         if len(rows) < _LEAST_ROWS or rows["size"].nunique() < 2:
             continue
         law = fit_error_law({other: found for other, found in sources.items() if other != name})
         for same, words in ((False, "other sizes"), (True, "other steps of the size")):
             figures = [f"{100 * _error(rows, number, law, same=same):.1f}" for number in _NUM_STEPS]
-            lines.append(f"| {name} | {words} | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n"
+            cells.append((name, words, *figures))
+    return markdown_table(("source", "predicted", *(f"{number} steps" for number in _NUM_STEPS)), cells)
 
 
 def _error(rows: pd.DataFrame, number: int, law: ErrorLaw, *, same: bool) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy.optimize import least_squares
 
 from forerun.cost.communication.constants import LayoutConstants, LayoutTable
@@ -19,6 +18,7 @@ from forerun.prediction.unit_step import layout_step
 from forerun.question.devices.cluster import parse_cluster
 from studies.layouts.rows import MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,7 +35,7 @@ _LEFT_OUT = ("llm-foundry", "vTrain", "calculon")
 
 def fit_collectives(folder: Path) -> tuple[LayoutConstants, Floats]:
     """Constants of collectives inside a node, and the logarithms of predicted over measured times."""
-    table = pd.read_parquet(folder / "llm" / "collectives.parquet")
+    table = public_table(folder, "llm/collectives")
     table = table[
         (table.source == "ai-dynamo/aiconfigurator") & (table.dtype == "half") & table.gpu.isin(_BOARDS)
     ]

@@ -19,6 +19,8 @@ import pandas as pd
 
 import forerun
 from forerun.base.errors import UsageError
+from studies.markdown import markdown_table
+from studies.tables.public import public_table
 
 _MODELS = {"DeepSeek V3": "deepseek-v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b"}
 _DEVICES = {"h100": ("h100-sxm", 8), "gb200": ("gb200", 64)}
@@ -29,7 +31,7 @@ _NUM_AXES = 4
 
 def grpo_rows(folder: Path) -> pd.DataFrame:
     """All rows of the table with the predicted step [s], which is not a number where a row cannot be asked."""
-    table: Any = pd.read_parquet(folder / "steps" / "grpo_nemo_rl.parquet").itertuples()
+    table: Any = public_table(folder, "steps/grpo_nemo_rl").itertuples()
     found = []
     for row in table:
         step_s, words = _step(row)
@@ -100,17 +102,14 @@ def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: in
 def grpo_page(folder: Path) -> str:
     """Every row as a line of a Markdown table, and the mean error."""
     rows: Any = grpo_rows(folder)
-    lines = [
-        "| model | devices | policy | measured [s] | predicted [s] | error | passes [s] |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    asked: list[Any] = list(rows.itertuples())
-    for row in asked:
+    header = ("model", "devices", "policy", "measured [s]", "predicted [s]", "error", "passes [s]")
+    cells = []
+    for row in rows.itertuples():
         error = f"{row.predicted_s / row.measured_s - 1:+.0%}" if row.predicted_s > 0 else "-"
-        lines.append(
-            f"| {row.model}, {row.precision} | {row.devices} {row.device} | {row.policy} | {row.measured_s:.0f} | "
-            f"{row.predicted_s:.0f} | {error} | {row.passes} |"
-        )
+        names = (f"{row.model}, {row.precision}", f"{row.devices} {row.device}", row.policy)
+        cells.append((*names, f"{row.measured_s:.0f}", f"{row.predicted_s:.0f}", error, row.passes))
     errors = (rows.predicted_s / rows.measured_s - 1).abs().dropna()
-    lines += ["", f"{len(errors)} of {len(rows)} rows can be asked; mean error {errors.mean():.0%}."]
-    return "\n".join(lines) + "\n"
+    return (
+        markdown_table(header, cells)
+        + f"\n{len(errors)} of {len(rows)} rows can be asked; mean error {errors.mean():.0%}.\n"
+    )

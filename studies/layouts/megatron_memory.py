@@ -21,7 +21,10 @@ from forerun.question.saving import Saving
 from forerun.question.setup import OptimizerImplementation, Precision, TrainingSetup
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, StageSplit, Strategy
 from studies.layouts.networks import Sizes
+from studies.layouts.rows import whole_or_usual
 from studies.layouts.traced import traced_model
+from studies.markdown import markdown_table
+from studies.tables.public import public_table
 
 _DEVICES = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm", "GB200": "gb200"}
 _WORKSPACES_BYTES = 2 * 32 * 1024**2
@@ -63,7 +66,7 @@ def measured_memory(folder: Path) -> Iterator[MeasuredMemory]:
     Left out: mixtures of experts, hybrid and multimodal models, fp8, stages of chosen sizes, distillation, offload, and
     optimizers divided among a part of the replicas.
     """
-    table = pd.read_parquet(folder / "llm" / "megatron_ci.parquet")
+    table = public_table(folder, "llm/megatron_ci")
     dense = table.num_experts.isna() & table.hybrid_pattern.isna() & ~table.multi_latent_attention
     chosen = table[
         dense & (table.test_group == "gpt") & ~table.optimizer_cpu_offload & (table.bf16 | table.fp16)
@@ -82,22 +85,18 @@ def measured_memory(folder: Path) -> Iterator[MeasuredMemory]:
         )
 
 
-def _number(value: Any, usual: int) -> int:
-    return usual if pd.isna(value) else int(value)
-
-
 def _question(row: Any) -> tuple[Sizes, Run]:
     tensor, pipeline, context = int(row.tp), int(row.pp), int(row.cp)
-    multiple = _number(row.vocab_divisible_by, 128) * tensor
+    multiple = whole_or_usual(row.vocab_divisible_by, 128) * tensor
     has_dropout = '"hidden-dropout": 0.0' not in row.args_json
     is_unfused = row.attention_backend in ("unfused", "local") or row.transformer_impl == "local"
     sizes = Sizes(
         layers=int(row.num_layers),
         hidden=int(row.hidden_size),
         heads=int(row.num_heads),
-        kv_heads=_number(row.num_query_groups, int(row.num_heads)),
-        feed_forward=_number(row.ffn_size, 4 * int(row.hidden_size)),
-        vocabulary=-(-_number(row.vocab_size, _VOCABULARY) // multiple) * multiple,
+        kv_heads=whole_or_usual(row.num_query_groups, int(row.num_heads)),
+        feed_forward=whole_or_usual(row.ffn_size, 4 * int(row.hidden_size)),
+        vocabulary=-(-whole_or_usual(row.vocab_size, _VOCABULARY) // multiple) * multiple,
         tokens=int(row.seq_len),
         gated=bool(row.swiglu),
         tied=not row.untied_embeddings,
@@ -106,9 +105,9 @@ def _question(row: Any) -> tuple[Sizes, Run]:
         dropout=0.1 if has_dropout else 0.0,
         logit_copies=2 if "cross-entropy-loss-fusion" in row.args_json else 1,
     )
-    total = max(_number(row.num_gpus, 8), tensor * pipeline * context)
+    total = max(whole_or_usual(row.num_gpus, 8), tensor * pipeline * context)
     data = total // (tensor * pipeline * context)
-    groups = _number(row.virtual_stages, 1)
+    groups = whole_or_usual(row.virtual_stages, 1)
     if not pd.isna(row.layers_per_virtual_stage):
         groups = sizes.layers // pipeline // int(row.layers_per_virtual_stage)
     is_interleaved = groups > 1 and pipeline > 1
@@ -181,12 +180,10 @@ def memory_page(folder: Path) -> str:
     rows = predicted_memory(folder)
     of_question = rows.groupby(["predicted_bytes", "gpu", "environment"]).measured_bytes
     agrees = of_question.transform("max") <= _SAME * of_question.transform("min")
-    lines = ["| Megatron-LM's tests | runs | median % | p90 % | bias % |", "| --- | --- | --- | --- | --- |"]
+    cells = []
     for name, chosen in (("all", rows), ("asked alike and measured alike", rows[agrees])):
         ratio = chosen.predicted_bytes / chosen.measured_bytes
         ape = (ratio - 1).abs()
-        bias = float(np.exp(np.median(np.log(ratio))) - 1)
-        lines.append(
-            f"| {name} | {len(chosen)} | {100 * ape.median():.1f} | {100 * ape.quantile(0.9):.1f} | {100 * bias:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
+        figures = (ape.median(), ape.quantile(0.9), np.exp(np.median(np.log(ratio))) - 1)
+        cells.append((name, str(len(chosen)), *(f"{100 * value:.1f}" for value in figures)))
+    return markdown_table(("Megatron-LM's tests", "runs", "median %", "p90 %", "bias %"), cells)

@@ -23,6 +23,7 @@ from forerun.question.sharing import (
     Strategy,
 )
 from studies.layouts.networks import Sizes
+from studies.tables.public import public_table
 
 SOURCES = {
     "llm-foundry": ("mosaicml/llm-foundry",),
@@ -118,7 +119,7 @@ class MeasuredLayout:
 
 def whole_table(folder: Path) -> pd.DataFrame:
     """All rows of ``llm_training``."""
-    return pd.read_parquet(folder / "llm" / "llm_training.parquet")
+    return public_table(folder, "llm/llm_training")
 
 
 def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayout]:
@@ -147,7 +148,8 @@ def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayou
         )
 
 
-def _number(value: Any, usual: int = 1) -> int:
+def whole_or_usual(value: Any, usual: int = 1) -> int:
+    """The whole number of a cell, or what an empty one means."""
     return usual if pd.isna(value) else int(value)
 
 
@@ -163,7 +165,7 @@ def step_of(row: Any) -> float | None:
 def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
     device = _DEVICES.get(str(row.gpu))
     needed = (row.num_layers, row.hidden_size, row.num_heads, row.seq_len, row.num_gpus, row.micro_batch)
-    if device is None or any(pd.isna(value) for value in needed) or _number(row.ep) > 1:
+    if device is None or any(pd.isna(value) for value in needed) or whole_or_usual(row.ep) > 1:
         return None
     precision = "fp16" if source == "vTrain" else "fp8" if row.precision in _FP8 else row.precision
     if precision not in _PRECISIONS or row.family == "moe" or row.activation_cpu_offload is True:
@@ -175,9 +177,9 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         layers=int(row.num_layers),
         hidden=int(row.hidden_size),
         heads=int(row.num_heads),
-        kv_heads=_number(row.num_kv_heads, int(row.num_heads)),
-        feed_forward=_number(row.ffn_size, 4 * int(row.hidden_size)),
-        vocabulary=_number(row.vocab_size, 51200),
+        kv_heads=whole_or_usual(row.num_kv_heads, int(row.num_heads)),
+        feed_forward=whole_or_usual(row.ffn_size, 4 * int(row.hidden_size)),
+        vocabulary=whole_or_usual(row.vocab_size, 51200),
         tokens=int(row.seq_len),
         gated=gated,
         attention=_attention(source, row),
@@ -185,11 +187,11 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         fused_loss=source in ("llm-foundry", *_MEGATRON),
         tied=bool(row.tied_embeddings) if pd.notna(row.tied_embeddings) else not gated,
     )
-    tensor, pipeline, context = _number(row.tp), _number(row.pp), _number(row.cp)
+    tensor, pipeline, context = whole_or_usual(row.tp), whole_or_usual(row.pp), whole_or_usual(row.cp)
     total = int(row.num_gpus)
     if total % (tensor * pipeline * context) or total < 2:
         return None
-    groups = _number(row.vpp)
+    groups = whole_or_usual(row.vpp)
     layout = DeviceLayout(
         tensor=tensor,
         pipeline=pipeline,
@@ -284,7 +286,7 @@ def _sequence_parallel(source: str, row: Any) -> bool:
 def _micro_steps(row: Any, layout: DeviceLayout, micro: int) -> int:
     if pd.notna(row.global_batch):
         return max(1, round(float(row.global_batch) / (layout.data * micro)))
-    return _number(row.grad_accum)
+    return whole_or_usual(row.grad_accum)
 
 
 def _strategy(source: str, row: Any) -> Strategy:
@@ -301,7 +303,7 @@ def network_of(source: str, row: Any) -> tuple[str, dict[str, Any]] | None:
     device, total = _DEVICES.get(str(row.gpu)), int(row.num_gpus)
     if device is None:
         return None
-    per_node = _DOMAIN_DEVICES if device in ("gb200", "gb300") else _number(row.gpus_per_node, 8)
+    per_node = _DOMAIN_DEVICES if device in ("gb200", "gb300") else whole_or_usual(row.gpus_per_node, 8)
     nodes = -(-total // per_node)
     network: dict[str, Any] = {"inter": _NETWORKS[source, device.partition("-")[0]]} if nodes > 1 else {}
     return f"{nodes}x{total // nodes}x{device}", network

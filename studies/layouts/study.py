@@ -9,6 +9,7 @@ import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.memory.peak import memory_constants, visible_memory
+from forerun.evidence.fitting.evaluation import errors
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import worst_memory
 from forerun.prediction.models import cost_model_of
@@ -17,6 +18,7 @@ from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
+from studies.markdown import markdown_table
 
 _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
@@ -104,22 +106,6 @@ def constant_mfu_error(rows: pd.DataFrame) -> float:
     return float(min(np.abs(rows.ideal_s / share / rows.measured_s - 1).mean() for share in shares))
 
 
-def errors_of(rows: pd.DataFrame) -> dict[str, float]:
-    """Figures of a set of rows: n, mape, median, p90, bias and coverage of the 90 % intervals."""
-    ratio = rows.predicted_s / rows.measured_s
-    ape = (ratio - 1).abs()
-    inside = (rows.measured_s >= rows.low_s) & (rows.measured_s <= rows.high_s)
-    return {
-        "n": float(len(rows)),
-        "mape": float(ape.mean()),
-        "median": float(np.median(ape)),
-        "p90": float(np.quantile(ape, 0.9)),
-        "bias": float(np.exp(np.median(np.log(ratio))) - 1),
-        "coverage": float(inside.mean()),
-        "fits": float(rows.fits.mean()),
-    }
-
-
 def choices(rows: pd.DataFrame) -> dict[str, float]:
     """Choice of a layout: share of groups whose best is in the first three predicted, and loss by the first.
 
@@ -142,25 +128,26 @@ def choices(rows: pd.DataFrame) -> dict[str, float]:
 
 def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
     """The figures of all sources as a Markdown table."""
-    lines = [
-        "| source | rows | MAPE % | constant MFU % | median % | p90 % | bias % | in 90 % interval | called fits | "
-        "best in first three | loss % |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    header = (
+        "source", "rows", "MAPE %", "constant MFU %", "median %", "p90 %", "bias %", "in 90 % interval", "called fits",
+        "best in first three", "loss %",
+    )  # fmt: skip
+    cells: list[tuple[str, ...]] = []
     for source in sources:
         rows = predicted_rows(folder, source)
         if rows.empty:
             continue
         for words, part in parts_of(rows, source).items():
-            chosen, found = choices(part), errors_of(part)
-            found["constant"] = constant_mfu_error(part)
-            figures = [f"{100 * found[name]:.1f}" for name in ("mape", "constant", "median", "p90", "bias")]
-            picked = (
-                "" if not chosen["groups"] else f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
+            chosen = choices(part)
+            found = errors(part.predicted_s, part.measured_s, (part.low_s, part.high_s))
+            bias = float(np.exp(np.median(np.log(part.predicted_s / part.measured_s))) - 1)
+            figures = (found.mape, constant_mfu_error(part), found.median_ape, found.p90_ape, bias)
+            picked = loss = ""
+            if chosen["groups"]:
+                picked = f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
+                loss = f"{100 * chosen['loss']:.1f}"
+            shares = (f"{found.coverage_90:.2f}", f"{part.fits.mean():.2f}")
+            cells.append(
+                (words, str(found.n), *(f"{100 * value:.1f}" for value in figures), *shares, picked, loss)
             )
-            loss = "" if not chosen["groups"] else f"{100 * chosen['loss']:.1f}"
-            lines.append(
-                f"| {words} | {found['n']:.0f} | {' | '.join(figures)} | {found['coverage']:.2f} | "
-                f"{found['fits']:.2f} | {picked} | {loss} |"
-            )
-    return "\n".join(lines) + "\n"
+    return markdown_table(header, cells)

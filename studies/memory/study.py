@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from forerun.base.errors import ForerunError
 from forerun.base.units import GIB
@@ -32,6 +31,7 @@ from forerun.graph.graph import Graph
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
+from studies.tables.public import public_table
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
 
@@ -184,7 +184,7 @@ def transformer_fit_study(folder: Path) -> TransformerVerdicts:
 
     Models that no trace exists for (a mixture of experts that routes by values) are left out.
     """
-    table = pd.read_parquet(folder / "neusight_memory_fit.parquet")
+    table = public_table(folder, "neusight_memory_fit")
     rows = {
         (row.record.model.removeprefix("hf:"), "train" if row.record.phase == "train" else "infer"): row
         for row in read_neusight_e2e(folder)

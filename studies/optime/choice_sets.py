@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from forerun.base.errors import RecordError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.point_times import point_times
 from forerun.prediction.step import PreparedModel, prepare
@@ -21,19 +17,14 @@ from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
-from studies.tables.words import REFERENCE_DEVICES
+from studies.tables.public import public_table
+from studies.tables.transformers import prepared_bert
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-_OTHER_DEVICES = {
-    "GTX 1080": "gtx-1080",
-    "TITAN X (Maxwell)": "titan-x-maxwell",
-    "TITAN X (Pascal)": "titan-x-pascal",
-    "V100 SXM3 32GB": "v100-sxm3-32gb",
-    "Radeon Pro VII": "radeon-pro-vii",
-}
-_DEVICES: Mapping[str, str] = {**REFERENCE_DEVICES, **_OTHER_DEVICES}
+    import pandas as pd
+
 _NETWORKS = {
     "alexnet": "alexnet",
     "googlenet-v1": "googlenet",
@@ -49,12 +40,7 @@ _SOURCES = {
     "lambdal/lambda-tensorflow-benchmark": "Lambda TensorFlow",
     "lambdal/deeplearning-benchmark": "Lambda BERT",
 }
-_PRECISIONS = {
-    "fp32": Precision.FP32,
-    "tf32": Precision.TF32,
-    "fp16": Precision.FP16,
-    "amp": Precision.AMP,
-}
+_PRECISIONS = ("fp32", "tf32", "fp16", "amp")
 _MIXED_FP16 = ("Lambda TensorFlow", "Lambda BERT")
 """Their fp16 keeps fp32 weights."""
 
@@ -91,25 +77,14 @@ def outside_rates(folder: Path, weights: CostModel) -> list[MeasuredRate]:
     Raises:
         RecordError: The table lacks its columns.
     """
-    frame = pd.read_parquet(folder / "gpu_benchmarks.parquet")
-    needed = {
-        "source",
-        "phase",
-        "model",
-        "gpu",
-        "n_gpus",
-        "dtype",
-        "batch_size_per_gpu",
-        "throughput",
-        "framework",
-    }
-    if missing := needed - set(frame.columns):
-        raise RecordError(f"gpu_benchmarks.parquet: expected the columns {sorted(missing)}")
+    needed = (
+        "source", "phase", "model", "gpu", "n_gpus", "dtype", "batch_size_per_gpu", "throughput", "framework",
+    )  # fmt: skip
+    frame = public_table(folder, "gpu_benchmarks", needed)
     is_xla = frame["framework"].str.contains("XLA") | frame["system"].fillna("").str.contains("XLA")
     chosen = frame[
         frame["source"].isin(_SOURCES)
         & (frame["n_gpus"] == 1)
-        & frame["gpu"].isin(_DEVICES)
         & frame["dtype"].isin(_PRECISIONS)
         & frame["throughput"].notna()
         & frame["batch_size_per_gpu"].notna()
@@ -129,7 +104,7 @@ def _rates(name: Hashable, rows: pd.DataFrame, weights: CostModel) -> Iterator[M
     if (model in _BERT) != (title == "Lambda BERT") or (model not in _BERT and model not in _NETWORKS):
         return
     setups = [_setup(row, title, phase) for row in rows.to_dict("records")]
-    devices = [find_device(_DEVICES[gpu]) for gpu in rows["gpu"]]
+    devices = [find_device(gpu) for gpu in rows["gpu"]]
     predicted = _predicted(model, devices, setups, weights)
     sizes = np.asarray([setup.batch_size_per_device for setup in setups])
     for device, setup, rate, step_s, size in zip(
@@ -145,7 +120,7 @@ def _rates(name: Hashable, rows: pd.DataFrame, weights: CostModel) -> Iterator[M
 
 
 def _setup(row: Mapping[Any, Any], title: str, phase: str) -> TrainingSetup:
-    precision = _PRECISIONS[row["dtype"]]
+    precision = Precision(row["dtype"])
     if precision is Precision.FP16 and title in _MIXED_FP16:
         precision = Precision.AMP
     optimizer = "adam" if title == "Lambda BERT" else "sgd" if title == "Lambda TensorFlow" else "none"
@@ -173,24 +148,8 @@ def _predicted(
 def _prepared(model: str, setup: TrainingSetup) -> PreparedModel:
     if model not in _BERT:
         return prepare(trace(ModelRequest(model=f"torchvision:{_NETWORKS[model]}"), setup))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(_bert_configuration(*_BERT[model])), encoding="utf-8")
-        return prepare(trace(ModelRequest(model=f"hf:{path}", sequence_length=_BERT_TOKENS), setup))
-
-
-def _bert_configuration(hidden_size: int, num_layers: int) -> dict[str, Any]:
-    """Sizes of BERT (Devlin et al. 2019) with the head for questions and answers."""
-    return {
-        "model_type": "bert",
-        "architectures": ["BertForQuestionAnswering"],
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": hidden_size // 64,
-        "intermediate_size": 4 * hidden_size,
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-    }
+    hidden_size, num_layers = _BERT[model]
+    return prepared_bert(setup, _BERT_TOKENS, hidden_size=hidden_size, num_layers=num_layers)
 
 
 def groups_of(rates: Iterable[MeasuredRate]) -> dict[str, list[MeasuredRate]]:

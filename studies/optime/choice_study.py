@@ -20,6 +20,7 @@ from forerun.question.devices import find_device
 from forerun.question.devices.device import NumberFormat, PriceKind
 from forerun.question.devices.prices import cheapest_rental, load_prices
 from forerun.question.setup import Phase, Precision
+from studies.markdown import markdown_table
 from studies.optime.choice_sets import MeasuredRate, groups_of, kind_of
 from studies.optime.studies import Corpus, HeldOut, family_study
 
@@ -270,19 +271,18 @@ def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
         results: Sets of all kinds.
         noise: Text about the share of the misses that is noise of the measurements.
     """
-    lines = [
-        "| sets | ranked by | sets | devices | median Spearman | chosen within 5 % of the best | worst loss |\n",
-        "| --- | --- | --- | --- | --- | --- | --- |\n",
-    ]
+    rows = []
     for result in results:
         sizes = [found.num_devices for found in result.sets]
-        lines.append(
-            f"| {result.title} | {result.predictor} | {len(result.sets)} | {min(sizes)} to {max(sizes)} | "
-            f"{result.median_spearman:.3f} | {100 * result.right_share:.0f} % | "
-            f"{100 * max(found.loss for found in result.sets):.0f} % |\n"
-        )
+        worst = max(found.loss for found in result.sets)
+        shares = (f"{100 * result.right_share:.0f} %", f"{100 * worst:.0f} %")
+        counts = (str(len(result.sets)), f"{min(sizes)} to {max(sizes)}", f"{result.median_spearman:.3f}")
+        rows.append((result.title, result.predictor, *counts, *shares))
+    header = (
+        "sets", "ranked by", "sets", "devices", "median Spearman", "chosen within 5 % of the best", "worst loss",
+    )  # fmt: skip
     return (
         "## Choosing a device\n\nNetworks of `gpu_benchmarks` on four GPUs or more.\n\n"
-        + "".join(lines)
+        + markdown_table(header, rows)
         + noise
     )

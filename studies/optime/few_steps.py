@@ -89,14 +89,13 @@ def information_order(rows: Floats, cost_s: Floats, scales: PriorScales) -> list
     return order
 
 
-def fit_scales(groups: Sequence[tuple[Floats, Floats]], start: PriorScales | None = None) -> PriorScales:
+def fit_scales(groups: Sequence[tuple[Floats, Floats]]) -> PriorScales:
     """Scales that maximise the marginal likelihood of held-out residuals, one independent draw per device.
 
     Args:
         groups: Per device the ``sensitivities`` of its steps, (p, c), and their log residuals, (p,).
-        start: Start of the search.
     """
-    first = np.log(astuple(start or PriorScales()))
+    first = np.log(astuple(PriorScales()))
 
     def negative_log_likelihood(logs: Floats) -> float:
         scales = PriorScales(**dict(zip(PriorScales.__slots__, np.exp(logs), strict=True)))

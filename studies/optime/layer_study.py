@@ -29,6 +29,7 @@ from forerun.evidence.fitting.op_time_fit import (
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
+from studies.tables.public import public_table
 
 _DEVICES = {
     "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
@@ -47,29 +48,31 @@ class LayerResult:
     metrics: ErrorMetrics
 
 
-def layer_study(
-    folder: Path, held_out: str = "V100", rows_per_device: int = 1500, num_iterations: int = 2500
-) -> LayerResult:
+_HELD_OUT = "V100"  # as ``justus_layers`` names it
+_ROWS_PER_DEVICE = 1500
+
+
+def layer_study(folder: Path, num_iterations: int) -> LayerResult:
     """Convolution training steps of one GPU predicted from those of the others.
 
     Args:
         folder: Folder of the public tables.
-        held_out: GPU as ``justus_layers`` names it.
-        rows_per_device: Random rows taken of each GPU.
         num_iterations: Length of the fit.
     """
-    table = pd.read_parquet(folder / "justus_layers.parquet")
+    table = public_table(folder, "justus_layers")
     table = table[(table["layer"] == "conv2d") & (table["mode"] == "train_step")]
-    parts = [rows.sample(min(rows_per_device, len(rows)), random_state=0) for _, rows in table.groupby("gpu")]
+    parts = [
+        rows.sample(min(_ROWS_PER_DEVICE, len(rows)), random_state=0) for _, rows in table.groupby("gpu")
+    ]
     chosen = pd.concat(parts).reset_index(drop=True)
     samples = [_sample(row) for row in chosen.to_dict("records")]
     encoded = encode_samples(samples)
-    is_test = (chosen["gpu"] == held_out).to_numpy()
+    is_test = (chosen["gpu"] == _HELD_OUT).to_numpy()
     settings = FitSettings(num_iterations=num_iterations, samples_per_batch=150, seed=0)
     network = fit_op_network(encoded, np.flatnonzero(~is_test), settings)
     predicted = np.exp(predict_log_times(network, encoded, np.flatnonzero(is_test), use_latents=False))
     actual = chosen.loc[is_test, "time_ms_median"].to_numpy(dtype=float) / 1e3
-    return LayerResult(device=held_out, metrics=errors(predicted, actual))
+    return LayerResult(device=_HELD_OUT, metrics=errors(predicted, actual))
 
 
 def _sample(row: Mapping[Any, Any]) -> StepSample:

@@ -61,7 +61,7 @@ from forerun.question.devices.device import Device
 from forerun.question.devices.rows import load_device_file
 from forerun.question.model import ModelRequest
 from studies.markdown import error_cells, markdown_table
-from studies.tables.reference_steps import require_reference_folder
+from studies.tables.public import public_table, require_reference_folder
 
 _DATA = Path(__file__).parent / "data"
 _GRID_MODELS = ("op", "grey-box", "ann", "linear", "boosting")
@@ -285,11 +285,9 @@ def published_compositions(folder: Path) -> list[Composition]:
     Args:
         folder: Folder of the public tables.
     """
-    import pandas as pd
-
-    runs = pd.read_parquet(folder / "iit_e2e.parquet")
+    runs = public_table(folder, "iit_e2e")
     runs = runs[runs["sum_of_measured_layers_ms"].notna() & (runs["n_gpus"] == 1)]
-    layers = pd.read_parquet(folder / "iit_layers.parquet")
+    layers = public_table(folder, "iit_layers")
     layers = layers[layers["model_layer"].notna() & (layers["n_gpus"] == 1)]
     cases: dict[tuple[str, int], tuple[list[float], float]] = {}
     for run in runs.to_dict("records"):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.base.tables import read_table
 from forerun.cost.communication.constants import ScalingTable, load_scaling_table
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.replica_step import one_steps, scaled_step
@@ -19,6 +18,7 @@ from forerun.question.model import ModelRequest
 from forerun.question.run import Run
 from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.trace import trace
+from studies.tables.public import public_table
 
 # Accelerator of the table -> device of the catalogue, link between nodes with its rails, as NVIDIA's descriptions of
 # its systems say: one adapter a GPU of a DGX A100 and H100, eight a DGX-2.
@@ -122,7 +122,7 @@ def mlperf_study(folder: Path) -> MlperfStudy:
 
 def _rounds(folder: Path) -> list[list[_Size]]:
     """Sizes of each round and accelerator that has several."""
-    table = read_table(folder / "mlperf_training.parquet")
+    table = public_table(folder, "mlperf_training")
     keep = (
         (table["benchmark"] == "resnet")
         & (table["division"] == "closed")

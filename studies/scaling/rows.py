@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.tables import read_table
+from studies.tables.public import public_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,7 @@ def read_scaling_rows(folder: Path) -> tuple[list[ScalingRow], list[str]]:
 
 
 def _benchmark_rows(folder: Path, left_out: set[str]) -> Iterable[ScalingRow]:
-    table = read_table(folder / "gpu_benchmarks.parquet")
+    table = public_table(folder, "gpu_benchmarks")
     table = table[(table["phase"] == "train") & table["throughput"].notna() & (table["n_gpus"] > 0)].copy()
     table["machine"] = table["system"].map(_machine)
     table["batch"] = table["batch_size_per_gpu"].astype(str)
@@ -265,7 +265,7 @@ def _times(pair: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def _dle_rows(folder: Path, left_out: set[str]) -> Iterable[ScalingRow]:
-    table = read_table(folder / "dle_training.parquet")
+    table = public_table(folder, "dle_training")
     table = table[table["throughput"].notna() & (table["n_gpus"] > 0)].copy()
     table["batch"] = table["batch_size_per_gpu"].astype(str)
     table["machine"] = table["system"].fillna("").astype(str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,14 @@ from forerun.adapters.classics.server_models import OptimusModel, propose_points
 from forerun.adapters.classics.speed_models import SmoothedModel, SpeedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
-from forerun.base.tables import read_table
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
 _SEED = 20260101
+
+_Method = Callable[[Sequence[SpeedPoint], Sequence[SpeedPoint]], Floats]
+"""Function from the points of a fit and others to the steps of the others [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class FewPoints:
 
 def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
     """Points of ``optimus_dl2_speed`` by job: workers, servers, step of the fixed global batch; no failed runs."""
-    table = read_table(folder / "optimus_dl2_speed.parquet")
+    table = public_table(folder, "optimus_dl2_speed")
     table = table[~table["failed_run"] & (table["seconds_per_step"] > 0)]
     found: dict[str, list[SpeedPoint]] = {}
     for row in table.to_dict("records"):
@@ -71,7 +75,7 @@ def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
 
 def read_placements(folder: Path) -> dict[str, list[SpeedPoint]]:
     """Points of ``adaptdl_step_times``, AWS T4 placements, by job."""
-    table = read_table(folder / "adaptdl_step_times.parquet")
+    table = public_table(folder, "adaptdl_step_times")
     table = table[(table["cluster"] == "aws") & (table["measurement_kind"] == "placements")]
     found: dict[str, list[SpeedPoint]] = {}
     for row in table.to_dict("records"):
@@ -95,38 +99,46 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
     proportion to workers), and "designed": "form" at points that were proposed instead of drawn.
     """
     jobs = read_server_points(folder)
+    ours = partial(SmoothedModel, SERVER_MODELS["server-average"], "server-average-smoothed")
+    others: dict[str, _Method] = {
+        "form": lambda train, test: _smoothed_form().fit(train).step_s(test),
+        "relative": lambda train, test: OptimusModel().fit(train).step_s(test),
+        "plain": _plain,
+        "linear": _linear,
+    }
+    found, inside = _held_out(jobs, ours, others, num_points, num_splits, with_design=True)
+    coverage = {("forerun", num_points): inside}
+    return FewPoints(errors=found, num_jobs=len(jobs), num_splits=num_splits, coverage=coverage)
+
+
+def _held_out(
+    jobs: Mapping[str, Sequence[SpeedPoint]],
+    ours: Callable[[], SpeedModel],
+    others: Mapping[str, _Method],
+    number: int,
+    num_splits: int,
+    *,
+    with_design: bool = False,
+) -> tuple[dict[tuple[str, str, int], float], float]:
+    """Mean error by method and job after so many points, and the share of points inside our intervals."""
     found: dict[tuple[str, str, int], float] = {}
     inside: list[float] = []
     for job, points in jobs.items():
         rng = np.random.default_rng(_SEED)
-        collected: dict[str, list[float]] = {}
+        collected: dict[str, list[float]] = defaultdict(list)
         for _ in range(num_splits):
-            chosen = rng.permutation(len(points))[:num_points].tolist()
-            train, test = _split(points, chosen)
-            fit = SmoothedModel(SERVER_MODELS["server-average"], "server-average-smoothed").fit(train)
-            measured = np.asarray([point.measured_s for point in test])
-            collected.setdefault("forerun", []).append(_error(fit.step_s(test), measured))
-            form = _smoothed_form().fit(train).step_s(test)
-            collected.setdefault("form", []).append(_error(form, measured))
-            collected.setdefault("relative", []).append(
-                _error(OptimusModel().fit(train).step_s(test), measured)
-            )
-            collected.setdefault("plain", []).append(_error(_plain(train, test), measured))
-            collected.setdefault("linear", []).append(_error(_linear(train, test), measured))
-            inside += [low.low <= y <= low.high for low, y in zip(fit.intervals(test), measured, strict=True)]
-            designed = _designed(points, num_points, rng)
-            train, test = _split(points, designed)
-            measured = np.asarray([point.measured_s for point in test])
-            collected.setdefault("designed", []).append(
-                _error(_smoothed_form().fit(train).step_s(test), measured)
-            )
-        found |= {(method, job, num_points): float(np.mean(values)) for method, values in collected.items()}
-    return FewPoints(
-        errors=found,
-        num_jobs=len(jobs),
-        num_splits=num_splits,
-        coverage={("forerun", num_points): float(np.mean(inside))},
-    )
+            train, test = _split(points, rng.permutation(len(points))[:number].tolist())
+            fit = ours().fit(train)
+            collected["forerun"].append(_error(fit.step_s(test), test))
+            intervals = zip(fit.intervals(test), test, strict=True)
+            inside += [one.low <= point.measured_s <= one.high for one, point in intervals]
+            for name, predict in others.items():
+                collected[name].append(_error(predict(train, test), test))
+            if with_design:
+                train, test = _split(points, _designed(points, number, rng))
+                collected["designed"].append(_error(_smoothed_form().fit(train).step_s(test), test))
+        found |= {(name, job, number): float(np.mean(values)) for name, values in collected.items()}
+    return found, float(np.mean(inside))
 
 
 def _smoothed_form() -> SpeedModel:
@@ -139,7 +151,8 @@ def _split(points: Sequence[SpeedPoint], chosen: Sequence[int]) -> tuple[list[Sp
     return [points[i] for i in chosen], [point for i, point in enumerate(points) if i not in inside]
 
 
-def _error(predicted: Floats, measured: Floats) -> float:
+def _error(predicted: Floats, test: Sequence[SpeedPoint]) -> float:
+    measured = np.asarray([point.measured_s for point in test])
     return float(np.mean(np.abs(predicted / measured - 1)))
 
 
@@ -182,26 +195,14 @@ def _designed(points: Sequence[SpeedPoint], num_points: int, rng: np.random.Gene
 def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: int = 40) -> FewPoints:
     """Held-out errors on data parallel placements after 8 and 16 points a job."""
     jobs = read_placements(folder)
-    makers: dict[str, Callable[[], SpeedModel]] = dict(ALL_REDUCE_MODELS)
-    makers["forerun"] = partial(SmoothedModel, AveragedModel, "average-smoothed")
+    ours = partial(SmoothedModel, AveragedModel, "average-smoothed")
+    others: dict[str, _Method] = {
+        name: lambda train, test, make=make: make().fit(train).step_s(test)  # type: ignore[misc]
+        for name, make in ALL_REDUCE_MODELS.items()
+    }
     found: dict[tuple[str, str, int], float] = {}
     coverage: dict[tuple[str, int], float] = {}
     for number in numbers:
-        inside: list[float] = []
-        for job, points in jobs.items():
-            rng = np.random.default_rng(_SEED)
-            collected: dict[str, list[float]] = {name: [] for name in makers}
-            for _ in range(num_splits):
-                train, test = _split(points, rng.permutation(len(points))[:number].tolist())
-                measured = np.asarray([point.measured_s for point in test])
-                for name, make in makers.items():
-                    fit = make().fit(train)
-                    collected[name].append(_error(fit.step_s(test), measured))
-                    if name == "forerun":
-                        low_high = fit.intervals(test)
-                        inside += [
-                            one.low <= y <= one.high for one, y in zip(low_high, measured, strict=True)
-                        ]
-            found |= {(name, job, number): float(np.mean(values)) for name, values in collected.items()}
-        coverage["forerun", number] = float(np.mean(inside))
+        errors, coverage["forerun", number] = _held_out(jobs, ours, others, number, num_splits)
+        found |= errors
     return FewPoints(errors=found, num_jobs=len(jobs), num_splits=num_splits, coverage=coverage)

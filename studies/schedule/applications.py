@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining
 from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
 from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -107,21 +107,15 @@ class Application:
 
     def forecast_training(self, batch_size: float) -> DataParallelTraining:
         """The knowledge of a scheduler: speeds from eleven measured steps, worth of batches from an earlier run."""
-        return DataParallelTraining(
+        return replace(
+            self.actual_training(batch_size),
             speeds=self.forecast_speeds,
-            batch_size=batch_size,
-            batch_range=self.actual.batch_range,
             efficiency=self.forecast_efficiency,
         )
 
     def actual_training(self, batch_size: float) -> DataParallelTraining:
         """The true training at a batch asked for."""
-        return DataParallelTraining(
-            speeds=self.actual.speeds,
-            batch_size=batch_size,
-            batch_range=self.actual.batch_range,
-            efficiency=self.actual.efficiency,
-        )
+        return replace(self.actual, batch_size=batch_size)
 
 
 def planned_points(points: Sequence[StepPoint], devices_per_node: int) -> list[StepPoint]:
@@ -162,8 +156,6 @@ def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Ap
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    steps = read_table(folder / "adaptdl_step_times.parquet")
-    curves = read_table(folder / "adaptdl_validation_curves.parquet")
     columns = [
         "application",
         "cluster",
@@ -174,9 +166,9 @@ def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Ap
         "step_time_s",
         "sync_time_s",
     ]
-    check_columns(steps, "adaptdl_step_times.parquet", columns)
+    steps = public_table(folder, "adaptdl_step_times", columns)
     columns = ["application", "global_batch_size", "epoch", "cumulative_iterations", "metric_name"]
-    check_columns(curves, "adaptdl_validation_curves.parquet", columns)
+    curves = public_table(folder, "adaptdl_validation_curves", columns)
     return {
         name: _application(
             name, steps[steps.application == name], curves[curves.application == name], clusters

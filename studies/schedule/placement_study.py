@@ -182,18 +182,16 @@ def _slices(block: int, average: int) -> list[int]:
     return [average] * whole + ([rest] if rest else [])
 
 
-def assign_by_threshold(
-    sizes: Sequence[int], num_servers: int, seed: int = 0, threshold: int = MXNET_THRESHOLD
-) -> list[list[int]]:
+def assign_by_threshold(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
     """MXNet's rule: a block above the threshold is cut into equal parts for all servers, others go to a random one.
 
     Source: Optimus, section 5.3, on MXNet's default; ``kvstore`` documentation of MXNet.
     """
     _check(sizes, num_servers)
-    chance = random.Random(seed)
+    chance = random.Random(0)
     held: list[list[int]] = [[] for _ in range(num_servers)]
     for size in sizes:
-        if size < threshold:
+        if size < MXNET_THRESHOLD:
             held[chance.randrange(num_servers)].append(size)
             continue
         for i in range(num_servers):

@@ -12,13 +12,13 @@ from scipy.optimize import nnls
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.base.errors import InvalidSetupError
-from forerun.base.tables import check_columns, read_table
 from forerun.base.units import GIB
 from forerun.jobs.scheduling.job import NodeGroup, ScheduledJob, ServerTraining, SharedCluster, TaskDemand
 from forerun.jobs.scheduling.outcome import ScheduleMetrics
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from studies.tables.public import public_table
 
 SERVER_CLUSTER = SharedCluster(
     groups=(
@@ -101,8 +101,6 @@ def read_server_models(folder: Path) -> list[ServerModel]:
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    speeds = read_table(folder / "optimus_dl2_speed.parquet")
-    models = read_table(folder / "optimus_dl2_models.parquet")
     columns = [
         "model",
         "batch_size_total",
@@ -111,8 +109,8 @@ def read_server_models(folder: Path) -> list[ServerModel]:
         "seconds_per_step",
         "failed_run",
     ]
-    check_columns(speeds, "optimus_dl2_speed.parquet", columns)
-    check_columns(models, "optimus_dl2_models.parquet", ["model", "steps_per_epoch"])
+    speeds = public_table(folder, "optimus_dl2_speed", columns)
+    models = public_table(folder, "optimus_dl2_models", ["model", "steps_per_epoch"])
     found = []
     for number, row in enumerate(models.itertuples()):
         own = speeds[(speeds.model == row.model) & ~speeds.failed_run]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
+from studies.tables.public import public_table
 
 NUM_WORKLOAD_JOBS = 160
 WINDOW_HOURS = 8
@@ -62,8 +62,7 @@ def read_philly(folder: Path) -> pd.DataFrame:
     Raises:
         RecordError: The table is missing or lacks a column.
     """
-    frame = read_table(folder / "cluster_traces.parquet")
-    check_columns(frame, "cluster_traces.parquet", ["submit_or_start_time", "duration_s", "gpu_seconds"])
+    frame = public_table(folder, "cluster_traces", ["submit_or_start_time", "duration_s", "gpu_seconds"])
     kept = frame[(frame.duration_s >= _SHORTEST_S) & (frame.gpu_seconds < _LONGEST_DEVICE_H * _HOUR_S)]
     kept = kept.sort_values("submit_or_start_time", kind="stable").reset_index(drop=True)
     since = kept.submit_or_start_time - kept.submit_or_start_time.iloc[0].normalize()
@@ -170,15 +169,8 @@ def _jobs(
     return actual, replace(actual, training=known, forecast=application.forecast)
 
 
-@cache
-def _actual_training(application: Application, batch: float) -> DataParallelTraining:
-    return application.actual_training(batch)
-
-
-@cache
-def _known_training(application: Application, batch: float) -> DataParallelTraining:
-    return application.forecast_training(batch)
-
+# Jobs of one application at one batch share their training, so that what is computed for it is kept once.
+_actual_training, _known_training = cache(Application.actual_training), cache(Application.forecast_training)
 
 GAVEL_CLUSTER = "6x4xk80+6x4xp100+6x4xv100"
 """24 devices of each of the three kinds that the table knows, in nodes of four."""
@@ -237,9 +229,8 @@ def read_gavel_speeds(folder: Path) -> dict[tuple[str, int], dict[str, GavelSpee
     Raises:
         RecordError: The table is missing or lacks a column.
     """
-    frame = read_table(folder / "gavel_throughputs.parquet")
     columns = ["source_file", "gpu", "placement", "model", "batch_size_per_gpu", "n_gpus", "steps_per_second"]
-    check_columns(frame, "gavel_throughputs.parquet", columns)
+    frame = public_table(folder, "gavel_throughputs", columns)
     frame = frame[(frame.source_file == "simulation") & (frame.steps_per_second > 0)]
     frame = frame.assign(batch=frame.batch_size_per_gpu.fillna(0).astype(int))
     found: dict[tuple[str, int], dict[str, GavelSpeed]] = {}

@@ -15,6 +15,7 @@ from forerun.base.errors import ForerunError
 from forerun.graph.captured import CaptureFacts
 from forerun.prediction.estimate import Interval
 from forerun.question.model import CAPTURE_PREFIX
+from studies.markdown import markdown_table
 from studies.scripts.cases import Case
 
 
@@ -136,13 +137,12 @@ def _working_in(folder: Path) -> Iterator[None]:
 
 def markdown_of(found: Sequence[CapturedCase]) -> str:
     """The table of the study."""
-    lines = [
-        "| script | captured | all facts right | any batch | took | step | by specification "
-        "| memory | by specification |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for case in found:
-        cells = [
+    header = (
+        "script", "captured", "all facts right", "any batch", "took", "step", "by specification", "memory",
+        "by specification",
+    )  # fmt: skip
+    rows = [
+        (
             case.name,
             case.outcome,
             "" if case.wrong is None else "; ".join(case.wrong) or "yes",
@@ -153,11 +153,12 @@ def markdown_of(found: Sequence[CapturedCase]) -> str:
             or _beside(case.step_s, case.measured_step_s, lambda value: f"measured {value * 1e3:.4g} ms"),
             _cell(case.memory_bytes, lambda value: f"{value * 1e-9:.4g} GB"),
             _beside(case.memory_bytes, case.spec_memory_bytes, lambda value: f"{value * 1e-9:.4g} GB"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        )
+        for case in found
+    ]
     captured = [case for case in found if case.wrong is not None]
     right = sum(not case.wrong for case in captured)
-    return "\n".join([*lines, "", f"{right} of {len(captured)} captures have every fact right."]) + "\n"
+    return markdown_table(header, rows) + f"\n{right} of {len(captured)} captures have every fact right.\n"
 
 
 def _cell(value: float | None, text: Callable[[float], str]) -> str:

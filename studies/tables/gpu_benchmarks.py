@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.base.errors import RecordError
-from forerun.base.tables import check_columns, check_positive, read_table
+from forerun.base.tables import check_positive
 from forerun.evidence.records.measured_run import default_optimizer_implementation, framework_release
 from forerun.evidence.records.model_names import model_family
 from forerun.evidence.records.step_record import StepRecord
+from forerun.question.devices import find_device
 from forerun.question.setup import Phase, Precision
-from studies.tables.words import catalogue_device, known_precision
-
-if TYPE_CHECKING:
-    import pandas as pd
+from studies.tables.public import public_table
 
 _COLUMNS = (
     "source", "system", "phase", "model", "gpu", "n_gpus", "batch_size_per_gpu", "dtype", "framework",
     "step_time_ms",
 )  # fmt: skip
-_PRECISIONS = {
-    "fp32": Precision.FP32,
-    "tf32": Precision.TF32,
-    "fp16": Precision.FP16,
-    "amp": Precision.AMP,
-}
+_TABLE = "gpu_benchmarks"
 
 
 def read_torchvision(folder: Path) -> list[StepRecord]:
@@ -36,18 +29,17 @@ def read_torchvision(folder: Path) -> list[StepRecord]:
     ``fp16`` is pure half. Double precision is left out, and so are the GTX 1080 Ti fp32 rows of the ti
     branch: they are three times slower than elsewhere.
     """
-    path = folder / "gpu_benchmarks.parquet"
-    frame = _load(path)
+    frame = public_table(folder, _TABLE, _COLUMNS)
     is_source = frame["source"].isin(["ryujaehun/pytorch-gpu-benchmark", "JHLew/pytorch-gpu-benchmark"])
     is_outlier = (frame["system"] == "ti branch: results") & (frame["dtype"] == "fp32")
     frame = frame[is_source & (frame["n_gpus"] == 1) & (frame["dtype"] != "fp64") & ~is_outlier]
     frame = frame.reset_index(drop=True)
-    check_positive(frame, path.name, ["step_time_ms", "batch_size_per_gpu"])
+    check_positive(frame, _TABLE, ["step_time_ms", "batch_size_per_gpu"])
     key = ["source", "system", "phase", "model", "gpu", "dtype", "batch_size_per_gpu", "framework"]
     replica = frame.groupby(key).cumcount() + 1
     return [
         StepRecord(
-            **_common_fields(row, path),
+            **_common_fields(row),
             row_id=" ".join([*(str(row[name]) for name in key), f"#{number}"]),
             model=f"torchvision:{row['model']}",
             family=model_family(row["model"]),
@@ -64,11 +56,10 @@ def read_lambda_resnet50(folder: Path) -> list[StepRecord]:
     One record per GPU, precision, batch size and framework build: the median over its hosts and replicas,
     with their standard deviation. ``fp16`` keeps fp32 copies of the weights in the optimizer.
     """
-    path = folder / "gpu_benchmarks.parquet"
-    frame = _load(path)
+    frame = public_table(folder, _TABLE, _COLUMNS)
     is_source = frame["source"] == "lambdal/deeplearning-benchmark"
     frame = frame[is_source & (frame["model"] == "resnet50") & (frame["n_gpus"] == 1)].reset_index(drop=True)
-    check_positive(frame, path.name, ["step_time_ms", "batch_size_per_gpu"])
+    check_positive(frame, _TABLE, ["step_time_ms", "batch_size_per_gpu"])
     key = ["gpu", "dtype", "framework", "batch_size_per_gpu"]
     replicas = frame.groupby(key)["step_time_ms"]
     grouped = replicas.median().reset_index()
@@ -76,7 +67,7 @@ def read_lambda_resnet50(folder: Path) -> list[StepRecord]:
     grouped["num_replicas"] = replicas.count().to_numpy()
     return [
         StepRecord(
-            **_common_fields(row, path),
+            **_common_fields(row),
             row_id="lambda " + " ".join(str(row[name]) for name in key),
             model="torchvision:resnet50",
             family="resnet",
@@ -90,21 +81,15 @@ def read_lambda_resnet50(folder: Path) -> list[StepRecord]:
     ]
 
 
-def _load(path: Path) -> pd.DataFrame:
-    frame = read_table(path)
-    check_columns(frame, path.name, _COLUMNS)
-    return frame
-
-
-def _common_fields(row: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+def _common_fields(row: Mapping[Any, Any]) -> dict[str, Any]:
     version = _first_version(row["framework"])
     return {
-        "source": path.stem,
-        "device": catalogue_device(row["gpu"], path.name),
+        "source": _TABLE,
+        "device": find_device(row["gpu"]).name,
         "batch_size_per_device": int(row["batch_size_per_gpu"]),
         "image_size": 224,
         "step_time_s": float(row["step_time_ms"]) / 1e3,
-        "precision": known_precision(_PRECISIONS, row["dtype"], path.name),
+        "precision": Precision(row["dtype"]),
         "optimizer_implementation": default_optimizer_implementation(version),
         "framework_version": version,
     }

@@ -27,6 +27,7 @@ from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.op_rules.products import NUM_GATES
+from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -246,7 +247,7 @@ def _columns(table: pd.DataFrame, *names: str) -> list[Floats]:
 
 
 def _neusight(folder: Path) -> Iterator[_Rows]:
-    table = pd.read_parquet(folder / "neusight_ops.parquet")
+    table = public_table(folder, "neusight_ops")
     table = table[table["dtype"] == "fp32"]
     for (gpu, operator), rows in table.groupby(["gpu", "op"]):
         (milliseconds,) = _columns(rows, "time_ms_forward")
@@ -322,7 +323,7 @@ def _convolution(
 
 
 def _gemm(folder: Path) -> Iterator[_Rows]:
-    table = pd.read_parquet(folder / "llm" / "gemm.parquet")
+    table = public_table(folder, "llm/gemm")
     table = table[table["dtype"] == "bfloat16"]
     for gpu, rows in table.groupby("gpu"):
         m, n, k, milliseconds = _columns(rows, "m", "n", "k", "time_ms")
@@ -340,7 +341,7 @@ def _gemm(folder: Path) -> Iterator[_Rows]:
 
 def _attention(folder: Path) -> Iterator[_Rows]:
     """Causal attention: half of the pairs of tokens."""
-    table = pd.read_parquet(folder / "llm" / "attention.parquet")
+    table = public_table(folder, "llm/attention")
     for gpu, rows in table.groupby("gpu"):
         batch, length, heads, shared, size, milliseconds = _columns(
             rows, "batch", "seq_len", "heads", "kv_heads", "head_dim", "time_ms_forward"
@@ -367,7 +368,7 @@ _DEEPBENCH_ERAS = {"10.1.243": "1.2", "8.0": "0.4", "7.5": "0.4"}
 
 
 def _deepbench(folder: Path, name: str) -> Iterator[tuple[Mapping[str, Any], float, pd.DataFrame]]:
-    table = pd.read_parquet(folder / f"{name}.parquet")
+    table = public_table(folder, name)
     for (gpu, dtype), rows in table.groupby(["gpu", "dtype"]):
         precision = _DEEPBENCH_PRECISIONS.get(str(dtype))
         if precision is not None:
@@ -424,7 +425,7 @@ _LAYER_TABLES = {"justus_layers": "0.4", "iit_layers": "1.5"}
 def _tensorflow_conv(folder: Path) -> Iterator[_Rows]:
     """Forward passes of square convolutions; those of less than 1 ms measure the call."""
     for name, version in _LAYER_TABLES.items():
-        table = pd.read_parquet(folder / f"{name}.parquet")
+        table = public_table(folder, name)
         table = table[
             table["layer"].eq("conv2d") & table["mode"].eq("forward") & table["time_ms_median"].ge(1.0)
         ]
@@ -456,7 +457,7 @@ _DIRECTIONS = {"F": StepPart.FORWARD, "B": StepPart.BACKWARD, "W": StepPart.WEIG
 
 def _miopen_conv(folder: Path) -> Iterator[_Rows]:
     """Convolutions of MIOpen's tuning database on AMD devices; grouped and dilated ones are left out."""
-    table = pd.read_parquet(folder / "kernels" / "conv_miopen.parquet")
+    table = public_table(folder, "kernels/conv_miopen")
     plain = table["layout"].eq("NCHW") & table["groups"].eq(1) & table["dilation_h"].eq(1)
     table = table[plain & table["n_solvers"].gt(1)]
     for (gpu, dtype, direction), rows in table.groupby(["gpu", "dtype", "direction"]):

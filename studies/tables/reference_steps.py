@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from forerun.base.errors import ForerunError, RecordError
+from forerun.base.errors import ForerunError
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
-from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
+from studies.tables.timm import read_timm_infer, read_timm_train
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
 Job = tuple[StepRecord, ModelRequest]
@@ -30,21 +30,6 @@ class ReferenceSteps:
     steps: tuple[Measured, ...]
     asked: tuple[Measured, ...]
     skipped: tuple[SkippedModel, ...]
-
-
-def require_reference_folder() -> Path:
-    """Folder of the public tables.
-
-    Raises:
-        RecordError: There is none.
-    """
-    folder = reference_folder()
-    if folder is None:
-        raise RecordError(
-            "the public measurement tables are needed and were not found: expected a folder with "
-            f"timm_train.parquet and its siblings; name it in {FOLDER_VARIABLE}"
-        )
-    return folder
 
 
 def read_reference_steps(

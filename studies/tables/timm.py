@@ -1,56 +1,27 @@
-"""The public timm measurements as records, and the folder of public tables.
-
-The tables are not part of forerun (some sources carry no licence). Each function reads one of them and
-applies the table's own caveats; nothing is fitted or filtered by result.
-"""
+"""The public timm measurements as records."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import RecordError
-from forerun.base.tables import (
-    check_columns,
-    check_positive,
-    check_unique,
-    read_table,
-)
-from forerun.evidence.records.measured_run import default_optimizer_implementation, is_pytorch_2
+from forerun.base.tables import check_positive, check_unique
 from forerun.evidence.records.step_record import StepRecord
+from forerun.evidence.records.tables import timm_settings
+from forerun.question.devices import find_device
 from forerun.question.setup import Layout, Phase, Precision
-from studies.tables.words import catalogue_device, integer_or_none, known_precision
+from studies.tables.public import integer_or_none, public_table
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FOLDER_VARIABLE = "FORERUN_REFERENCE_DATA"
 
 _TIMM_PRECISIONS = {"amp_fp16": Precision.AMP, "amp_bf16": Precision.AMP_BF16, "bf16": Precision.BF16}
 _TIMM_COLUMNS = (
     "model", "family", "dtype", "layout", "compiler", "torch_version", "batch_size", "img_size",
     "time_ms_step", "param_count_millions",
 )  # fmt: skip
-
-
-def reference_folder() -> Path | None:
-    """Folder of the public tables: ``FORERUN_REFERENCE_DATA``, else ``../shared/data`` beside the repository.
-
-    The repository is the nearest folder above the current one that holds ``pyproject.toml``. None if neither
-    exists.
-    """
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named:
-        if not Path(named).is_dir():
-            raise RecordError(f"{FOLDER_VARIABLE} names '{named}', which is no folder; correct or unset it")
-        return Path(named)
-    here = Path.cwd()
-    roots = (folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file())
-    root = next(roots, None)
-    beside = root.parent / "shared" / "data" if root else None
-    return beside if beside is not None and beside.is_dir() else None
 
 
 def read_timm_train(folder: Path) -> list[StepRecord]:
@@ -78,8 +49,7 @@ def _read_timm(
     phase: Phase,
     keep: Callable[[pd.DataFrame], pd.Series[bool]] | None = None,
 ) -> list[StepRecord]:
-    frame = read_table(path)
-    check_columns(frame, path.name, (*_TIMM_COLUMNS, *extra))
+    frame = public_table(path.parent, path.stem, (*_TIMM_COLUMNS, *extra))
     if keep is not None:
         frame = frame[keep(frame)].reset_index(drop=True)
     check_positive(frame, path.name, ["time_ms_step", "batch_size", "img_size", "param_count_millions"])
@@ -95,28 +65,22 @@ def _read_timm(
 
 
 def _timm_record(row: Mapping[Any, Any], path: Path, device: str, row_id: str, phase: Phase) -> StepRecord:
-    version = str(row["torch_version"])
-    precision = known_precision(_TIMM_PRECISIONS, row["dtype"], path.name)
-    is_train = phase is Phase.TRAIN
+    precision = _TIMM_PRECISIONS.get(row["dtype"])
+    if precision is None:
+        known = ", ".join(_TIMM_PRECISIONS)
+        raise RecordError(f"{path.name}, column 'dtype': expected one of {known}, got '{row['dtype']}'")
     return StepRecord(
         source=path.stem,
         row_id=row_id,
         model=f"timm:{row['model']}",
         family=row["family"],
-        device=catalogue_device(row[device], path.name),
+        device=find_device(row[device]).name,
         batch_size_per_device=int(row["batch_size"]),
         image_size=int(row["img_size"]),
         step_time_s=float(row["time_ms_step"]) / 1e3,
-        precision=precision,
-        phase=phase,
         layout=Layout(row["layout"].lower()),
         compile=row["compiler"] != "eager",
-        optimizer="nesterov" if is_train else "none",
-        optimizer_implementation=default_optimizer_implementation(version),
-        includes_optimizer=is_train,
-        fused_attention=is_pytorch_2(version),
-        autocast_backward=is_train and precision.is_autocast,
-        framework_version=version,
         num_parameters=round(float(row["param_count_millions"]) * 1e6),
         next_larger_batch_failed=integer_or_none(row.get("next_larger_batch_failed")),
+        **timm_settings(phase, precision, str(row["torch_version"])),
     )

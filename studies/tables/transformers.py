@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,16 @@ from typing import Any
 
 from forerun.base.errors import RecordError
 from forerun.base.kept import cache_folder
-from forerun.base.tables import (
-    check_columns,
-    check_positive,
-    check_unique,
-    read_table,
-)
+from forerun.base.tables import check_positive, check_unique
 from forerun.evidence.records.step_record import StepRecord
+from forerun.prediction.step import PreparedModel, prepare
+from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Phase, Precision
-from studies.tables.words import catalogue_device, integer_or_none
+from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import trace
+from studies.tables.public import integer_or_none, public_table
 
+_TABLE = "neusight_e2e"
 _PREDICTORS = ("neusight", "habitat", "roofline", "micro")
 _SIZES = ("num_layers", "hidden_size", "num_heads", "ffn_size", "vocab_size")
 _KEY = ("model", "mode", "gpu", "compiler", "batch_size", "seq_len")
@@ -71,22 +71,20 @@ def read_neusight_e2e(folder: Path) -> list[TransformerRow]:
     Every step pays cudaMalloc (the script empties the caching allocator first), and gradients accumulate.
     Source: Lee, Phanishayee and Mahajan, ASPLOS 2025; github.com/sitar-lab/NeuSight.
     """
-    path = folder / "neusight_e2e.parquet"
-    frame = read_table(path)
-    check_columns(frame, path.name, _COLUMNS)
+    frame = public_table(folder, _TABLE, _COLUMNS)
     frame = frame[frame["n_gpus"] == 1].reset_index(drop=True)
-    check_positive(frame, path.name, ["measured_ms_e2e", "measured_ms_forward", "batch_size", "seq_len"])
-    check_unique(frame, path.name, _KEY)
-    return [_transformer_row(row, path) for row in frame.to_dict("records")]
+    check_positive(frame, _TABLE, ["measured_ms_e2e", "measured_ms_forward", "batch_size", "seq_len"])
+    check_unique(frame, _TABLE, _KEY)
+    return [_transformer_row(row) for row in frame.to_dict("records")]
 
 
-def _transformer_row(row: Mapping[Any, Any], path: Path) -> TransformerRow:
+def _transformer_row(row: Mapping[Any, Any]) -> TransformerRow:
     if row["dtype"] != "fp32":
-        raise RecordError(f"{path.name}, column 'dtype': expected fp32, got '{row['dtype']}'")
+        raise RecordError(f"{_TABLE}, column 'dtype': expected fp32, got '{row['dtype']}'")
     published = {name: float(row[f"pred_{name}_ms_e2e"]) / 1e3 for name in _PREDICTORS}
     backward_ms = float(row["measured_ms_backward"])
     return TransformerRow(
-        record=_record(row, path),
+        record=_record(row),
         arch=row["arch"],
         **{name: int(row[name]) for name in _SIZES},
         num_experts=integer_or_none(row["num_experts"]),
@@ -98,13 +96,13 @@ def _transformer_row(row: Mapping[Any, Any], path: Path) -> TransformerRow:
     )
 
 
-def _record(row: Mapping[Any, Any], path: Path) -> StepRecord:
+def _record(row: Mapping[Any, Any]) -> StepRecord:
     return StepRecord(
-        source=path.stem,
+        source=_TABLE,
         row_id=" ".join(str(row[name]) for name in _KEY),
         model=f"hf:{row['model']}",
         family=row["arch"],
-        device=catalogue_device(row["gpu"], path.name),
+        device=find_device(row["gpu"]).name,
         batch_size_per_device=int(row["batch_size"]),
         sequence_length=int(row["seq_len"]),
         step_time_s=float(row["measured_ms_e2e"]) / 1e3,
@@ -206,3 +204,28 @@ def transformer_requests(rows: Sequence[TransformerRow]) -> list[ModelRequest]:
             path.write_text(text)
         requests.append(ModelRequest(model=f"hf:{path}", sequence_length=row.record.sequence_length))
     return requests
+
+
+def prepared_bert(
+    setup: TrainingSetup,
+    num_tokens: int,
+    *,
+    hidden_size: int = 768,
+    num_layers: int = 12,
+    head: str = "BertForQuestionAnswering",
+) -> PreparedModel:
+    """A BERT by its sizes (Devlin et al. 2019), base unless told otherwise, with the head of a task."""
+    config = {
+        "model_type": "bert",
+        "architectures": [head],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return prepare(trace(ModelRequest(model=f"hf:{path}", sequence_length=num_tokens), setup))

@@ -19,7 +19,7 @@ from studies.forecast.sweeps import (
     looks_of,
     sweep_scores,
 )
-from studies.tables.reference_steps import reference_folder
+from studies.tables.public import reference_folder
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_rows_of_experts_are_asked_by_name_with_the_recipe(
 
     monkeypatch.setattr(forerun, "predict", answer)
     page = experts.experts_page(tmp_path)
-    assert "| all | | 1 | 25% | +25% | 100% |" in page
+    assert "| all |  | 1 | 25% | +25% | 100% |" in page
     assert "1 left out: drops tokens" in page
     (run,) = asked
     assert (run.layout.expert, run.layout.virtual_stages, run.sharing.num_accumulation_steps) == (8, 24, 32)

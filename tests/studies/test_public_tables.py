@@ -1,24 +1,17 @@
 """The public tables, read for real where they are present."""
 
-import tomllib
 from collections import Counter
-from importlib import resources
 
 import pandas as pd
 import pytest
 
-from forerun.base.errors import RecordError
+from forerun.base.errors import RecordError, UnknownDeviceError
 from forerun.evidence.records.model_names import canonical_network, model_family
 from forerun.question.setup import OptimizerImplementation, Phase, Precision
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
-from studies.tables.timm import (
-    FOLDER_VARIABLE,
-    read_timm_infer,
-    read_timm_train,
-    reference_folder,
-)
+from studies.tables.public import FOLDER_VARIABLE, reference_folder
+from studies.tables.timm import read_timm_infer, read_timm_train
 from studies.tables.transformers import read_neusight_e2e, transformer_config
-from studies.tables.words import REFERENCE_DEVICES, catalogue_device
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +47,15 @@ def test_folder_beside_the_repository(monkeypatch, tmp_path):
     assert reference_folder() == beside
 
 
-def test_unknown_device_is_named():
-    with pytest.raises(RecordError, match=r"my_table: no catalogue name.*'RTX 9999'"):
-        catalogue_device("RTX 9999", "my_table")
-
-
-def test_every_reference_device_is_in_the_catalogue():
-    files = (resources.files("forerun.question.devices") / "catalog").iterdir()
-    catalogue = [
-        tomllib.loads(file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".toml")
-    ]
-    names = {entry["name"] for table in catalogue for entry in table.get("device", [])}
-    assert set(REFERENCE_DEVICES.values()) - names == set()
+def test_unknown_device_is_named(tmp_path):
+    row = {
+        "model": "resnet50", "family": "resnet", "gpu": "RTX 9999", "dtype": "amp_fp16", "layout": "NCHW",
+        "compiler": "eager", "torch_version": "1.12", "batch_size": 64, "img_size": 224,
+        "time_ms_step": 100.0, "param_count_millions": 25.56, "next_larger_batch_failed": None,
+    }  # fmt: skip
+    pd.DataFrame([row]).to_parquet(tmp_path / "timm_train.parquet")
+    with pytest.raises(UnknownDeviceError, match="RTX 9999"):
+        read_timm_train(tmp_path)
 
 
 def test_a_repeated_row_and_a_bad_time_in_a_reference_table(tmp_path):

@@ -12,7 +12,7 @@ from studies.schedule.workloads import (
     draw_mixed_jobs,
     read_gavel_speeds,
 )
-from studies.tables.timm import reference_folder
+from studies.tables.public import reference_folder
 
 
 def test_a_speed_knows_whether_it_is_packed():

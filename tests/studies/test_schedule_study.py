@@ -16,7 +16,7 @@ from studies.schedule.placement_study import placement_study
 from studies.schedule.server_study import ratios, server_study
 from studies.schedule.study import allocation_time, error_plot
 from studies.schedule.workloads import draw_workload, read_philly
-from studies.tables.timm import reference_folder
+from studies.tables.public import reference_folder
 
 reference = pytest.mark.reference
 

@@ -24,7 +24,8 @@ from forerun.evidence.records.step_record import StepRecord
 from forerun.question.setup import Phase, Precision
 from regressor_cases import lawful_times_s, random_features
 from studies.tables.gpu_benchmarks import read_torchvision
-from studies.tables.timm import FOLDER_VARIABLE, read_timm_train, reference_folder
+from studies.tables.public import FOLDER_VARIABLE, reference_folder
+from studies.tables.timm import read_timm_train
 
 positive = st.floats(1e-3, 1e3)
 

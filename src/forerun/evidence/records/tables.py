@@ -264,15 +264,17 @@ def read_timm_csv(
     required = ["model", *(f"{mode}_{name}" for mode in modes for name in _TIMM_REQUIRED)]
     optional = ["param_count", "error", *(f"{mode}_{name}" for mode in modes for name in _TIMM_OPTIONAL)]
     check_columns(frame, path.name, required, optional)
-    common = {
-        "source": path.name,
-        "device": device,
-        "precision": precision,
-        "layout": layout,
-        "compile": compile,
-        "framework_version": framework_version,
-    }
-    return [record for mode in modes for record in _timm_mode(frame, path.name, mode, common)]
+    common = {"source": path.name, "device": device, "layout": layout, "compile": compile}
+    return [
+        record
+        for mode in modes
+        for record in _timm_mode(
+            frame,
+            path.name,
+            mode,
+            {**common, **timm_settings(_TIMM_PHASES[mode], precision, framework_version)},
+        )
+    ]
 
 
 def _timm_mode(frame: pd.DataFrame, table: str, mode: str, common: Mapping[str, Any]) -> Iterable[StepRecord]:
@@ -284,7 +286,7 @@ def _timm_mode(frame: pd.DataFrame, table: str, mode: str, common: Mapping[str, 
     rows.columns = rows.columns.str.removeprefix(f"{mode}_")
     _check_timm_units(rows, table, mode)
     for row in rows.to_dict("records"):
-        yield _timm_record(row, _TIMM_PHASES[mode], common)
+        yield _timm_record(row, common)
 
 
 def _check_timm_units(rows: pd.DataFrame, table: str, mode: str) -> None:
@@ -300,24 +302,31 @@ def _check_timm_units(rows: pd.DataFrame, table: str, mode: str) -> None:
         )
 
 
-def _timm_record(row: Mapping[Any, Any], phase: Phase, common: Mapping[str, Any]) -> StepRecord:
-    version = str(common["framework_version"])
+def timm_settings(phase: Phase, precision: Precision, version: str) -> dict[str, Any]:
+    """Settings of a step that ``benchmark.py`` of timm does not write, for they are the same in each of its runs."""
     is_train = phase is Phase.TRAIN
+    return {
+        "phase": phase,
+        "precision": precision,
+        "optimizer": "nesterov" if is_train else "none",
+        "optimizer_implementation": default_optimizer_implementation(version),
+        "includes_optimizer": is_train,
+        "fused_attention": is_pytorch_2(version),
+        "autocast_backward": is_train and precision.is_autocast,
+        "framework_version": version,
+    }
+
+
+def _timm_record(row: Mapping[Any, Any], common: Mapping[str, Any]) -> StepRecord:
     batch, image, parameters = int(row["batch_size"]), int(row["img_size"]), row.get("param_count", "")
     return StepRecord(
-        row_id=f"{row['model']} {phase} {image}px batch {batch}",
+        row_id=f"{row['model']} {common['phase']} {image}px batch {batch}",
         model=f"timm:{row['model']}",
         family=model_family(str(row["model"])),
         batch_size_per_device=batch,
         image_size=image,
         # timm writes milliseconds, and parameters in millions.
         step_time_s=row["step_time"] / 1e3,
-        phase=phase,
-        optimizer="nesterov" if is_train else "none",
-        optimizer_implementation=default_optimizer_implementation(version),
-        includes_optimizer=is_train,
-        fused_attention=is_pytorch_2(version),
-        autocast_backward=is_train and common["precision"].is_autocast,
         num_parameters=round(float(parameters) * 1e6) if parameters != "" else None,
         **common,
     )

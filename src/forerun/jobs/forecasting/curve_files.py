@@ -137,7 +137,7 @@ def _is_table(file: Path) -> bool:
         names = [name.strip().lower() for name in opened.readline().split(",")]
         cells = opened.readline().split(",")
     is_header = len(names) > 1 and any(name in ("epoch", *_STEP_NAMES) for name in names)
-    return is_header and len(cells) == len(names) and not any(_is_words(cell) for cell in cells)
+    return is_header and len(cells) == len(names) and None not in map(_number, cells)
 
 
 def _is_events(file: Path) -> bool:
