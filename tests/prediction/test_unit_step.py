@@ -26,7 +26,7 @@ from forerun.prediction.step import prepare
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
-from forerun.question.sharing import FsdpVersion, PipelineSchedule
+from forerun.question.sharing import FsdpVersion, Handover, PipelineSchedule
 from forerun.search.layouts import LayoutPlan, hand_over
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
@@ -220,6 +220,20 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
     assert interleaved.stages[0].handover_s == 0
     assert interleaved.communication_s > plain.communication_s
     assert interleaved.step_s.value < plain.step_s.value
+
+
+def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
+    def steps(parallel: str, **cluster: str) -> list[forerun.Interval]:
+        kinds = ({"handover": kind, "accumulation": 8, "parallel": parallel} for kind in Handover)
+        return [forerun.predict(MODEL, **cluster, **SETTINGS, **kind).step_time_s for kind in kinds]
+
+    nodes = {"device": "2x8xh100-sxm", "inter": "infiniband-ndr"}
+    unknown, ahead, blocking = steps("tp=8,pp=2", **nodes)
+    assert (unknown.value, unknown.low) == (ahead.value, ahead.low)
+    assert ahead.high < blocking.value < unknown.high < blocking.high
+    narrow = [step.value for step in steps("tp=2,pp=2,dp=4", **nodes)]
+    assert narrow[2] / narrow[1] < blocking.value / ahead.value
+    assert len({(step.value, step.high) for step in steps("tp=4,pp=2", device="8xh100-sxm")}) == 1
 
 
 def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:

@@ -147,6 +147,7 @@ class StageTime:
         copied_s: Copies of weights and gradients from and to the buffers of FSDP.
         slowed_s: What hidden communication adds to the computation.
         waiting_s: Waiting for the host, which launches operations and collectives.
+        blocked_s: Further waiting if hosts of a pipeline over nodes wait at every handover; not a part of the whole.
         handover_s: Handing tokens to the next stage and gradients back.
         communication_s: Sum of all collectives, hidden or not.
     """
@@ -160,6 +161,7 @@ class StageTime:
     copied_s: float
     slowed_s: float
     waiting_s: float
+    blocked_s: float
     handover_s: float
     communication_s: float
 

@@ -255,6 +255,7 @@ class SharingOptions(TypedDict, total=False):
     context_parallel: str | None
     pipeline_schedule: str | None
     virtual_stages: int | None
+    handover: str | None
     stage_split: str | None
     shard_size: int | None
     reshard: bool | None
@@ -290,9 +291,7 @@ def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout:
     for axis, name in (AXES | EXPERT_AXIS).items():
         if axes.get(name, 1) > 1:
             continue
-        useless = [
-            word for part in (DeviceLayout, Sharing) for word in names_needing(part, axis) if word in given
-        ]
+        useless = [word for word in names_needing(Sharing, axis) if word in given]
         refuse(given, useless, f"there is no {axis}", f"give --parallel {axis}=2")
         if useless and axis == "tp":  # --no-sequence-parallel has no meaning either
             raise InvalidSetupError(f"{flags(useless)} needs tensor parallelism; give --parallel tp=2")
@@ -374,6 +373,16 @@ class StageSplit(StrEnum):
     """Input and head count as one block each (Megatron-LM's account-for-embedding and account-for-loss)."""
 
 
+class Handover(StrEnum):
+    """Whether the host of a stage goes on while a message of another node is on its way."""
+
+    UNKNOWN = "unknown"
+    AHEAD = "ahead"
+    """It launches on: sizes are agreed beforehand (Megatron-LM, torchtitan)."""
+    BLOCKING = "blocking"
+    """It reads the size of each message from the device first (nanotron)."""
+
+
 _layout = partial(setting, group="sharing")
 
 
@@ -435,6 +444,13 @@ class DeviceLayout:
         help="With the interleaved schedule: groups of blocks of each stage.",
         low=1,
         high=1000,
+        needs="pp",
+        only_changed=True,
+    )
+    handover: Handover = _layout(
+        Handover.UNKNOWN,
+        help="With pp over nodes: hosts launch ahead of what stages receive (ahead, Megatron-LM), or read the size of "
+        "each message first (blocking, nanotron); unknown takes the first, and its interval reaches to the second.",
         needs="pp",
         only_changed=True,
     )
