@@ -566,6 +566,40 @@ def test_experts_of_all_ranks_are_those_of_the_model(experts: tuple[str, Divided
     assert (ops.read_bytes[products, 0] <= graph.ops.read_bytes[products, 0]).all()
 
 
+def test_whole_experts_are_divided_among_the_devices_of_tp_as_well(
+    experts: tuple[str, DividedModel],
+) -> None:
+    name, model = experts
+    blocks, graph = model.traced, model.model.graph
+    parts, whole = Shards(tensor=2, expert=4), Shards(tensor=2, expert=8, whole_experts=True)
+    np.testing.assert_allclose(
+        unit_memory(graph, blocks, parts, 1).weights, unit_memory(graph, blocks, whole, 1).weights
+    )
+    work = [
+        sharded_ops(graph, blocks, shards).flops[blocks.expert_product].sum() for shards in (parts, whole)
+    ]
+    assert work[0] == pytest.approx(work[1])
+
+    def found(axes: str, **options: Any) -> Any:
+        settings = EXPERT_SETTINGS | options
+        return forerun.predict(name, device="8xh100-sxm", parallel=axes, strategy="zero1", **settings)
+
+    divided, folded = found("tp=2,ep=4"), found("tp=2,ep=8", whole_experts=True)
+    sums = [
+        {part.name: part.time_s for part in step.breakdown}["tensor parallelism"]
+        for step in (divided, folded)
+    ]
+    assert sums[1] < sums[0]
+    states = [
+        {part.name: part.size_bytes for part in step.memory_parts}["optimizer state"]
+        for step in (divided, folded)
+    ]
+    assert states[0] == pytest.approx(states[1])
+    assert found("ep=8", whole_experts=True).step_time_s == found("ep=8").step_time_s
+    run = Run.of(name, device="8xh100-sxm", parallel="tp=2,ep=8", whole_experts=True, **EXPERT_SETTINGS)
+    assert "--expert-tensor-parallel-size 1" in hand_over(run, "megatron")
+
+
 def test_tokens_that_go_once_to_a_device_are_fewer_than_their_experts(
     experts: tuple[str, DividedModel],
 ) -> None:

@@ -128,7 +128,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     (times,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory = model.memory(shards, setup.batch_size_per_device)
     # What is divided among all replicas is a part of all experts, however these are divided.
-    every = model.memory(replace(shards, expert=1), setup.batch_size_per_device)
+    every = model.memory(replace(shards, expert=1, whole_experts=False), setup.batch_size_per_device)
     whole_bytes = float(model.memory(Shards(), setup.batch_size_per_device).gradients.sum())
     groups = _groups(run, table.constants)
     units = model.stages(layout)
@@ -255,7 +255,7 @@ def _groups(run: Run, constants: LayoutConstants) -> _Groups:
     return _Groups(
         tensor=group(axes.tensor, 1),
         context=group(axes.context, axes.tensor),
-        expert=group(axes.expert, axes.tensor),
+        expert=group(axes.expert, 1 if axes.whole_experts else axes.tensor),
         data=group(axes.replicated, axes.tensor),
         shard=group(axes.shard, axes.tensor),
         replicas=group(axes.replicated // axes.shard, axes.tensor * axes.shard),
@@ -463,10 +463,12 @@ def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
     """
     if group.num_devices == 1:
         return np.zeros(len(own)), np.zeros(len(own))
-    routed = times.routed_bytes[list(own)] / run.layout.tensor
+    # Devices of tp have each their part of the tokens that go to experts.
+    parts = 1 if run.layout.whole_experts else run.layout.tensor
+    routed = times.routed_bytes[list(own)] / parts
     if run.layout.merge_routes:
         num_tokens = run.setup.batch_size_per_device * float(times.model.graph.tokens_per_sample or 1)
-        copies = times.num_routes[list(own)] * run.layout.context / num_tokens
+        copies = times.num_routes[list(own)] * run.layout.context * run.layout.tensor / parts / num_tokens
         both_s = np.asarray([2 * group.dispatch_s(*each) for each in zip(routed, copies, strict=True)])
     else:
         both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])

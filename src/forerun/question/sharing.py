@@ -252,6 +252,7 @@ class SharingOptions(TypedDict, total=False):
     sequence_parallel: bool | None
     keep_gathered: bool | None
     merge_routes: bool | None
+    whole_experts: bool | None
     context_parallel: str | None
     pipeline_schedule: str | None
     virtual_stages: int | None
@@ -374,7 +375,7 @@ class StageSplit(StrEnum):
 
 
 class Handover(StrEnum):
-    """Whether the host of a stage goes on while a message of another node is on its way."""
+    """Work of a stage's host while a message of another node is on its way."""
 
     UNKNOWN = "unknown"
     AHEAD = "ahead"
@@ -395,7 +396,8 @@ class DeviceLayout:
         pipeline: Stages of blocks (pp).
         context: Devices that divide the tokens of a sample (cp).
         data: Groups of devices that take samples of their own (dp).
-        expert: Of the devices of ``data`` and ``context``, those among which the experts are divided (ep).
+        expert: Of the devices of ``data`` and ``context``, and of ``tensor`` with whole experts, those among which the
+            experts are divided (ep).
     """
 
     tensor: int = 1
@@ -422,6 +424,14 @@ class DeviceLayout:
         False,
         help="With ep: send a token once to each device and node that has some of its experts (DeepEP) instead of once "
         "to each expert.",
+        default="no",
+        needs="ep",
+        only_changed=True,
+    )
+    whole_experts: bool = _layout(
+        False,
+        help="With ep: devices of tp have whole experts and tokens of their own too (expert-tensor-parallel-size 1 of "
+        "Megatron-LM) instead of parts of each expert.",
         default="no",
         needs="ep",
         only_changed=True,
@@ -468,6 +478,17 @@ class DeviceLayout:
                 raise InvalidSetupError(
                     f"every axis of a layout needs at least 1 device, got {name} {getattr(self, name)}"
                 )
+        sharing = self.data * self.context * (self.tensor if self.whole_experts else 1)
+        if sharing % self.expert:
+            raise InvalidSetupError(
+                f"ep={self.expert} divides experts among the {sharing} devices of dp and cp, which are no multiple of "
+                f"it; give ep={max(k for k in range(1, min(self.expert, sharing) + 1) if sharing % k == 0)}, or "
+                "--whole-experts, with which those of tp have experts of their own too"
+            )
+        if self.whole_experts and self.tensor > 1 and not self.sequence_parallel:
+            raise InvalidSetupError(
+                "without sequence parallelism devices of tp have no tokens of their own; leave --whole-experts out"
+            )
         if self.keep_gathered and not self.sequence_parallel:
             raise InvalidSetupError(
                 "without sequence parallelism every device has all tokens; leave --keep-gathered out"
@@ -550,13 +571,6 @@ def _complete(given: Mapping[str, int], num_devices: int) -> dict[str, int]:
         raise InvalidSetupError(
             f"{_words(given)} makes {data * others} devices, but there are {num_devices}; give "
             f"dp={num_devices // others}, or leave dp out"
-        )
-    # Devices of cp have tokens of their own too, which go to experts like those of dp.
-    sharing = data * given.get("cp", 1)
-    if sharing % expert:
-        raise InvalidSetupError(
-            f"ep={expert} divides experts among the {sharing} devices of dp and cp, which are no multiple of it; give "
-            f"ep={max(k for k in range(1, min(expert, sharing) + 1) if sharing % k == 0)}"
         )
     found = {name: given.get(short, 1) if short != "dp" else data for short, name in AXES.items()}
     return found | {"expert": expert}
