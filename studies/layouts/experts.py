@@ -80,6 +80,7 @@ def _step(row: Any) -> tuple[forerun.Interval | None, str]:
             batch_size=int(row.micro_batch),
             accumulation=max(1, round(row.global_batch / (data * row.micro_batch))),
             merge_routes=True,
+            whole_experts=True,  # expert_tensor_parallel_size=1 in all of its performance configurations
             **_PRECISIONS[row.precision],
             **groups,
             **where[1],

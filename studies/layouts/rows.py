@@ -17,6 +17,7 @@ from forerun.question.setup import AttentionKernel, OptimizerImplementation, Pre
 from forerun.question.sharing import (
     DeviceLayout,
     FsdpVersion,
+    Handover,
     PipelineSchedule,
     Sharing,
     StageSplit,
@@ -52,6 +53,9 @@ _VERSIONS = {
     "fms-fsdp": FsdpVersion.FSDP1,
     "Megatron-Bridge": FsdpVersion.ZERO_COPY,
 }
+_HANDOVERS = {"nanotron": Handover.BLOCKING} | dict.fromkeys(
+    ("vTrain", "calculon", "Megatron-Bridge", "NeMo"), Handover.AHEAD
+)
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": Precision.AMP_BF16, "fp16": Precision.AMP, "fp8": Precision.FP8}
 
@@ -200,6 +204,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         sequence_parallel=_sequence_parallel(source, row),
         schedule=PipelineSchedule.INTERLEAVED if groups > 1 and pipeline > 1 else PipelineSchedule("1f1b"),
         virtual_stages=groups if pipeline > 1 else 1,
+        handover=_HANDOVERS.get(source, Handover.UNKNOWN),
         stage_split=_stage_split(source, sizes.layers, pipeline * groups),
     )
     micro = int(row.micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from forerun.prediction.models import cost_model_of
 from forerun.prediction.run_step import divided_steps
 from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision
+from forerun.question.sharing import Handover
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 from studies.markdown import markdown_table
@@ -24,13 +26,19 @@ _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
 
 
-def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
-    """Measured and predicted steps and memory of one source; impossible layouts are left out."""
+def predicted_rows(folder: Path, source: str, *, is_plain: bool = False) -> pd.DataFrame:
+    """Measured and predicted steps and memory of one source; impossible layouts are left out.
+
+    Asked plainly, nobody says how the source's pipelines hand over.
+    """
     table = whole_table(folder)
     found = []
     for row in measured_layouts(table, source):
         if row.step_s is None:
             continue
+        if is_plain:
+            layout = replace(row.run.layout, handover=Handover.UNKNOWN)
+            row = replace(row, run=replace(row.run, sharing=replace(row.run.sharing, layout=layout)))
         try:
             found.append(_predicted(row) | {"mfu_pct": table.mfu_pct[row.row]})
         except InvalidSetupError:
@@ -39,10 +47,7 @@ def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
 
 
 def parts_of(rows: pd.DataFrame, source: str) -> dict[str, pd.DataFrame]:
-    """All rows of a source, and of nanotron its layouts without and with a pipeline as well.
-
-    The pipelines of that source wait in ways that no setting names; which rows have one is known beforehand.
-    """
+    """All rows of a source, and of nanotron its layouts without and with a pipeline as well."""
     found = {source: rows}
     if source == "nanotron":
         has_pipeline = rows.layout.str.contains("pp=")
@@ -137,7 +142,12 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
         rows = predicted_rows(folder, source)
         if rows.empty:
             continue
-        for words, part in parts_of(rows, source).items():
+        parts = parts_of(rows, source)
+        if source == "nanotron":
+            parts["nanotron, pipelines asked plainly"] = predicted_rows(folder, source, is_plain=True).loc[
+                parts["nanotron, pipelines"].index
+            ]
+        for words, part in parts.items():
             chosen = choices(part)
             found = errors(part.predicted_s, part.measured_s, (part.low_s, part.high_s))
             bias = float(np.exp(np.median(np.log(part.predicted_s / part.measured_s))) - 1)

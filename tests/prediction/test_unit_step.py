@@ -26,7 +26,7 @@ from forerun.prediction.step import prepare
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
-from forerun.question.sharing import FsdpVersion, PipelineSchedule
+from forerun.question.sharing import FsdpVersion, Handover, PipelineSchedule
 from forerun.search.layouts import LayoutPlan, hand_over
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
@@ -220,6 +220,20 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
     assert interleaved.stages[0].handover_s == 0
     assert interleaved.communication_s > plain.communication_s
     assert interleaved.step_s.value < plain.step_s.value
+
+
+def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
+    def steps(parallel: str, **cluster: str) -> list[forerun.Interval]:
+        kinds = ({"handover": kind, "accumulation": 8, "parallel": parallel} for kind in Handover)
+        return [forerun.predict(MODEL, **cluster, **SETTINGS, **kind).step_time_s for kind in kinds]
+
+    nodes = {"device": "2x8xh100-sxm", "inter": "infiniband-ndr"}
+    unknown, ahead, blocking = steps("tp=8,pp=2", **nodes)
+    assert (unknown.value, unknown.low) == (ahead.value, ahead.low)
+    assert ahead.high < blocking.value < unknown.high < blocking.high
+    narrow = [step.value for step in steps("tp=2,pp=2,dp=4", **nodes)]
+    assert narrow[2] / narrow[1] < blocking.value / ahead.value
+    assert len({(step.value, step.high) for step in steps("tp=4,pp=2", device="8xh100-sxm")}) == 1
 
 
 def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:
@@ -550,6 +564,40 @@ def test_experts_of_all_ranks_are_those_of_the_model(experts: tuple[str, Divided
     np.testing.assert_allclose(ops.flops[products], graph.ops.flops[products])
     np.testing.assert_allclose(ops.gemm[products, 0, 0], 2)
     assert (ops.read_bytes[products, 0] <= graph.ops.read_bytes[products, 0]).all()
+
+
+def test_whole_experts_are_divided_among_the_devices_of_tp_as_well(
+    experts: tuple[str, DividedModel],
+) -> None:
+    name, model = experts
+    blocks, graph = model.traced, model.model.graph
+    parts, whole = Shards(tensor=2, expert=4), Shards(tensor=2, expert=8, whole_experts=True)
+    np.testing.assert_allclose(
+        unit_memory(graph, blocks, parts, 1).weights, unit_memory(graph, blocks, whole, 1).weights
+    )
+    work = [
+        sharded_ops(graph, blocks, shards).flops[blocks.expert_product].sum() for shards in (parts, whole)
+    ]
+    assert work[0] == pytest.approx(work[1])
+
+    def found(axes: str, **options: Any) -> Any:
+        settings = EXPERT_SETTINGS | options
+        return forerun.predict(name, device="8xh100-sxm", parallel=axes, strategy="zero1", **settings)
+
+    divided, folded = found("tp=2,ep=4"), found("tp=2,ep=8", whole_experts=True)
+    sums = [
+        {part.name: part.time_s for part in step.breakdown}["tensor parallelism"]
+        for step in (divided, folded)
+    ]
+    assert sums[1] < sums[0]
+    states = [
+        {part.name: part.size_bytes for part in step.memory_parts}["optimizer state"]
+        for step in (divided, folded)
+    ]
+    assert states[0] == pytest.approx(states[1])
+    assert found("ep=8", whole_experts=True).step_time_s == found("ep=8").step_time_s
+    run = Run.of(name, device="8xh100-sxm", parallel="tp=2,ep=8", whole_experts=True, **EXPERT_SETTINGS)
+    assert "--expert-tensor-parallel-size 1" in hand_over(run, "megatron")
 
 
 def test_tokens_that_go_once_to_a_device_are_fewer_than_their_experts(

@@ -28,12 +28,14 @@ class Shards:
         tensor: Devices of tensor parallelism.
         context: Devices of context parallelism.
         expert: Devices that divide the experts, each with tokens of its own.
+        whole_experts: Whether devices of tensor parallelism have whole experts, and tokens of their own for them.
         sequence_parallel: Whether tokens outside of divided products are shared by the devices of tensor parallelism.
     """
 
     tensor: int = 1
     context: int = 1
     expert: int = 1
+    whole_experts: bool = False
     sequence_parallel: bool = True
 
 
@@ -151,7 +153,8 @@ _DIVIDE: dict[Share, _Rule] = {
 
 def fixed_shares(blocks: Blocks, shards: Shards) -> Floats:
     """Share that one device has of what does not grow with the batch, such as gradients of weights, (n,)."""
-    divided = np.where(blocks.has_divided_weight & (blocks.unit >= 0), 1 / shards.tensor, 1.0)
+    has_part = blocks.has_divided_weight & (blocks.unit >= 0) & ~(shards.whole_experts & blocks.is_expert)
+    divided = np.where(has_part, 1 / shards.tensor, 1.0)
     found: Floats = divided * np.where(blocks.is_expert, 1 / shards.expert, 1.0)
     return found
 
@@ -163,6 +166,9 @@ def _product(sizes: Floats, whole: Floats, blocks: Blocks, shards: Shards, row: 
     if blocks.expert_product[row]:
         sizes[0] /= shards.expert
         sizes[1:, 1] *= shards.expert * _fullest(blocks, shards)
+        if shards.whole_experts:
+            sizes[:, 1] /= shards.context * shards.tensor
+            return sizes
     if division in (Division.COLUMNS, Division.ROWS):
         target = int(blocks.divided_size[row])
         matching = [i for i in (1, 2, 3) if whole[i, 1] == 0 and round(whole[i, 0]) == target]

@@ -50,6 +50,7 @@ class Axes:
         tensor: Devices that divide each block.
         context: Devices that divide the tokens of a sample.
         expert: Devices that divide the experts.
+        whole_experts: Whether devices of tensor parallelism have whole experts.
         pipeline: Stages of blocks.
         replicated: Devices that have the same blocks: those of context and data parallelism.
         shard: Devices among which the strategy divides states; 1 where each has all of them.
@@ -59,6 +60,7 @@ class Axes:
     tensor: int = 1
     context: int = 1
     expert: int = 1
+    whole_experts: bool = False
     pipeline: int = 1
     replicated: int = 1
     shard: int = 1
@@ -78,6 +80,7 @@ class Axes:
             tensor=layout.tensor,
             context=layout.context,
             expert=layout.expert,
+            whole_experts=layout.whole_experts and layout.tensor > 1,
             pipeline=layout.pipeline,
             replicated=replicated,
             shard=shard,
@@ -93,6 +96,7 @@ class Axes:
             tensor=self.tensor,
             context=self.context,
             expert=self.expert,
+            whole_experts=self.whole_experts,
             sequence_parallel=self.sequence_parallel,
         )
 
@@ -147,6 +151,7 @@ class StageTime:
         copied_s: Copies of weights and gradients from and to the buffers of FSDP.
         slowed_s: What hidden communication adds to the computation.
         waiting_s: Waiting for the host, which launches operations and collectives.
+        blocked_s: Further waiting if hosts of a pipeline over nodes wait at every handover; not a part of the whole.
         handover_s: Handing tokens to the next stage and gradients back.
         communication_s: Sum of all collectives, hidden or not.
     """
@@ -160,6 +165,7 @@ class StageTime:
     copied_s: float
     slowed_s: float
     waiting_s: float
+    blocked_s: float
     handover_s: float
     communication_s: float
 

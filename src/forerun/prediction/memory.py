@@ -107,7 +107,9 @@ def _stages(
     model: DividedModel, run: Run, constants: MemoryConstants, chosen: Sequence[int]
 ) -> tuple[StageMemory, ...]:
     memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
-    every = model.memory(replace(Axes.of(run).shards, expert=1), run.setup.batch_size_per_device)
+    every = model.memory(
+        replace(Axes.of(run).shards, expert=1, whole_experts=False), run.setup.batch_size_per_device
+    )
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
         # Kept from the forward pass of a unit on, and freed by its backward pass, which otherwise gathers them again.
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)

@@ -48,7 +48,7 @@ from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
-from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, PipelineSchedule
+from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, Handover, PipelineSchedule
 
 Floats = npt.NDArray[np.float64]
 
@@ -128,7 +128,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     (times,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory = model.memory(shards, setup.batch_size_per_device)
     # What is divided among all replicas is a part of all experts, however these are divided.
-    every = model.memory(replace(shards, expert=1), setup.batch_size_per_device)
+    every = model.memory(replace(shards, expert=1, whole_experts=False), setup.batch_size_per_device)
     whole_bytes = float(model.memory(Shards(), setup.batch_size_per_device).gradients.sum())
     groups = _groups(run, table.constants)
     units = model.stages(layout)
@@ -139,12 +139,15 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         if kind not in kind_of[:index]
     }
     stages = [known[kind] for kind in kind_of]
-    through_s = pipeline_s(
-        [stage.total_s for stage in stages],
-        [stage.weight_gradient_s for stage in stages],
-        micro_steps,
-        layout.schedule,
-        layout.virtual_stages,
+    through_s, blocked_s = (
+        pipeline_s(
+            [stage.total_s + share * stage.blocked_s for stage in stages],
+            [stage.weight_gradient_s for stage in stages],
+            micro_steps,
+            layout.schedule,
+            layout.virtual_stages,
+        )
+        for share in (0, 1)
     )
     reduced = {kind: _synchronised(run, times, memory, groups, units[kind_of.index(kind)]) for kind in known}
     synchronised = [reduced[kind] for kind in kind_of]
@@ -175,8 +178,16 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         slowed_s,
     )
     least_s = micro_steps * times.alone.least_s / layout.pipeline
+    if layout.handover is Handover.BLOCKING and groups.pipeline.num_nodes > 1:
+        blocked_s += (
+            (micro_steps + layout.pipeline - 1) * min(4, 2 * layout.pipeline - 2) * table.constants.stall_s
+        )
+    interval, slow = (
+        _interval(run, model, step_s + more_s, times.alone.step_s, table.log_spread, least_s)
+        for more_s in (0.0, blocked_s - through_s)
+    )
     found = DividedStep(
-        step_s=_interval(run, model, step_s, times.alone.step_s, table.log_spread, least_s),
+        step_s=replace(interval, high=slow.high),
         model=times.model,
         alone=times.alone,
         stages=tuple(stages),
@@ -244,7 +255,7 @@ def _groups(run: Run, constants: LayoutConstants) -> _Groups:
     return _Groups(
         tensor=group(axes.tensor, 1),
         context=group(axes.context, axes.tensor),
-        expert=group(axes.expert, axes.tensor),
+        expert=group(axes.expert, 1 if axes.whole_experts else axes.tensor),
         data=group(axes.replicated, axes.tensor),
         shard=group(axes.shard, axes.tensor),
         replicas=group(axes.replicated // axes.shard, axes.tensor * axes.shard),
@@ -288,13 +299,19 @@ def _stage(
     slowed_s = constants.slowdown * max(0.0, hidden_s)
     device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover.exposed_s
     share = 0.5 if is_forward else 1.0
-    launched_s = share * _num_collectives(run, times, own) * constants.launch_s
+    of_tensor = _num_tensor_collectives(run, times, own)
+    launched_s = share * (of_tensor + _num_other_collectives(run, times, own)) * constants.launch_s
     launched_s += share * run.setup.host_slowdown * _sharded_host_s(run, memory, groups, own)
-    waiting_s = 0.0
+    waiting_s = blocked_s = 0.0
     if launched_s:
         host_s = float(times.launch_s[own].sum()) + launched_s
         # Small blocks of many collectives end before the host has launched the next ones.
         waiting_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s
+        if groups.pipeline.num_nodes > 1 and run.layout.handover is not Handover.AHEAD:
+            host_s += share * of_tensor * run.layout.tensor * constants.blocked_s
+            blocked_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s - waiting_s
+    if run.layout.handover is Handover.BLOCKING:
+        waiting_s, blocked_s = waiting_s + blocked_s, 0.0
     return StageTime(
         compute_s=compute_s,
         weight_gradient_s=float(times.weight_gradient_s[own].sum()),
@@ -305,6 +322,7 @@ def _stage(
         copied_s=copied_s,
         slowed_s=slowed_s,
         waiting_s=waiting_s,
+        blocked_s=blocked_s,
         handover_s=handover.exposed_s,
         communication_s=sum(exposed) + gather.exposed_s + hidden_s + handover.exposed_s,
     )
@@ -337,20 +355,24 @@ def _sharded_host_s(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence
     return len(own) * _UNIT_HOST_S + adapters * _ADAPTER_HOST_S
 
 
-def _num_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
-    """Collectives of tensor, context and expert parallelism in one micro-step of a stage."""
+def _num_tensor_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
+    """Collectives of tensor parallelism in one micro-step of a stage."""
     layout = run.layout
     pairs, again = float(times.num_pairs[own].sum()), float(times.num_recomputed_pairs[own].sum())
+    each = _collectives_of_pair(layout) * pairs + (2.0 if layout.sequence_parallel else 1.0) * again
+    return (layout.tensor > 1) * each
+
+
+def _num_other_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
+    """Collectives of context and expert parallelism in one micro-step of a stage."""
+    layout = run.layout
     blocks = float((times.attention_s[0, own] > 0).sum())
     # Keys and values go around a ring of g devices in g - 1 sends, in the forward and again in the backward pass;
     # Ulysses exchanges queries, keys, values and the result in each pass.
     of_context = 2 * 4.0 if layout.context_kind is ContextKind.ULYSSES else 2 * (layout.context - 1.0)
     # Tokens go to their experts and come back in each pass, and in each forward pass that is repeated.
     routes = float(((times.routed_bytes[own] > 0) * (2 * 2.0 + 2.0 * times.num_recomputed_routes[own])).sum())
-    each = _collectives_of_pair(layout) * pairs + (2.0 if layout.sequence_parallel else 1.0) * again
-    return (
-        (layout.tensor > 1) * each + (layout.context > 1) * of_context * blocks + (layout.expert > 1) * routes
-    )
+    return (layout.context > 1) * of_context * blocks + (layout.expert > 1) * routes
 
 
 def _collectives_of_pair(layout: DeviceLayout) -> float:
@@ -441,10 +463,12 @@ def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
     """
     if group.num_devices == 1:
         return np.zeros(len(own)), np.zeros(len(own))
-    routed = times.routed_bytes[list(own)] / run.layout.tensor
+    # Devices of tp have each their part of the tokens that go to experts.
+    parts = 1 if run.layout.whole_experts else run.layout.tensor
+    routed = times.routed_bytes[list(own)] / parts
     if run.layout.merge_routes:
         num_tokens = run.setup.batch_size_per_device * float(times.model.graph.tokens_per_sample or 1)
-        copies = times.num_routes[list(own)] * run.layout.context / num_tokens
+        copies = times.num_routes[list(own)] * run.layout.context * run.layout.tensor / parts / num_tokens
         both_s = np.asarray([2 * group.dispatch_s(*each) for each in zip(routed, copies, strict=True)])
     else:
         both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])

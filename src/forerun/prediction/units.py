@@ -99,7 +99,7 @@ def _unit_times(
         sharded = _SHARDED.get((model,), (shards,), lambda: _sharded(model, blocks, shards))
         steps = predict_steps(sharded, device, [setups[index] for index in missing], weights, torch_version)
         for index, step in zip(missing, steps, strict=True):
-            times = _by_unit(sharded, blocks, step, setups[index].batch_size_per_device, copies)
+            times = _by_unit(sharded, blocks, shards, step, setups[index].batch_size_per_device, copies)
             _TIMES.keep(parts, (shards, setups[index], torch_version), times)
             found[index] = times
     return [times for times in found if times is not None]
@@ -113,7 +113,12 @@ def _sharded(model: PreparedModel, blocks: Blocks, shards: Shards) -> PreparedMo
 
 
 def _by_unit(
-    model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_size: int, copies: Ints | None
+    model: PreparedModel,
+    blocks: Blocks,
+    shards: Shards,
+    step: StepPrediction,
+    batch_size: int,
+    copies: Ints | None,
 ) -> UnitTimes:
     graph = model.graph
     ops, units = graph.ops, blocks.num_units
@@ -137,12 +142,14 @@ def _by_unit(
         return np.bincount(blocks.unit[chosen], weights=values[chosen], minlength=units).astype(float)
 
     forward, backward = blocks.phase == Phase.FORWARD, blocks.phase == Phase.BACKWARD
-    closes = blocks.division == Division.ROWS
+    last = blocks.division == Division.ROWS
+    # Whole experts need no sum over the devices of tensor parallelism.
+    closes = last & ~(shards.whole_experts & blocks.expert_product)
     ones = np.ones(len(ops))
     pairs = sums(closes & forward, ones)
     in_backward = sums(closes & backward & ~is_gradient, ones)
     # The last product of the experts has their tokens as its result, once for each expert that a token goes to.
-    routed = np.where(blocks.expert_product & closes, _result_bytes(ops, batch_size), 0.0)
+    routed = np.where(blocks.expert_product & last, _result_bytes(ops, batch_size), 0.0)
     sent = sums(forward, routed)
     again = sums(backward & ~is_gradient, np.where(routed > 0, ones, 0.0))
     routes = sums(forward, np.where(routed > 0, ones, 0.0))
@@ -316,6 +323,7 @@ class DividedModel:
         """Tokens that sequence parallelism gathers for products, less a device's own, (units,) [bytes]."""
         graph, blocks = self.model.graph, self.traced
         closes = (blocks.division == Division.ROWS) & (blocks.phase == Phase.FORWARD)
+        closes &= ~(shards.whole_experts & blocks.expert_product)
         sizes = at_batch(graph.ops.gemm, batch_size)
         tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
         found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)

@@ -96,7 +96,8 @@ def recipe_settings(
     # Adapters and the strategy of the tool decide what else holds.
     known = {**{line.name: line.value for line in lines if line.when is None}, **given}
     strategy = Strategy(known.get("strategy") or Strategy.DDP)
-    axes = {word.partition("=")[0].strip() for word in str(known.get("parallel") or "").split(",")}
+    words = (word.partition("=") for word in str(known.get("parallel") or "").split(","))
+    axes = {name.strip() for name, _, value in words if value.strip() != "1"}
     facts = {architecture, str(strategy), "full" if known.get("lora") is None else "adapters", *axes}
     present = axes | ({"several"} if num_devices > 1 else set())
     if strategy.stage == 3:

@@ -95,6 +95,7 @@ class Recipe(StrEnum):
     LITGPT = "litgpt"
     LLAMA_FACTORY = "llama-factory"
     TORCHTUNE = "torchtune"
+    NANOTRON = "nanotron"
 
 
 _CHOICES: dict[str, type[StrEnum]] = {
@@ -363,7 +364,7 @@ class Software:
     recipe: Recipe | None = setting(
         None,
         help="Tool whose defaults apply to every setting that you do not give: megatron, torchtitan, nemo, trl, "
-        "axolotl, unsloth, litgpt, llama-factory or torchtune.",
+        "axolotl, unsloth, litgpt, llama-factory, torchtune or nanotron.",
         group="run",
         metavar="TOOL",
         tell=lambda _: (

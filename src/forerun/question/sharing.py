@@ -233,9 +233,11 @@ class SharingOptions(TypedDict, total=False):
     sequence_parallel: bool | None
     keep_gathered: bool | None
     merge_routes: bool | None
+    whole_experts: bool | None
     context_parallel: str | None
     pipeline_schedule: str | None
     virtual_stages: int | None
+    handover: str | None
     stage_split: str | None
     shard_size: int | None
     reshard: bool | None
@@ -271,9 +273,7 @@ def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout:
     for axis, name in (AXES | EXPERT_AXIS).items():
         if axes.get(name, 1) > 1:
             continue
-        useless = [
-            word for part in (DeviceLayout, Sharing) for word in names_needing(part, axis) if word in given
-        ]
+        useless = [word for word in names_needing(Sharing, axis) if word in given]
         refuse(given, useless, f"there is no {axis}", f"give --parallel {axis}=2")
         if useless and axis == "tp":  # --no-sequence-parallel has no meaning either
             raise InvalidSetupError(f"{flags(useless)} needs tensor parallelism; give --parallel tp=2")
@@ -355,6 +355,16 @@ class StageSplit(StrEnum):
     """Input and head count as one block each (Megatron-LM's account-for-embedding and account-for-loss)."""
 
 
+class Handover(StrEnum):
+    """Work of a stage's host while a message of another node is on its way."""
+
+    UNKNOWN = "unknown"
+    AHEAD = "ahead"
+    """It launches on: sizes are agreed beforehand (Megatron-LM, torchtitan)."""
+    BLOCKING = "blocking"
+    """It reads the size of each message from the device first (nanotron)."""
+
+
 _layout = partial(setting, group="sharing", only_changed=True)
 
 
@@ -367,7 +377,8 @@ class DeviceLayout:
         pipeline: Stages of blocks (pp).
         context: Devices that divide the tokens of a sample (cp).
         data: Groups of devices that take samples of their own (dp).
-        expert: Of the devices of ``data`` and ``context``, those among which the experts are divided (ep).
+        expert: Of the devices of ``data`` and ``context``, and of ``tensor`` with whole experts, those among which the
+            experts are divided (ep).
     """
 
     tensor: int = 1
@@ -394,6 +405,13 @@ class DeviceLayout:
         default="no",
         needs="ep",
     )
+    whole_experts: bool = _layout(
+        False,
+        help="With ep: devices of tp have whole experts and tokens of their own too (expert-tensor-parallel-size 1 of "
+        "Megatron-LM) instead of parts of each expert.",
+        default="no",
+        needs="ep",
+    )
     context_kind: ContextKind = _layout(
         ContextKind.RING,
         name="context_parallel",
@@ -414,6 +432,12 @@ class DeviceLayout:
         high=1000,
         needs="pp",
     )
+    handover: Handover = _layout(
+        Handover.UNKNOWN,
+        help="With pp over nodes: hosts launch ahead of what stages receive (ahead, Megatron-LM), or read the size of "
+        "each message first (blocking, nanotron); unknown takes the first, and its interval reaches to the second.",
+        needs="pp",
+    )
     stage_split: StageSplit = _layout(
         StageSplit.EVEN,
         help="With pp: as many blocks in every stage (even), fewer beside the head (balanced), or input and "
@@ -427,6 +451,17 @@ class DeviceLayout:
                 raise InvalidSetupError(
                     f"every axis of a layout needs at least 1 device, got {name} {getattr(self, name)}"
                 )
+        sharing = self.data * self.context * (self.tensor if self.whole_experts else 1)
+        if sharing % self.expert:
+            raise InvalidSetupError(
+                f"ep={self.expert} divides experts among the {sharing} devices of dp and cp, which are no multiple of "
+                f"it; give ep={max(k for k in range(1, min(self.expert, sharing) + 1) if sharing % k == 0)}, or "
+                "--whole-experts, with which those of tp have experts of their own too"
+            )
+        if self.whole_experts and self.tensor > 1 and not self.sequence_parallel:
+            raise InvalidSetupError(
+                "without sequence parallelism devices of tp have no tokens of their own; leave --whole-experts out"
+            )
         if self.keep_gathered and not self.sequence_parallel:
             raise InvalidSetupError(
                 "without sequence parallelism every device has all tokens; leave --keep-gathered out"
@@ -509,13 +544,6 @@ def _complete(given: Mapping[str, int], num_devices: int) -> dict[str, int]:
         raise InvalidSetupError(
             f"{_words(given)} makes {data * others} devices, but there are {num_devices}; give "
             f"dp={num_devices // others}, or leave dp out"
-        )
-    # Devices of cp have tokens of their own too, which go to experts like those of dp.
-    sharing = data * given.get("cp", 1)
-    if sharing % expert:
-        raise InvalidSetupError(
-            f"ep={expert} divides experts among the {sharing} devices of dp and cp, which are no multiple of it; give "
-            f"ep={max(k for k in range(1, min(expert, sharing) + 1) if sharing % k == 0)}"
         )
     found = {name: given.get(short, 1) if short != "dp" else data for short, name in AXES.items()}
     return found | {"expert": expert}

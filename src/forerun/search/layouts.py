@@ -346,6 +346,8 @@ def _megatron(run: Run) -> str:
         raise InvalidSetupError(f"Megatron-LM has no schedule {layout.schedule}; take torchtitan")
     if layout.expert > 1:
         words.append(f"--expert-model-parallel-size {layout.expert}")
+    if layout.whole_experts:
+        words.append("--expert-tensor-parallel-size 1")
     if layout.virtual_stages > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.virtual_stages}")
     if layout.tensor > 1 and layout.sequence_parallel:

@@ -57,6 +57,9 @@ class LayoutConstants:
             own work around it [s].
         crossing_s: Time that a collective of tensor parallelism waits for each further node of its group: nothing hides
             it, and the hosts of several nodes never launch at one moment [s].
+        blocked_s: Further time of a collective of tensor parallelism for each device of its group, in pipelines over
+            nodes whose hosts wait at every handover (nanotron) [s].
+        stall_s: Further time of each exchange of a stage in a third of such pipelines; nothing tells which [s].
         stage_s: Time of handing over a micro-step between two stages, beside the transfer [s].
     """
 
@@ -69,6 +72,8 @@ class LayoutConstants:
     slowdown: float = 0.1
     launch_s: float = 0.0
     crossing_s: float = 0.0
+    blocked_s: float = 0.0
+    stall_s: float = 0.0
     stage_s: float = 0.0
 
     def intra_share_of(self, kind: str) -> float:

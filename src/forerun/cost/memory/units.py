@@ -111,7 +111,8 @@ def _found(graph: Graph, blocks: Blocks, shards: Shards, batch_size: int) -> Uni
     # Only the gradients of the second step are known as such.
     whole = max(float(fixed_bytes[made == AllocationKind.GRADIENT].sum()), 1.0)
     state = float(fixed_bytes[made == AllocationKind.OPTIMIZER_STATE].sum())
-    share = np.where(blocks.weight_divided, 1 / shards.tensor, 1.0)
+    has_part = blocks.weight_divided & ~(shards.whole_experts & blocks.weight_expert)
+    share = np.where(has_part, 1 / shards.tensor, 1.0)
     share *= np.where(blocks.weight_expert, 1 / shards.expert, 1.0)
     weights = np.bincount(blocks.weight_unit, weights=blocks.weight_bytes * share, minlength=blocks.num_units)
     buffers = float(fixed_bytes[made == AllocationKind.BUFFER].sum())
