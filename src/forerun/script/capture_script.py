@@ -309,7 +309,7 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
         "HF_DATASETS_CACHE": str(scratch / "datasets"),
     }
-    if command.world_size > 1:
+    if command.is_launched:
         own |= {
             "RANK": "0",
             "LOCAL_RANK": "0",
@@ -347,7 +347,10 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
     for end in ends:
         if refusal := end.get("refusal"):
             place = end["place"]
-            return _Outcome(failure=refusal + (f" ({place})" if place not in refusal else ""), is_final=True)
+            return _Outcome(
+                failure=refusal + (f" ({place})" if place not in refusal else ""),
+                is_final=not end.get("needs_values"),
+            )
     if "no device" in ways:
         return _Outcome(failure=_NO_DEVICE)
     if status is None and _has_printed_too_much(folder):

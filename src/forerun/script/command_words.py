@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +124,14 @@ class PythonCommand:
         asked: The words as the user gave them.
         world_size: Processes that a launcher would have started.
         devices_per_node: Of them, those of one machine.
+        is_launched: Whether a launcher sets the variables of its processes, such as ``LOCAL_RANK``.
     """
 
     words: tuple[str, ...]
     asked: tuple[str, ...]
     world_size: int = 1
     devices_per_node: int = 1
+    is_launched: bool = False
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -178,6 +180,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
     """
     words = _given(command)
     rest, num_nodes, per_node = _without_launcher(words)
+    is_launched = rest is not words
     rest, program = _with_program(rest)
     name = Path(rest[0]).name
     if not _PYTHON.match(name) and not _is_python_script(Path(program)):
@@ -189,7 +192,13 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
         _check_script(rest)
     else:
         rest = (program, *rest[1:])
-    return PythonCommand(words=rest, asked=words, world_size=num_nodes * per_node, devices_per_node=per_node)
+    return PythonCommand(
+        words=rest,
+        asked=words,
+        world_size=num_nodes * per_node,
+        devices_per_node=per_node,
+        is_launched=is_launched,
+    )
 
 
 def is_python(word: str) -> bool:
@@ -298,7 +307,4 @@ def with_batch_size(
 
 
 def _changed(command: PythonCommand, words: list[str]) -> PythonCommand:
-    return PythonCommand(
-        words=tuple(words), asked=command.asked, world_size=command.world_size,
-        devices_per_node=command.devices_per_node,
-    )  # fmt: skip
+    return replace(command, words=tuple(words))

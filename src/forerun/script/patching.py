@@ -104,7 +104,7 @@ def between(owner: Any, name: str, *, begins: Around, ends: Around) -> None:
     """Calls two functions before and after one of a class or a module, with its arguments, and after its errors too."""
 
     @surround(owner, name)
-    def called(run: Around, *args: Any, **kwargs: Any) -> Any:
+    def called(run: Around, /, *args: Any, **kwargs: Any) -> Any:
         begins(*args, **kwargs)
         try:
             return run(*args, **kwargs)

@@ -183,10 +183,10 @@ class Checkpoints:
                 return AbsentWeights()
 
         @surround(torch.nn.Module, "load_state_dict")
-        def take(load: Any, module: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(state, AbsentWeights):
+        def take(load: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(given, AbsentWeights) for given in (*args, *kwargs.values())):
                 return torch.nn.modules.module._IncompatibleKeys([], [])
-            return load(module, state, *args, **kwargs)
+            return load(*args, **kwargs)
 
     def _cover_safetensors(self, module: Any) -> None:
         @surround(module, "save_file")

@@ -7,14 +7,16 @@ sources disagree, the one that ends the script counts, and a note says both.
 from __future__ import annotations
 
 import ast
+import bisect
+import copy
 import functools
 import gc
 import itertools
 import linecache
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -82,6 +84,7 @@ class Loop:
 
     Attributes:
         rounds: Number of its rounds; None if they are not counted.
+        is_cut: Whether it is left before what it goes through has ended.
         is_data: Whether it goes through data, and not through numbers.
         is_of_argument: Whether its rounds are the length of what it gives to a function, which may be a data set whose
             loader is made there.
@@ -89,16 +92,19 @@ class Loop:
         seen_steps: Steps in a loop through numbers, by the rounds between those that were seen.
         is_update_skipped: Whether some of its rounds leave the update out.
         keeps_rest: Whether the last of its rounds never does.
+        names_epochs: Whether its counter is called after epochs.
         place: File and line.
     """
 
     rounds: int | None = None
+    is_cut: bool = False
     is_data: bool = False
     is_of_argument: bool = False
     most_steps: int | None = None
     seen_steps: int | None = None
     is_update_skipped: bool = False
     keeps_rest: bool = False
+    names_epochs: bool = False
     place: str = ""
 
 
@@ -112,6 +118,7 @@ class Counters:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], list[int]] = {}
         self._rounds: dict[tuple[str, int], list[Any]] = {}
+        self._num_late = 0
 
     def note(self, frame: FrameType | None) -> None:
         """Takes their values at the end of a step."""
@@ -133,6 +140,35 @@ class Counters:
                 for counter, value in values.items():
                     if type(value) is int:
                         self._seen.setdefault((*place, counter), []).append(value)
+
+    def in_whole_rounds(self, frame: FrameType | None, num_steps: int, *, is_step: bool) -> int | None:
+        """Steps of the job, once the outermost loop has begun its second round; None before.
+
+        Args:
+            frame: Innermost frame, after the recorded steps.
+            num_steps: Steps up to the recorded ones.
+            is_step: Whether a step ends now; else it is a pass before one, such as that of a rollout.
+        """
+        self._num_late += is_step
+        around = [
+            (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
+        ]
+        if len(around) < 2:
+            return None
+        inner, loop = around[-1]
+        ends: list[tuple[str, Any, int]] = []
+        if isinstance(loop, ast.While):
+            ends += [(limit.counter, limit.value, limit.bound) for limit in _limits(loop, inner)]
+        elif isinstance(loop.target, ast.Name):
+            rounds, is_data, _ = _rounds(loop.iter, inner)
+            if rounds and not is_data:
+                ends.append((loop.target.id, inner.f_locals.get(loop.target.id), rounds))
+        for counter, value, bound in ends:
+            seen = self._seen.get((inner.f_code.co_filename, loop.lineno, counter), ())
+            if seen and isinstance(value, int) and seen[0] == seen[-1] < value:
+                added = value - seen[0] if is_step else seen[0]  # it begins at 0
+                return math.ceil(bound / added) * (num_steps + self._num_late - is_step) if added else None
+        return None
 
     def of(self, loop: ast.For | ast.While, frame: FrameType, counter: str) -> tuple[int, float]:
         """A counter's first value, and the mean of what a step adds; 0 if it was not seen to grow."""
@@ -196,6 +232,14 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     trainer = progress.trainer or {}
     loops = loops_around(frame, progress.num_steps, counters)
     named_epochs = named_length(frame, EPOCH_NAMES, _options)
+    named_epochs = named_epochs or next(
+        (
+            NamedLength(name="epochs", value=loop.rounds)
+            for loop in loops
+            if loop.names_epochs and loop.rounds
+        ),
+        None,
+    )
     named_steps = named_length(frame, STEP_NAMES, _options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
     if per_epoch is None and named_epochs is not None:
@@ -261,7 +305,7 @@ def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
     fetches = progress.num_fetches or progress.num_micro_steps
     if data is not None and not data.is_update_skipped and not progress.num_fetches:
         fetches = 1  # micro-steps are inside the loop's rounds
-    if data is not None and fetches > 1 and progress.num_batches not in (None, batches):
+    if data is not None and fetches > 1 and not data.is_cut and progress.num_batches not in (None, batches):
         fetches = 1  # a loop over something else than the loader's batches
     keeps_rest = progress.keeps_last or (data is not None and data.keeps_rest)
     return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
@@ -429,16 +473,19 @@ def _read(
         (None, False, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
     )
     own = set() if isinstance(loop, ast.While) else {ast.unparse(n) for n in ast.walk(loop.target)}
-    most_steps = None
+    most_steps, is_cut = None, False
     for limit in _limits(loop, frame):
         first, added = counters.of(loop, frame, limit.counter)
         if limit.counter in own:
-            rounds = limit.bound if rounds is None else min(rounds, limit.bound)
+            # A round that is left behind the step has made it.
+            most = limit.bound - _first_of(loop, frame) + (limit.line > frame.f_lineno)
+            is_cut |= rounds is None or most < rounds
+            rounds = most if rounds is None else min(rounds, most)
         elif added:
             steps = _until(limit, loop, frame, first, added)
             if steps >= num_steps:  # else it is no limit of this loop: there were as many
                 most_steps = steps if most_steps is None else min(most_steps, steps)
-        elif is_outer and isinstance(loop, ast.While) and rounds is None:
+        elif is_outer and isinstance(loop, ast.While) and rounds is None and limit.is_raised:
             rounds = limit.bound - limit.value  # it counts epochs
     seen_steps = None
     if isinstance(loop, ast.For) and rounds is not None and not is_data:
@@ -449,14 +496,33 @@ def _read(
     skipping = [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
     return Loop(
         rounds=rounds,
+        is_cut=is_cut,
         is_data=is_data,
         is_of_argument=is_of_argument,
         most_steps=most_steps,
         seen_steps=seen_steps,
         is_update_skipped=bool(skipping),
         keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
+        names_epochs=any("epoch" in name for name in own),
         place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
     )
+
+
+def _first_of(loop: ast.For | ast.While, frame: FrameType) -> int:
+    """First number that ``range`` or ``enumerate`` gives to a loop."""
+    calls = (
+        (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
+        if isinstance(loop, ast.For)
+        else ()
+    )
+    for call in calls:
+        given = [*call.args, *(word.value for word in call.keywords if word.arg == "start")]
+        if called_name(call.func) in ("enumerate", *_RANGES) and len(given) > 1:
+            first = value_in(
+                given[call.func.id == "enumerate" if isinstance(call.func, ast.Name) else 0], frame
+            )
+            return first if isinstance(first, int) else 0
+    return 0
 
 
 def _until(limit: _Limit, loop: ast.For | ast.While, frame: FrameType, first: int, added: float) -> int:
@@ -539,12 +605,16 @@ def _length(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
-    """A comparison that ends a loop: the counter as it is written, its value now, the first beyond, and its line."""
+    """A comparison that ends a loop: the counter as it is written, its value now, the first beyond, and its line.
+
+    ``is_raised`` tells whether the loop raises the counter itself, and not in a function that it calls.
+    """
 
     counter: str
     value: int
     bound: int
     line: int
+    is_raised: bool = True
 
 
 def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
@@ -554,9 +624,16 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.For))
         for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for target in ast.walk(part)
+        if isinstance(getattr(target, "ctx", None), ast.Store)
     }
     if isinstance(loop, ast.While):
-        yield from _compared(loop.test, (ast.Lt, ast.LtE, ast.NotEq), changed, frame)
+        kinds = (ast.Lt, ast.LtE, ast.NotEq)
+        yield from _compared(loop.test, kinds, changed, frame)
+        others = {
+            ast.unparse(node) for node in ast.walk(loop.test) if isinstance(node, ast.Attribute)
+        } - changed
+        for limit in _compared(loop.test, kinds, others, frame):
+            yield replace(limit, is_raised=False)
     named = {
         ast.unparse(target): node.value
         for node in ast.walk(loop)
@@ -591,14 +668,44 @@ def _compared(
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             continue
         left, kind, right = node.left, type(node.ops[0]), node.comparators[0]
-        if ast.unparse(right) in changed:
+        if _parts(right) & changed:
             left, right, kind = right, left, turned.get(kind, kind)
-        if kind not in kinds or ast.unparse(left) not in changed:
+        counters = _parts(left) & changed
+        if kind not in kinds or len(counters) != 1 or _parts(right) & changed:
             continue
-        value, bound = value_in(left, frame), value_in(right, frame)
+        (counter,) = counters
+        value, bound = value_in(ast.parse(counter, mode="eval").body, frame), value_in(right, frame)
         if isinstance(value, int) and isinstance(bound, (int, float)) and 0 < bound < _ENDLESS:
             beyond = math.floor(bound) + 1 if kind in (ast.Gt, ast.LtE) else math.ceil(bound)
-            yield _Limit(counter=ast.unparse(left), value=value, bound=beyond, line=node.lineno)
+            meets = functools.partial(_reaches, left, counter, beyond, frame)
+            if (first := first_number(meets)) is not None:
+                yield _Limit(counter=counter, value=value, bound=first, line=node.lineno)
+
+
+def _parts(expression: ast.expr) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))}
+
+
+def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, number: int) -> bool:
+    """True if an expression of a counter, such as ``(step + 1) // 4``, is a bound or more at a number."""
+    value = value_in(with_number(expression, counter, number), frame)
+    return isinstance(value, (int, float)) and value >= beyond
+
+
+def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
+    """An expression with a number in the place of a counter."""
+
+    class Writer(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            is_counter = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
+            return ast.copy_location(ast.Constant(number), node) if is_counter else super().visit(node)
+
+    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(expression)))  # type: ignore[no-any-return]
+
+
+def first_number(holds: Callable[[int], bool]) -> int | None:
+    """The first whole number at which something holds that holds from there on; None if it is none."""
+    return bisect.bisect_left(range(int(_ENDLESS)), True, key=holds) if holds(int(_ENDLESS)) else None
 
 
 def called_name(function: ast.expr) -> str:
@@ -608,11 +715,12 @@ def called_name(function: ast.expr) -> str:
 
 def value_in(expression: ast.expr, frame: FrameType) -> Any:
     """The value of names, attributes, items, sums and lengths; None for anything that would run code of the script."""
-    value = _evaluated(expression, frame)
+    value = evaluated(expression, frame)
     return None if isinstance(value, bool) or type(value).__module__ == "torch" else value
 
 
-def _evaluated(expression: ast.expr, frame: FrameType) -> Any:
+def evaluated(expression: ast.expr, frame: FrameType) -> Any:
+    """As ``value_in``, of tests and tensors too."""
     if not all(isinstance(node, _SAFE) or _is_harmless(node, frame) for node in ast.walk(expression)):
         return None
     try:
@@ -632,7 +740,7 @@ def _is_harmless(node: ast.AST, frame: FrameType) -> bool:
         return function.id in _OF_NUMBERS and known is None
     if not isinstance(function, ast.Attribute):
         return False
-    owner = _evaluated(function.value, frame)
+    owner = evaluated(function.value, frame)
     if isinstance(owner, ModuleType):
         return owner.__name__ == "math"
     return function.attr in ("size", "dim", "numel") and type(owner).__module__.startswith("torch")

@@ -6,6 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
     _cover_optimizers(steps, flags, pretends)
     _cover_backward(steps)
     _cover_modules(steps)
-    _cover_compilation(flags)
+    _cover_compilation(steps, flags)
     _cover_clipping(steps)
     _cover_extensions()
     supported = _foreach_utils._get_foreach_kernels_supported_devices()
@@ -114,19 +115,35 @@ def _cover_modules(steps: Steps) -> None:
     between(
         nn.Module,
         "_call_impl",
-        begins=lambda module, *args, **kwargs: steps.module_begins(module, args, kwargs),
+        begins=lambda module, /, *args, **kwargs: steps.module_begins(module, args, kwargs),
         ends=lambda *args, **kwargs: steps.module_ends(),
     )
 
 
-def _cover_compilation(flags: dict[str, Any]) -> None:
+def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
+    """What is compiled counts once it runs a network: libraries compile functions for themselves."""
+
     def compiled(model: Any = None, **options: Any) -> Any:
-        if not options.get("disable"):
-            flags["compile"] = True
-        return (lambda function: function) if model is None else model
+        if model is None:
+            return functools.partial(compiled, **options)
+        if options.get("disable"):
+            return model
+        if isinstance(model, nn.Module):
+            flags["compiled"].add(id(model))
+        if not isinstance(model, FunctionType):
+            return model
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            before = steps.num_modules
+            result = model(*args, **kwargs)
+            flags["compile"] |= steps.num_modules > before
+            return result
+
+        return called
 
     def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        flags["compile"] = True
+        flags["compiled"].add(id(self))
 
     torch.compile = compiled
     nn.Module.compile = compile_module  # type: ignore[method-assign]
@@ -307,10 +324,10 @@ class Loaders:
             workers[id(loader)] = asked
 
         @surround(BatchSampler, "__init__")
-        def sampled(sample: Any, sampler: Any, *args: Any, **kwargs: Any) -> None:
-            sample(sampler, *args, **kwargs)
-            if before is not None and sampler.batch_size == before:
-                sampler.batch_size = after
+        def sampled(sample: Any, batches: Any, /, *args: Any, **kwargs: Any) -> None:
+            sample(batches, *args, **kwargs)
+            if before is not None and batches.batch_size == before:
+                batches.batch_size = after
 
     def _cover_batches(self) -> None:
         steps = self._steps

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import json
 import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -26,17 +27,20 @@ from forerun.script.capturing.job import (
     added_per_step,
     called_name,
     enclosing_loops,
+    evaluated,
+    first_number,
     frames_around,
     parsed,
     path_to,
     value_in,
+    with_number,
 )
 from forerun.script.patching import is_of_library, is_of_script
 
 PAUSES_FILE = "pauses.json"
 
-_CPU_S, _LIBRARY_CPU_S, _WALL_S, _POLL_S = 4.0, 10.0, 60.0, 0.05
-"""Longest time until an epoch has ended; more where a library may go through the rest of it [s]."""
+_CPU_S, _LIBRARY_CPU_S, _OPEN_CPU_S, _WALL_S, _POLL_S = 4.0, 10.0, 15.0, 60.0, 0.05
+"""Longest time until an epoch has ended; more where a library may go through the rest of it, or to count steps [s]."""
 _EVALUATES = re.compile(
     r"^_?(run_|do_|log_)?(eval|evaluate|evaluation|valid|validate|validation|test|val)(_|$)|^estimate_loss$"
 )
@@ -44,7 +48,7 @@ _SAVES = re.compile(
     r"^_?(maybe_)?save(_(checkpoint|ckpt|model|state|weights|pretrained|on_master|file|training)|$)|"
     r"^(write|make)_checkpoint|^checkpoint$"
 )
-_SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling)(_|$)")
+_SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
 _DEEPEST, _FEW = 4, 2
@@ -104,7 +108,12 @@ class Pauses:
         self._is_told = True
 
     def steps_recorded(
-        self, frame: FrameType | None, steps_per_epoch: int | None = None, *, goes_on: bool
+        self,
+        frame: FrameType | None,
+        steps_per_epoch: int | None = None,
+        *,
+        goes_on: bool,
+        counts: bool = False,
     ) -> bool:
         """Reads the loops around the step; true if the script is to go on until its epoch has ended."""
         frames = frames_around(frame)
@@ -123,17 +132,18 @@ class Pauses:
                     self._keep(kind, pause)
         self.is_after = goes_on and not self._is_told
         if self.is_after:
-            threading.Thread(target=self._wait, daemon=True).start()
+            threading.Thread(target=self._wait, args=(counts,), daemon=True).start()
         return self.is_after
 
     def _chosen(self, around: Sequence[tuple[bool, list[Place | int]]]) -> list[list[Place | int]]:
         """Places around a line in the script alone, or in the library too whose loops are those of the steps."""
         return [places for is_own, places in around if is_own or self._is_of_library]
 
-    def _wait(self) -> None:
+    def _wait(self, counts: bool) -> None:
         is_installed = any(is_of_library(name) for name, *_ in self._loops)
-        cpu_s = time.process_time() + (_LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S)
-        wall_s = time.monotonic() + _WALL_S
+        longest_s = _LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S
+        cpu_s = time.process_time() + (_OPEN_CPU_S if counts else longest_s)
+        wall_s = time.monotonic() + (2 if counts else 1) * _WALL_S
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
         self._leave()
@@ -209,11 +219,33 @@ def _around(frame: FrameType) -> list[Place | int]:
     The frame itself is not kept: it would hold its tensors.
     """
     found: list[Place | int] = []
-    for node in path_to(frame):
+    path = path_to(frame)
+    raised: Mapping[str, int] = {}
+    for node, inner in zip(path, [*path[1:], None], strict=True):
         if isinstance(node, (ast.For, ast.While)):
             found.append(_place(frame, node))
-        elif isinstance(node, ast.If) and (every := _interval(node.test, frame)):
-            found.append(every)
+            raised = _raised(node.body, frame)
+        body = getattr(node, "body", ())
+        before = body[: body.index(inner)] if inner in body else ()
+        tests = [test for one in before if (test := _left_over(one)) is not None]
+        tests += [node.test] if isinstance(node, ast.If) else []
+        found += [every for test in tests if (every := _interval(test, frame, raised))]
+    return found
+
+
+def _left_over(node: ast.AST) -> ast.expr | None:
+    """The condition under which what follows a statement is left out of a round, if it is one that continues."""
+    is_one = isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Continue)
+    return node.test if is_one else None  # type: ignore[attr-defined]
+
+
+def _raised(body: Sequence[ast.stmt], frame: FrameType) -> dict[str, int]:
+    """Counters that a loop raises now and then, such as ticks of many steps, with the rounds between."""
+    found = {}
+    for node, tests, _ in _statements(body, ()):
+        if isinstance(node, ast.AugAssign):
+            intervals = [every for test in tests if (every := _interval(test, frame))]
+            found[ast.unparse(node.target)] = math.lcm(*intervals)
     return found
 
 
@@ -251,9 +283,14 @@ def _pause_of(
     return CapturedPause(unit="steps", every=math.lcm(*intervals), num_samples=num_samples)
 
 
-def _interval(test: ast.expr, frame: FrameType) -> int | None:
-    """The divisor of a remainder in a condition; 0 if the script has switched that off."""
+def _interval(test: ast.expr, frame: FrameType, raised: Mapping[str, int] | None = None) -> int | None:
+    """Steps between those in which a condition holds, by the divisor of a remainder or the distance to a mark.
+
+    0 if the script has switched that off. ``raised`` has the rounds in which a counter is raised once.
+    """
     for node in ast.walk(_written_out(test, frame)):
+        if isinstance(node, ast.Compare) and (found := _from_mark(node, frame)):
+            return found
         divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
         counted = node.left if isinstance(node, ast.BinOp) else None
         if isinstance(node, ast.Call):
@@ -261,8 +298,37 @@ def _interval(test: ast.expr, frame: FrameType) -> int | None:
         value = None if divisor is None else value_in(divisor, frame)
         if isinstance(value, int) and value >= 0:
             added = 1.0 if counted is None else added_per_step(counted, frame)
-            return value if value % added else round(value / added)
+            names = () if counted is None else map(ast.unparse, ast.walk(counted))
+            rounds = math.prod((raised or {}).get(name, 1) for name in names)
+            return rounds * (value if value % added else round(value / added))
     return None
+
+
+_NAMED = (ast.Name, ast.Attribute)
+
+
+def _from_mark(test: ast.Compare, frame: FrameType) -> int | None:
+    """Steps until a comparison of a counter with an earlier value of it, such as ``step >= saved + 500``, turns."""
+    changed = _changed(frame)
+    kept = {
+        ast.unparse(part): ast.unparse(value)
+        for part, node in changed.items()
+        if isinstance(part, _NAMED) and isinstance(value := getattr(node, "value", None), _NAMED)
+    }
+    names = {ast.unparse(part) for part in ast.walk(test) if isinstance(part, _NAMED)}
+    for mark in names & kept.keys():
+        counter = kept[mark]
+        if counter in names and any(ast.unparse(part) == counter for part in changed):
+            turned = first_number(functools.partial(_has_turned, with_number(test, mark, 0), counter, frame))
+            if turned:
+                return math.ceil(turned / added_per_step(ast.parse(counter, mode="eval").body, frame))
+    return None
+
+
+def _has_turned(test: ast.expr, counter: str, frame: FrameType, number: int) -> bool:
+    """True if a comparison is no longer what it is at 0."""
+    begins, now = (evaluated(with_number(test, counter, one), frame) for one in (0, number))
+    return begins is not None and now is not begins
 
 
 def _divisor_in(call: ast.Call, frame: FrameType) -> ast.expr | None:
@@ -365,6 +431,7 @@ def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
 ) -> Iterator[tuple[str, CapturedPause, bool]]:
     calls = list(_calls(body, leave_out))
+    raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
     for call, tests, within in calls:
         kind = _kind_of(call, within, frame)
@@ -372,7 +439,7 @@ def _read_calls(
             continue  # it draws samples there, or puts a network aside for a moment
         if not kind or any(_is_false(test, frame) for test in tests):
             continue
-        intervals = [n for test in tests if (n := _interval(test, frame)) is not None]
+        intervals = [n for test in tests if (n := _interval(test, frame, raised)) is not None]
         every = math.lcm(*intervals) if intervals else None  # all conditions around it hold
         is_last = every is None and any(_is_last(test, frame) for test in tests)
         if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
@@ -406,23 +473,32 @@ def _compares(test: ast.expr) -> bool:
 
 
 def _calls(
-    body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], tests: tuple[ast.expr, ...] = ()
+    body: Sequence[ast.stmt], leave_out: Sequence[ast.AST]
 ) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...], Sequence[ast.stmt]]]:
     """Calls in statements, conditions around them, and what a ``with`` encloses; inner loops are left out."""
+    for node, tests, within in _statements(body, leave_out):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call):
+                yield inner, tests, within
+
+
+def _statements(
+    body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], tests: tuple[ast.expr, ...] = ()
+) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...], Sequence[ast.stmt]]]:
+    """Plain statements and what a ``with`` opens, with the conditions around them."""
     for node in body:
         if isinstance(node, ast.If):
-            yield from _calls(node.body, leave_out, (*tests, node.test))
-            yield from _calls(node.orelse, leave_out, tests)
+            yield from _statements(node.body, leave_out, (*tests, node.test))
+            yield from _statements(node.orelse, leave_out, tests)
+            if (left_over := _left_over(node)) is not None:
+                tests = (*tests, ast.UnaryOp(ast.Not(), left_over))
         elif isinstance(node, (ast.With, ast.Try, ast.For, ast.While)):
             if node not in leave_out:
                 for item in getattr(node, "items", ()):
-                    if isinstance(item.context_expr, ast.Call):
-                        yield item.context_expr, tests, node.body
-                yield from _calls(node.body, leave_out, tests)
+                    yield item.context_expr, tests, node.body
+                yield from _statements(node.body, leave_out, tests)
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Call):
-                    yield inner, tests, ()
+            yield node, tests, ()
 
 
 def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:
@@ -437,7 +513,7 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
     ):
         return "validation"
-    if _SAVES.search(name):
+    if _SAVES.search(name) or (owner, name) == ("pickle", "dump"):
         return "" if owner in _OTHER_SAVERS else "checkpoints"
     if name in ("no_grad", "inference_mode"):
         return "validation" if _goes_through(within, frame) else ""

@@ -69,6 +69,8 @@ def shows_meta(tensor: Any) -> bool:
 
 _MOST_INTEGERS = 1 << 18
 _MOST_FLOATS = 1 << 14
+_MOST_CHOSEN = 1 << 12
+"""Elements of a mask that is taken to choose all of them, if its values are not known."""
 
 
 class KnownValues:
@@ -324,6 +326,9 @@ class Pretence(TorchDispatchMode):
                 indices.append(index)
                 continue
             mask = self._host_value(index)
+            if mask is NotImplemented and index.dim() == 1 and index.numel() <= _MOST_CHOSEN:
+                self._note_guess()  # such as the tokens of a text that did not end early
+                mask = torch.ones(index.shape, dtype=torch.bool)
             if mask is NotImplemented:
                 if name.startswith("index_put"):
                     self._masked = args[0]

@@ -100,9 +100,23 @@ def write_result(
         "options": flags["options"],
         "configurator": flags["configurator"],
     }
+    _write(folder, document)
+    return job
+
+
+def close_job(folder: Path, num_steps: int) -> None:
+    """Writes the length of a job whose steps were counted after the result was written."""
+    document = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    facts = document["facts"]
+    samples = facts["batch_size"] * facts["num_micro_steps"] * facts["world_size"]
+    size = facts["dataset_size"] or num_steps * samples
+    facts |= {"max_steps": num_steps, "dataset_size": size, "epochs": num_steps / -(-size // samples)}
+    _write(folder, document)
+
+
+def _write(folder: Path, document: Any) -> None:
     (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
     (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
-    return job
 
 
 def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:
@@ -371,7 +385,8 @@ def _facts(
         precision=precision,
         convolution_precision=_convolution_precision(precision),
         layout="nhwc" if steps.is_channels_last else "nchw",
-        compile=bool(flags["compile"]),
+        compile=flags["compile"]
+        or any(id(module) in flags["compiled"] for root in steps.roots.values() for module in root.modules()),
         optimizer="+".join(dict.fromkeys(type(o).__name__.lower() for o, n in used if n)) or "none",
         optimizer_implementation=_implementation([o for o, n in used if n], flags),
         recomputes=steps.has_recomputation,

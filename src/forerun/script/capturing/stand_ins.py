@@ -106,7 +106,7 @@ class Repeats:
         """Surrounds the calls of modules."""
 
         @surround(nn.Module, "_call_impl")
-        def called(run: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def called(run: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             steps = self._steps
             if steps.depth != 1 or steps.in_backward:
                 return run(module, *args, **kwargs)
@@ -145,11 +145,25 @@ class Repeats:
         result = run(module, *args, **kwargs)
         form, found = _shape_of(result)
         passes.is_sure = form is not None and form == passes.result and found == sizes
+        if has_gradient and _keeps_results(module):
+            passes.is_sure = False  # a loss may be taken of them
         passes.known = [*passes.known[-1:], (asked, found)] if form == passes.result else [(asked, found)]
         passes.result = form
         return result
 
 
+def _keeps_results(module: nn.Module) -> bool:
+    """True if a module, or one in it, keeps results of its forward pass, such as a part of the loss."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+        for inner in module.modules()
+        for name, value in vars(inner).items()
+        if isinstance(value, (torch.Tensor, list, tuple, dict)) and name not in _OF_MODULES
+        for leaf in pytree.tree_leaves(value)
+    )
+
+
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
@@ -285,7 +299,7 @@ class Parallelism:
             self.world_size = size
             start(backend="fake", rank=0, world_size=size, store=FakeStore())
 
-        modules = (dist, dist.distributed_c10d)
+        modules = (dist, dist.distributed_c10d, dist.device_mesh)
         for module in modules:
             module.init_process_group = init_process_group
             module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
@@ -332,9 +346,23 @@ class Parallelism:
         def sharded(fsdp: Any) -> None:
             fsdp.FullyShardedDataParallel = FullyShardedDataParallel
             fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
+            idle = {name: lambda *args, **kwargs: _Done() for name in vars(fsdp.FSDPModule) if name[0] != "_"}
+            whole: Any = {
+                **idle,
+                "__new__": lambda kind, *args, **kwargs: object.__new__(kind),
+                "_apply": lambda module, *args, **kwargs: nn.Module._apply(module, *args, **kwargs),
+            }
 
-            def fully_shard(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-                parallel.shard(module, kwargs.get("mp_policy"))
+            def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+                for one in module if isinstance(module, (list, tuple)) else [module]:
+                    parallel.shard(one, kwargs.get("mp_policy"))
+                    if not isinstance(one, fsdp.FSDPModule):
+                        kind = type(one)
+                        one.__class__ = type(kind.__name__, (fsdp.FSDPModule, kind), whole)
+                # A shard looks like one of a distributed tensor, and is whole.
+                tensor: Any = torch.Tensor
+                tensor.placements = (torch.distributed.tensor.Shard(0),)
+                tensor.full_tensor = tensor.to_local = lambda shard, *args, **kwargs: shard
                 return module
 
             fsdp.fully_shard = fully_shard

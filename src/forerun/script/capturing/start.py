@@ -41,12 +41,13 @@ def install(settings_file: Path) -> None:
     The start of Python and the import of PyTorch are most of a capture; copies share them. A copy goes on as the
     script's own process, from its first line.
     """
-    if os.environ.get("FORERUN_CAPTURED_BY"):
-        return  # a process that the captured one started
-    os.environ["FORERUN_CAPTURED_BY"] = str(os.getpid())
+    if captured := os.environ.get("FORERUN_CAPTURED_BY"):
+        _refuse_training(Path(captured))
+        return
     folder = settings_file.parent
     _load()
     request = _next_request(folder)
+    os.environ["FORERUN_CAPTURED_BY"] = str(request)
     settings = read_settings(request / "settings.json", CaptureSettings)
     sys.argv[1:] = settings.arguments if settings.arguments is not None else sys.argv[1:]
     isolate(request, settings.files)
@@ -59,6 +60,23 @@ def install(settings_file: Path) -> None:
 
     after_import({"argparse": remember_arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
                   "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
+
+
+def _refuse_training(request: Path) -> None:
+    """Ends this process, which the captured one has started, when it begins to train: its steps are not seen."""
+
+    def cover(torch: Any) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            why = (
+                "it trains in a process that it starts itself, whose steps are not seen; name the command of one "
+                "process, or call what that process runs in the script itself"
+            )
+            _End(request).note("refused", refusal=why, place=place_in_script())
+            os._exit(1)
+
+        torch.autograd.backward = refuse
+
+    after_import({"torch": cover})
 
 
 def _load() -> None:
@@ -122,7 +140,14 @@ class _End:
         hook = sys.excepthook
 
         def failed(kind: Any, error: BaseException, trace: Any) -> None:
-            self.note("error", text=error_words(error), refusal=_refusal(error), place=place_of(trace))
+            refusal, needs_values = _refusal(error)
+            self.note(
+                "error",
+                text=error_words(error),
+                refusal=refusal,
+                place=place_of(trace),
+                needs_values=needs_values,
+            )
             hook(kind, error, trace)
 
         sys.excepthook = failed
@@ -173,14 +198,14 @@ class _Proxy:
         return iter(self.readline, "")
 
 
-def _refusal(error: BaseException | None) -> str:
-    """Words of the refusal behind an error; empty if it is an error of the script."""
+def _refusal(error: BaseException | None) -> tuple[str, bool]:
+    """Words of the refusal behind an error, empty if it is one of the script; whether the processor has its values."""
     depth = 0
     while error is not None and depth < 8:
         if type(error).__name__ in ("ValueNeededError", "RefusedError"):
-            return str(error)
+            return str(error), type(error).__name__ == "ValueNeededError"
         error, depth = error.__cause__ or error.__context__, depth + 1
-    return ""
+    return "", False
 
 
 class _Session:
@@ -188,6 +213,7 @@ class _Session:
 
     def __init__(self, settings: CaptureSettings, end: _End) -> None:
         self._settings, self._end = settings, end
+        self._counts = False
 
     def tensorflow(self, module: Any) -> None:
         """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
@@ -242,16 +268,22 @@ class _Session:
         recorder = ScriptRecorder(pretends=settings.pretends)
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
-        self.flags: dict[str, Any] = {"compile": False, "fused": set(), "autocast": autocast, "notes": []}
+        self.flags: dict[str, Any] = {
+            "compile": False,
+            "compiled": set(),
+            "fused": set(),
+            "autocast": autocast,
+            "notes": [],
+        }
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
         self._goes_on = settings.is_first and settings.files != "unsafe"
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
-        steps.goes_on = self.pauses.stepped
+        steps.goes_on = self._stepped
         self.counters = Counters()
         steps.ends = lambda: self.counters.note(sys._getframe(1))
         steps.has_other_data = self.loaders.evaluates
-        steps.evaluates = lambda: self.pauses.saw("validation", self.loaders.evaluated_samples())
+        steps.evaluates = self._evaluates
         self.parallel = Parallelism(settings, steps)
         known = self.pretence.known if self.pretence is not None else None
         if known is not None:
@@ -312,16 +344,38 @@ class _Session:
         recorder.is_paused = True
         self.flags["options"] = argument_options()
         self.flags["configurator"] = _names_of_main()
-        self.counters.close(sys._getframe())
+        counters = self.counters
+        counters.close(sys._getframe())
         guesses = self.pretence.guesses if self.pretence is not None else {}
         job = write_result(
             Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
-            guesses, self.counters,
+            guesses, counters,
         )  # fmt: skip
-        if self.pauses.steps_recorded(sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on):
+        self._counts = job.max_steps is None and None in (job.epochs, job.steps_per_epoch)
+        if self.pauses.steps_recorded(
+            sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on, counts=self._counts
+        ):
             gc.enable()
         else:
             self._leave()
+
+    def _stepped(self) -> None:
+        self._count(is_step=True)
+        self.pauses.stepped()
+
+    def _evaluates(self) -> None:
+        self._count(is_step=False)
+        self.pauses.saw("validation", self.loaders.evaluated_samples())
+
+    def _count(self, *, is_step: bool) -> None:
+        """Counts the steps of whole rounds after the recorded ones, where nothing else says the length of the job."""
+        from forerun.script.capturing.result import close_job
+
+        if self._counts:
+            total = self.counters.in_whole_rounds(sys._getframe(2), self.steps.num_steps, is_step=is_step)
+            if total is not None:
+                close_job(Path(self._settings.folder), total)
+                self._leave()
 
     def _leave(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -87,6 +87,7 @@ class Steps:
         self.recorded: list[RecordedStep] = []
         self.num_steps = 0
         self.num_backwards = 0
+        self.num_modules = 0
         self.has_recomputation = False
         self.clips = False
         self.input_shape: tuple[int, ...] = ()
@@ -104,6 +105,7 @@ class Steps:
         self._num_passes = 0
         self._most_passes: dict[int, int] = {}
         self._last: int | None = None
+        self._alone: float = 0
         self.depth = 0
         self.in_backward = False
         self._saw_backward = False
@@ -175,6 +177,7 @@ class Steps:
 
     def module_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A module begins its forward pass."""
+        self.num_modules += 1
         if self.depth == 0 and not self.in_backward and not self.in_loader:
             evaluates = not (torch.is_grad_enabled() or (module.training and not self.has_other_data()))
             if evaluates and self._trains(module):
@@ -284,7 +287,10 @@ class Steps:
             # Among optimizers that update equally often, the one that came last ends the step.
             rarest = [k for k, n in used.items() if n == fewest]
             self._last = key if key in rarest else rarest[-1]
-        return key == self._last
+            self._alone = -1 if len(used) > 1 else -math.inf
+        # An update that follows that of a step without one of the others is a regularization now and then.
+        self._alone = self._alone + 1 if key == self._last else min(self._alone, -1)
+        return key == self._last and (self._alone < 1 or self._alone >= _IDLE_OPTIMIZER_STEPS)
 
     def _step_ends(self) -> None:
         if self.is_over:
