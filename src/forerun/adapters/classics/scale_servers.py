@@ -149,8 +149,18 @@ def scale_servers(
     def point(w: int, p: int) -> ServerPoint:
         # Without a batch of all, each worker brings its own: an update has w times as many samples.
         samples = batch * w if synchronous and not is_global else batch
-        alone_per_s = batch / step_s(1, p, batch)
-        return _server_point(w, p, step_s(w, p, samples), alone_per_s, samples, synchronous, run.job)
+        together_s = step_s(w, p, samples)
+        steps_per_s = (1 if synchronous else w) / together_s
+        return ServerPoint(
+            num_workers=w,
+            num_servers=p,
+            batch_size_per_update=samples,
+            step_time_s=together_s,
+            steps_per_s=steps_per_s,
+            throughput_samples_per_s=samples * steps_per_s,
+            efficiency=samples * steps_per_s / (batch / step_s(1, p, batch)) / w,
+            **_job_steps(run.job, samples, steps_per_s),
+        )
 
     points = [point(w, p) for p in servers for w in workers]
     return ServerCurve(
@@ -231,32 +241,15 @@ def _first_principles(
     )
 
 
-def _server_point(
-    workers: int,
-    servers: int,
-    step_s: float,
-    alone_per_s: float,
-    batch: int,
-    synchronous: bool,
-    job: Job | None,
-) -> ServerPoint:
-    steps_per_s = (1 if synchronous else workers) / step_s
-    times: dict[str, Any] = {}
-    if job is not None:
-        times["num_steps_per_epoch"] = steps = ceil(job.num_samples / batch)
-        if job.num_epochs is not None:
-            times["num_steps"] = total = round(steps * job.num_epochs)
-            times["job_time_s"] = total / steps_per_s
-    return ServerPoint(
-        num_workers=workers,
-        num_servers=servers,
-        batch_size_per_update=batch,
-        step_time_s=step_s,
-        steps_per_s=steps_per_s,
-        throughput_samples_per_s=batch * steps_per_s,
-        efficiency=batch * steps_per_s / alone_per_s / workers,
-        **times,
-    )
+def _job_steps(job: Job | None, batch: int, steps_per_s: float) -> dict[str, Any]:
+    """Updates of an epoch, of all epochs and their time, as far as they are known."""
+    if job is None:
+        return {}
+    steps = ceil(job.num_samples / batch)
+    if job.num_epochs is None:
+        return {"num_steps_per_epoch": steps}
+    total = round(steps * job.num_epochs)
+    return {"num_steps_per_epoch": steps, "num_steps": total, "job_time_s": total / steps_per_s}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

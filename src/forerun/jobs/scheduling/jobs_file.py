@@ -177,11 +177,11 @@ def read_jobs(path: str | Path) -> list[JobEntry]:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"expected a file of jobs at '{path}', but there is none")
-    readers = {".csv": _csv_rows, ".yaml": _yaml_rows, ".yml": _yaml_rows}
-    if path.suffix.lower() not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".yaml", ".yml"):
         raise UsageError(f"a file of jobs ends in .csv, .yaml or .yml, got '{path.name}'; convert it")
     try:
-        rows = readers[path.suffix.lower()](path)
+        rows = list(filter(None, csv_cells(path).values())) if suffix == ".csv" else _yaml_rows(path)
     except UnicodeDecodeError as error:
         raise InvalidSetupError(f"{path.name} is no text in UTF-8: {error}; save it as such") from error
     return _checked(rows, path.parent, path.name)
@@ -209,10 +209,6 @@ def _checked(rows: Sequence[dict[str, Any]], folder: Path, source: str) -> list[
     if twice is not None:
         raise InvalidSetupError(f"{source}: two jobs are called '{twice}'; give each a name of its own")
     return entries
-
-
-def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    return [row for row in csv_cells(path).values() if row]
 
 
 def _yaml_rows(path: Path) -> list[dict[str, Any]]:
