@@ -155,10 +155,9 @@ def _fake_step(
         module = built.module.to_empty(device=_CPU)
         batch = pytree.tree_map(on_cpu, on_meta)
         optimizer = make_optimizer(setup, [p for p in module.parameters() if p.requires_grad])
-        dtype = AUTOCAST_DTYPE.get(setup.precision)
 
         def run() -> None:
-            rules = cuda_semantics(dtype, fused_attention=setup.fused_attention)
+            rules = cuda_semantics(AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention)
             with rules if cuda_rules else contextlib.nullcontext():
                 output = module(*batch.get("args", ()), **batch.get("kwargs", {}))
                 loss = built.loss(output, batch)

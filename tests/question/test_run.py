@@ -11,6 +11,7 @@ from forerun.question.devices import find_device
 from forerun.question.devices.cluster import cluster_of
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
+from forerun.question.saving import Saving
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, Phase, Precision, parse_release
 from forerun.question.sharing import Strategy
@@ -188,3 +189,10 @@ def test_a_run_needs_neither_numpy_nor_a_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_validation_has_nothing_of_an_update():
+    settings = {"recompute": "full", "dataset_size": 100, "validation_size": 10, "epochs": 1}
+    run = Run.of("llama-3.2-1b", device="rtx-4090", master_weights="fp32", **settings)
+    assert run.setup.saving.recompute == "full"
+    assert run.validation_setup.saving == Saving()

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import PurePath
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 
 class Answer:
@@ -145,8 +145,7 @@ def from_plain(
     if dataclasses.is_dataclass(kind):
         hints, given = get_type_hints(kind), _fields_given(kind, value, name, ignores_unknown=ignores_unknown)
         fields = {key: again(hints[key], item, f"{name} {key}".strip()) for key, item in given.items()}
-        made: Any = kind
-        return made(**fields)
+        return cast(Any, kind)(**fields)
     inner = get_args(kind)
     if get_origin(kind) is Mapping and isinstance(value, Mapping):
         return {key: again(inner[1], item, f"{name} {_short(key)}") for key, item in value.items()}

@@ -22,7 +22,6 @@ Entry points are those of forerun itself, and of other packages:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -215,10 +214,10 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
 
     key = hashlib.sha256(repr(_sources()).encode()).hexdigest()[:16]
     path = cache_folder() / "plugins" / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError):
         return tuple((owner, EntryPoint(*point)) for owner, *point in json.loads(path.read_text("utf-8")))
     found = list(dict.fromkeys(_read()))
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps([[owner, *point] for owner, point in found]), encoding="utf-8")
@@ -230,11 +229,11 @@ def _sources() -> list[tuple[str, int]]:
     """The files of entry points on the path, with their times [ns]."""
     found = []
     for folder in sys.path:
-        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
             for entry in entries:
                 if entry.name.endswith((".dist-info", ".egg-info")):
                     file = f"{entry.path}/entry_points.txt"
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         found.append((file, Path(file).stat().st_mtime_ns))
     return sorted(found)
 

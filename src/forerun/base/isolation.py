@@ -38,7 +38,6 @@ MOST_TIMES_THE_LIMIT = 10.0
 """Longest time of a limit that counts processors, over the limit, by the clock on the wall."""
 _LEAST_CPU_S = 0.01
 """Work that spends less between two looks waits, for a network or a lock, and is not slow [s]: a tick of the clock."""
-_FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 _parent: Connection | None = None
 """Inside a child: the pipe to the process that asks."""
@@ -400,7 +399,7 @@ class Worker:
     def _context(self) -> Any:
         if self._environment:
             return multiprocessing.get_context("spawn")
-        is_small = threading.active_count() == 1 and not sys.modules.keys() & set(_FRAMEWORKS)
+        is_small = threading.active_count() == 1 and not sys.modules.keys() & {"torch", "tensorflow", "jax"}
         if "fork" in multiprocessing.get_all_start_methods() and self._may_fork and is_small:
             return multiprocessing.get_context("fork")
         return fork_server(self._preload)

@@ -145,11 +145,7 @@ def _in_words(detail: ErrorDetails, model: Any, kind: str) -> str:
 
 
 def _type_of(model: Any, name: str) -> Any:
-    field = model.model_fields.get(name)
-    return None if field is None else field.annotation
-
-
-_READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
+    return getattr(model.model_fields.get(name), "annotation", None)
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -162,7 +158,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
     if not path.is_file():
         raise RecordError(f"expected a table of measurements at {path}, but there is no such file")
-    if path.suffix not in _READERS:
+    if path.suffix not in (".csv", ".parquet"):
         raise RecordError(f"{path.name}: expected a .csv or .parquet file, got '{path.suffix}'; convert it")
     try:
         if path.suffix == ".csv":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
 
-_QUANTITIES = {
+QUANTITIES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "step_time_s": ("step", format_duration_s),
     "throughput_samples_per_s": ("throughput [samples/s]", format_count),
     "epoch_time_s": ("epoch", format_duration_s),
@@ -19,6 +19,7 @@ _QUANTITIES = {
     "cost_usd": ("cost", lambda value: f"${value:,.2f}"),
     "energy_j": ("energy", format_energy_j),
 }
+"""Words of the quantities of an answer, and of their values."""
 _NUM_REASONS = 3
 _LEAST_SHARE = 0.02
 """Least share of a quantity that a part must change by to be named as a reason for its change."""
@@ -92,7 +93,7 @@ def compare_answers(first: Mapping[str, Any], second: Mapping[str, Any]) -> RunC
     )
     quantities = tuple(
         Difference(name=name, before=first[name]["value"], after=second[name]["value"])
-        for name in _QUANTITIES
+        for name in QUANTITIES
         if first.get(name) and second.get(name)
     )
     time_parts = _parts(first, second, "breakdown", "time_s")
@@ -150,7 +151,7 @@ def _sentences(
         "peak_memory_bytes": (memory_parts, format_bytes),
     }
     for item in quantities:
-        title, words = _QUANTITIES[item.name]
+        title, words = QUANTITIES[item.name]
         change = item.change
         share = "" if change is None else f" ({change_words(change)})"
         because = ""

@@ -32,7 +32,7 @@ _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmbt]?)", re.IGNOREC
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dataset:
     """Size of a dataset.
 
@@ -49,29 +49,25 @@ class Dataset:
     source: str
 
 
-def _dataset(name: str, training: int, validation: int, source: str) -> Dataset:
-    return Dataset(name=name, num_training_samples=training, num_validation_samples=validation, source=source)
-
-
 DATASETS = {
     dataset.name: dataset
     for dataset in (
-        _dataset("cifar10", 50_000, 10_000, "Krizhevsky 2009"),
-        _dataset("cifar100", 50_000, 10_000, "Krizhevsky 2009"),
-        _dataset("mnist", 60_000, 10_000, "LeCun, Cortes and Burges 1998"),
-        _dataset("fashion-mnist", 60_000, 10_000, "Xiao, Rasul and Vollgraf 2017"),
-        _dataset("svhn", 73_257, 26_032, "Netzer et al. 2011"),
-        _dataset("stl10", 5_000, 8_000, "Coates, Lee and Ng 2011"),
-        _dataset("imagenet", 1_281_167, 50_000, "Russakovsky et al. 2015, ILSVRC 2012"),
-        _dataset("imagenet21k", 14_197_122, 0, "Deng et al. 2009, fall 2011 release"),
-        _dataset("coco", 118_287, 5_000, "Lin et al. 2014, 2017 split"),
-        _dataset("voc2012", 5_717, 5_823, "Everingham et al. 2012, classification split"),
-        _dataset("patchcamelyon", 262_144, 32_768, "Veeling et al. 2018"),
-        _dataset("food101", 75_750, 25_250, "Bossard, Guillaumin and Van Gool 2014"),
-        _dataset("flowers102", 1_020, 1_020, "Nilsback and Zisserman 2008"),
-        _dataset("intel-image", 14_034, 3_000, "Intel Image Classification, Kaggle 2018"),
-        _dataset("digits", 1_797, 0, "scikit-learn, load_digits"),
-        _dataset("squad", 87_599, 10_570, "Rajpurkar et al. 2016, version 1.1"),
+        Dataset("cifar10", 50_000, 10_000, "Krizhevsky 2009"),
+        Dataset("cifar100", 50_000, 10_000, "Krizhevsky 2009"),
+        Dataset("mnist", 60_000, 10_000, "LeCun, Cortes and Burges 1998"),
+        Dataset("fashion-mnist", 60_000, 10_000, "Xiao, Rasul and Vollgraf 2017"),
+        Dataset("svhn", 73_257, 26_032, "Netzer et al. 2011"),
+        Dataset("stl10", 5_000, 8_000, "Coates, Lee and Ng 2011"),
+        Dataset("imagenet", 1_281_167, 50_000, "Russakovsky et al. 2015, ILSVRC 2012"),
+        Dataset("imagenet21k", 14_197_122, 0, "Deng et al. 2009, fall 2011 release"),
+        Dataset("coco", 118_287, 5_000, "Lin et al. 2014, 2017 split"),
+        Dataset("voc2012", 5_717, 5_823, "Everingham et al. 2012, classification split"),
+        Dataset("patchcamelyon", 262_144, 32_768, "Veeling et al. 2018"),
+        Dataset("food101", 75_750, 25_250, "Bossard, Guillaumin and Van Gool 2014"),
+        Dataset("flowers102", 1_020, 1_020, "Nilsback and Zisserman 2008"),
+        Dataset("intel-image", 14_034, 3_000, "Intel Image Classification, Kaggle 2018"),
+        Dataset("digits", 1_797, 0, "scikit-learn, load_digits"),
+        Dataset("squad", 87_599, 10_570, "Rajpurkar et al. 2016, version 1.1"),
     )
 }
 

@@ -210,7 +210,6 @@ class Saving:
         False,
         help="With --quantize nf4 or nf4-dq: products keep their inputs for the backward pass (bitsandbytes before "
         "0.43.2).",
-        default="no",
     )
     freeze: tuple[str, ...] = _saving(
         (),

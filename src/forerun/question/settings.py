@@ -208,6 +208,8 @@ def _held(field: dataclasses.Field[Any], hint: Any, own: Setting) -> Declared:
         own = replace(own, choices=tuple(holds), metavar=own.metavar or "NAME")
     value = field.default
     words = own.default or (str(value) if isinstance(value, str) else "yes" if value is True else "")
+    if value is False and own.only_changed:
+        words = words or "no"
     # Defaults that say nothing are left out: off, none and zero.
     if not words and isinstance(value, int | float) and not isinstance(value, bool) and value:
         words = f"{value / (own.unit or 1):g}"

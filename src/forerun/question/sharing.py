@@ -167,30 +167,25 @@ class Sharing:
     load_whole: bool = _fsdp(
         False,
         help="With fsdp: every device has the whole weights beside its shards while a checkpoint is loaded.",
-        default="no",
     )
     reduce_once: bool = _fsdp(
         False,
         help="With fsdp and --accumulation: keep whole gradients until the last micro-step reduces them (no_sync, as "
         "accelerate does).",
-        default="no",
     )
     wrap_adapters: bool = _fsdp(
         False,
         help="With fsdp and --lora: every matrix of the adapters is a unit of its own (fsdp_auto_wrap_policy of peft).",
-        default="no",
     )
     reentrant: bool = _fsdp(
         False,
         help="With fsdp1, --lora and --recompute full: reentrant checkpoints, with which FSDP keeps inputs of frozen "
         "blocks and their gradients to the end of the step (use_reentrant of Transformers in 2024).",
-        default="no",
     )
     overlap_tensor: bool = _sharing(
         False,
         help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
         "Megatron-LM, asynchronous tensor parallelism of PyTorch).",
-        default="no",
         needs="tp",
         only_changed=True,
     )
@@ -198,7 +193,6 @@ class Sharing:
         False,
         help="With zero1 or zero2: gather updated weights behind the next forward pass (overlap-param-gather of "
         "Megatron-LM).",
-        default="no",
         only_changed=True,
     )
 
@@ -395,14 +389,12 @@ class DeviceLayout:
         False,
         help="With tp: keep the tokens that are gathered for a product until its backward pass (torchtitan) "
         "instead of gathering them again (Megatron-LM).",
-        default="no",
         needs="tp",
     )
     merge_routes: bool = _layout(
         False,
         help="With ep: send a token once to each device and node that has some of its experts (DeepEP) instead of once "
         "to each expert.",
-        default="no",
         needs="ep",
     )
     whole_experts: bool = _layout(

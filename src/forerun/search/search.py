@@ -42,7 +42,7 @@ SETTINGS = "settings"
 """The axis of changes of several settings at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Quantity:
     """A quantity of a candidate that can be limited.
 
@@ -50,35 +50,31 @@ class Quantity:
         name: Word for the quantity in a limit.
         field: The attribute of a candidate that holds it.
         kind: Kind of unit, a key of ``units.UNITS``.
-        smaller_is_better: Whether less of it is wanted.
         meaning: Meaning of the quantity, for help texts.
+        smaller_is_better: Whether less of it is wanted.
     """
 
     name: str
     field: str
     kind: str
-    smaller_is_better: bool
     meaning: str
-
-
-def _quantity(name: str, field: str, kind: str, meaning: str, *, smaller_is_better: bool = True) -> Quantity:
-    return Quantity(name=name, field=field, kind=kind, smaller_is_better=smaller_is_better, meaning=meaning)
+    smaller_is_better: bool = True
 
 
 QUANTITIES: Mapping[str, Quantity] = {
     quantity.name: quantity
     for quantity in (
-        _quantity("time", "job_time_s", "time", "time of the whole job"),
-        _quantity("epoch", "epoch_time_s", "time", "time of an epoch"),
-        _quantity("step", "step_time_s", "time", "time of a step"),
-        _quantity("cost", "cost_usd", "money", "price of the job"),
-        _quantity("memory", "peak_memory_bytes", "memory", "peak memory of a device"),
-        _quantity("energy", "energy_j", "energy", "energy of the job"),
-        _quantity("co2", "co2_g", "mass", "carbon dioxide of the job"),
-        _quantity(
+        Quantity("time", "job_time_s", "time", "time of the whole job"),
+        Quantity("epoch", "epoch_time_s", "time", "time of an epoch"),
+        Quantity("step", "step_time_s", "time", "time of a step"),
+        Quantity("cost", "cost_usd", "money", "price of the job"),
+        Quantity("memory", "peak_memory_bytes", "memory", "peak memory of a device"),
+        Quantity("energy", "energy_j", "energy", "energy of the job"),
+        Quantity("co2", "co2_g", "mass", "carbon dioxide of the job"),
+        Quantity(
             "throughput", "throughput_samples_per_s", "rate", "samples a second", smaller_is_better=False
         ),
-        _quantity("accuracy", "accuracy", "share", "accuracy of the model", smaller_is_better=False),
+        Quantity("accuracy", "accuracy", "share", "accuracy of the model", smaller_is_better=False),
     )
 }
 

@@ -6,7 +6,7 @@ A review is printed as a comment on a pull request shows it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,20 +17,13 @@ import typer
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.received import parsed_yaml
-from forerun.base.units import format_bytes, format_duration_s
-from forerun.prediction.comparison import RunComparison, change_words, compare_answers
+from forerun.prediction.comparison import QUANTITIES, RunComparison, change_words, compare_answers
 from forerun.surface.cli.submit import broken_limits, predicted
 from forerun.surface.cli.verbs import Verbs, verb
 
 _LEAST_CHANGE = 0.01
 """Relative change from which a quantity counts as changed: the same run predicted with another trace scatters less."""
 _COLUMNS = {"step_time_s": "step", "peak_memory_bytes": "memory", "job_time_s": "job", "cost_usd": "cost"}
-_WORDS: Mapping[str, Callable[[float], str]] = {
-    "step_time_s": format_duration_s,
-    "peak_memory_bytes": format_bytes,
-    "job_time_s": format_duration_s,
-    "cost_usd": "${:,.2f}".format,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +147,7 @@ def _cell(run: ReviewedRun, field: str) -> str:
     value = run.after.get(field)
     if not value:
         return ""
-    shown = _WORDS[field](value["value"])
+    shown = QUANTITIES[field][1](value["value"])
     items = () if run.comparison is None else run.comparison.quantities
     change = next((item.change for item in items if item.name == field), None)
     if change is None or abs(change) < _LEAST_CHANGE:

@@ -11,12 +11,11 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forerun import __version__
 from forerun.base.errors import ForerunError, UsageError
 from forerun.base.received import in_a_line
-from forerun.prediction.estimate import Interval
 from forerun.prediction.models import kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
 from forerun.question.model import flat_names
@@ -38,8 +37,20 @@ _INSTRUCTIONS = (
 _RUNS_NO_CODE = "No code of a user is run: a model in FILE.py needs a server started with --allow-code DIR. "
 
 
+class Quantity(BaseModel):
+    """A value with the ends of its 90 % interval."""
+
+    model_config = ConfigDict(from_attributes=True)  # an Interval is one
+
+    value: float
+    low: float
+    high: float
+
+
 class WayToFit(BaseModel):
     """A change that makes a run fit."""
+
+    model_config = ConfigDict(from_attributes=True)  # a Way of ``advise`` is one
 
     words: str
     change: dict[str, Any]
@@ -52,16 +63,16 @@ class Prediction(BaseModel):
     model: str
     device: str
     fits: str | None
-    step_time_s: Interval
-    throughput_samples_per_s: Interval
-    tokens_per_s: Interval | None
-    mfu: Interval | None
-    epoch_time_s: Interval | None
-    job_time_s: Interval | None
-    peak_memory_bytes: Interval | None
-    max_batch_size: Interval | None
-    cost_usd: Interval | None
-    energy_j: Interval | None
+    step_time_s: Quantity
+    throughput_samples_per_s: Quantity
+    tokens_per_s: Quantity | None
+    mfu: Quantity | None
+    epoch_time_s: Quantity | None
+    job_time_s: Quantity | None
+    peak_memory_bytes: Quantity | None
+    max_batch_size: Quantity | None
+    cost_usd: Quantity | None
+    energy_j: Quantity | None
     bound_by: str
     provenance: str
     notes: list[str]
@@ -204,12 +215,9 @@ def _predict(
         "epochs": epochs,
     }
     estimate = predict(model, device=device, **given, **asked)
-    ways = [
-        WayToFit(words=way.words, change=dict(way.change), peak_memory_bytes=way.peak_memory_bytes)
-        for way in ways_to_fit(estimate)
-    ]
     own = {name: getattr(estimate, name) for name in Prediction.model_fields if name != "ways_to_fit"}
-    return Prediction(**{**own, "provenance": str(estimate.provenance)}, ways_to_fit=ways)
+    own |= {"provenance": str(estimate.provenance), "ways_to_fit": ways_to_fit(estimate)}
+    return Prediction(**own)
 
 
 def _plan(

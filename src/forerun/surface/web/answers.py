@@ -225,15 +225,8 @@ class Answers:
 
     def datasets(self) -> dict[str, Any]:
         """Datasets by name, with their sizes."""
-        found = [
-            {
-                "name": name,
-                "num_training_samples": dataset.num_training_samples,
-                "num_validation_samples": dataset.num_validation_samples,
-            }
-            for name, dataset in DATASETS.items()
-        ]
-        return {"datasets": found}
+        sizes = ("name", "num_training_samples", "num_validation_samples")
+        return {"datasets": [{key: getattr(one, key) for key in sizes} for one in DATASETS.values()]}
 
     def currencies(self) -> dict[str, Any]:
         """Currencies in which amounts may be shown, with their rates [USD]."""
