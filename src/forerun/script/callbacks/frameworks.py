@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import ForerunError, MissingExtraError, UsageError
+from forerun.base.errors import UsageError
+from forerun.base.extras import needing
 from forerun.script.callbacks.loop import CurveCallback, LoopTimer
 from forerun.script.profiling.step_hooks import num_samples_of
 
@@ -24,7 +25,8 @@ def keras_callback(path: str | Path, **options: Any) -> Any:
         MissingExtraError: Keras is not installed.
     """
     curve = CurveCallback(path, **options)
-    base = _base(("keras.callbacks",), "Callback", MissingExtraError("the callback for Keras", "keras"))
+    with needing("the callback for Keras"):
+        base = import_module("keras").callbacks.Callback
 
     class ForecastCallback(_WithCurve, base):  # type: ignore[misc, valid-type]  # the base is known at run time only
         """Writes the curve of a run and stops it, see ``CurveCallback``."""
@@ -50,17 +52,6 @@ class _WithCurve:
         self.timer: LoopTimer | None = None
 
 
-def _base(modules: tuple[str, ...], name: str, missing: ForerunError) -> type[Any]:
-    """The class of a callback in the first of some modules that is installed; raises ``missing`` without one."""
-    for module in modules:
-        try:
-            found: type[Any] = getattr(import_module(module), name)
-        except ModuleNotFoundError:
-            continue
-        return found
-    raise missing
-
-
 def _tells(event: str) -> Callable[..., None]:
     """A method that passes an event of a framework on to the timer of its callback."""
 
@@ -76,11 +67,16 @@ _PRECISIONS = {"16-mixed": "amp", "bf16-mixed": "amp-bf16", "16-true": "fp16", "
 
 
 def _lightning() -> type[Any]:
-    missing = UsageError(
+    for package in _PACKAGES:
+        try:
+            found: type[Any] = import_module(package).Callback
+        except ModuleNotFoundError:
+            continue
+        return found
+    raise UsageError(
         f"the callback for Lightning expects one of {', '.join(_PACKAGES)}, found none; install it with: pip install "
         "lightning"
     )
-    return _base(_PACKAGES, "Callback", missing)
 
 
 def lightning_callback(path: str | Path, **options: Any) -> Any:
@@ -171,9 +167,8 @@ def trainer_callback(
         MissingExtraError: Transformers is not installed.
     """
     curve = CurveCallback(path, **options)
-    base = _base(
-        ("transformers",), "TrainerCallback", MissingExtraError("the callback for the Trainer", "hf")
-    )
+    with needing("the callback for the Trainer"):
+        base = import_module("transformers").TrainerCallback
 
     class ForecastCallback(_WithCurve, base):  # type: ignore[misc, valid-type]  # the base is known at run time only
         """Writes the curve of a run and stops it, see ``CurveCallback``; times its steps, see ``LoopTimer``."""

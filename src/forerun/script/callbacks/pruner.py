@@ -11,33 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from forerun.base.errors import ForecastError, InvalidSetupError, UsageError
+from forerun.base.extras import needing
 from forerun.jobs import HOPELESS, Curve, chance_to_win, forecast_curve, schedule_of, shipped_table
 
-if TYPE_CHECKING:
+with needing("ForecastPruner"):
     import optuna
 
-
 _FEWEST_POINTS = 4
-
-
-def optuna_pruner_base() -> type[Any]:
-    """Optuna's ``BasePruner``.
-
-    Raises:
-        UsageError: Optuna is not installed.
-    """
-    try:
-        base: type[Any] = import_module("optuna.pruners").BasePruner
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "ForecastPruner expects Optuna, which was not found; install it with: pip install 'optuna>=5'"
-        ) from error
-    return base
 
 
 class _Judge:
@@ -82,7 +67,7 @@ class _Judge:
         return forecast.probability_final_beats(best) <= bound
 
 
-class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at run time only
+class ForecastPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna is not followed
     """Prunes a trial that, by its forecast, ends no better than the best finished trial.
 
     Args:

@@ -16,15 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.base.errors import MissingExtraError
+from forerun.base.extras import needing
 from forerun.evidence import Record, Scalar, at_job_start, describe_circumstances
 from forerun.question.setup import Layout, Precision
 from forerun.script.callbacks.loop import StepTimes
 
-try:
+with needing("the callback StepTimer"):
     import keras
-except ModuleNotFoundError as error:
-    raise MissingExtraError("the callback StepTimer", "keras") from error
 
 _PRECISIONS = {
     "mixed_float16": Precision.AMP,

@@ -193,9 +193,8 @@ class ModelHooks:
 
         @surround(module.Module, "__call__")
         def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._state, "is_inside", False):
-                return call(model, *args, **kwargs)
-            if not _is_trained(model):  # no model, but a transform of images or a loss
+            # What has no parameter to train is no model, but a transform of images or a loss.
+            if getattr(self._state, "is_inside", False) or not _is_trained(model):
                 return call(model, *args, **kwargs)
             if not model.__dict__.get("_forerun_is_changed", False):
                 model.__dict__["_forerun_is_changed"] = True

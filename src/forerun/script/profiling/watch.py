@@ -64,11 +64,7 @@ class Watch(StepListener):
         self._clock.close(time.monotonic())
         if self._num_steps:
             self._look_at_thread(time.monotonic())
-        self._window.close()  # an open window crashes the interpreter's end
-        self._write_window()
-        self._recording.flush()
-        self._write_memory()
-        self._recording.write("end", time_s=time.monotonic())
+        self._write_all("end")
 
     def _step(self, interval: LoaderSpan) -> None:
         is_traced = self._window.is_open
@@ -101,24 +97,25 @@ class Watch(StepListener):
         )
 
     def _stop(self) -> None:
-        self._window.close()
-        self._write_window()
-        self._recording.flush()
-        self._write_memory()
-        self._recording.write("stopped", time_s=time.monotonic())
+        self._write_all("stopped")
         sys.stdout.flush()
         sys.stderr.flush()
         # Raising inside a loader or an optimizer would run the script's own error handling, and its saving.
         os._exit(STOPPED_STATUS)
 
-    def _write_window(self) -> None:
-        if (sums := self._window.take_sums()) is not None:
-            self._recording.write("window", **sums)
-
-    def _write_memory(self) -> None:
+    def _write_all(self, end: str) -> None:
+        """Writes what is known, and the way in which the process ends."""
+        self._window.close()  # an open window crashes the interpreter's end
+        self._write_window()
+        self._recording.flush()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._recording.write("device_memory", peak_bytes=torch.cuda.max_memory_allocated())
+        self._recording.write(end, time_s=time.monotonic())
+
+    def _write_window(self) -> None:
+        if (sums := self._window.take_sums()) is not None:
+            self._recording.write("window", **sums)
 
     def mark_wait(self) -> contextlib.AbstractContextManager[None]:
         """Marks a wait on the traced timeline."""

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.received import parsed_yaml
@@ -115,10 +115,14 @@ def check_value(knob: Knob, value: Any) -> Any:
         raise UsageError(
             f"expected {knob.name} to be one of {', '.join(map(str, knob.choices))}, got '{value}'"
         )
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not knob.choices and not (is_number and value >= knob.lowest):
+    if not knob.choices and not (_is_number(value) and value >= knob.lowest):
         raise UsageError(f"expected {knob.name} to be a number of {knob.lowest:g} or more, got '{value}'")
     return value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """True for a number; truth values, which Python counts as such, are none here."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _PARAMETER_KEYS = ("values", "min", "max", "log", "step", "map", "default", "scale_with", "rule")
@@ -181,8 +185,7 @@ class Parameter:
         """True if a value is one of the listed values, or in the range."""
         if self.values:
             return value in self.values
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and self.scale_with is None and self.low <= value <= self.high
+        return _is_number(value) and self.scale_with is None and self.low <= value <= self.high
 
     def start(self, own: Any) -> Any:
         """The script's own value if it is possible, else the first listed value or the middle of the range."""
@@ -255,6 +258,11 @@ class Space:
     metric: Metric | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def drawn(self) -> tuple[Parameter, ...]:
+        """The parameters whose values are drawn, and not scaled with another."""
+        return tuple(parameter for parameter in self.parameters if parameter.scale_with is None)
+
     def parameter(self, name: str) -> Parameter | None:
         """The parameter with this name."""
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
@@ -292,11 +300,7 @@ def space_of(found: Mapping[str, Any]) -> Space:
     Raises:
         UsageError: A key is unknown, a range is empty, or a value is not possible.
     """
-    for key in found:
-        if key not in _TOP_KEYS:
-            raise UsageError(
-                f"expected the keys {', '.join(_TOP_KEYS)} in a space, got '{key}'{near_matches(key, _TOP_KEYS)}"
-            )
+    _check_keys(found, _TOP_KEYS, "in a space")
     entries = found.get("parameters")
     if not isinstance(entries, dict) or not entries:
         raise UsageError("expected at least one parameter under 'parameters', got none")
@@ -311,17 +315,20 @@ def space_of(found: Mapping[str, Any]) -> Space:
     return Space(parameters=parameters, metric=_metric(found.get("metric")), extra=extra)
 
 
+def _check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in found:
+        if key not in known:
+            raise UsageError(
+                f"expected the keys {', '.join(known)} {where}, got '{key}'{near_matches(str(key), known)}"
+            )
+
+
 def _parameter(name: str, entry: Any) -> Parameter:
     if isinstance(entry, list):
         entry = {"values": entry}
     if not isinstance(entry, dict):
         raise UsageError(f"expected values or min and max for '{name}', got '{entry}'")
-    for key in entry:
-        if key not in _PARAMETER_KEYS:
-            raise UsageError(
-                f"expected the keys {', '.join(_PARAMETER_KEYS)} for '{name}', got '{key}'"
-                f"{near_matches(str(key), _PARAMETER_KEYS)}"
-            )
+    _check_keys(entry, _PARAMETER_KEYS, f"for '{name}'")
     flag = entry.get("map")
     # An argument of the script can set any parameter; without one the parameter must be a knob with a hook.
     knob = KNOBS.get(name) if flag else find_knob(name)
@@ -354,9 +361,7 @@ def _listed(common: dict[str, Any], values: Any, knob: Knob | None) -> Parameter
 
 def _ranged(common: dict[str, Any], entry: Mapping[str, Any], knob: Knob | None) -> Parameter:
     name, low, high = common["name"], entry.get("min"), entry.get("max")
-    numbers = [
-        value for value in (low, high) if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
+    numbers = [value for value in (low, high) if _is_number(value)]
     if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
         raise UsageError(f"expected numbers as min and max of '{name}', got '{low}' and '{high}'")
     if numbers[0] >= numbers[1]:
@@ -428,7 +433,7 @@ def configuration_key(values: Mapping[str, Any]) -> str:
 
 def num_configurations(space: Space) -> int | None:
     """Number of configurations in a space; None if a range has infinitely many values."""
-    counts = [len(_choices(p)) for p in space.parameters if p.scale_with is None]
+    counts = [len(_choices(parameter)) for parameter in space.drawn]
     return prod(counts) if all(counts) else None
 
 
@@ -446,7 +451,7 @@ def untried_neighbour(
     Returns:
         Values of the configuration; None if all have been tried, or there are too many to search.
     """
-    parameters = {p.name: _choices(p) for p in space.parameters if p.scale_with is None}
+    parameters = {parameter.name: _choices(parameter) for parameter in space.drawn}
     order = random.Random(seed)
     near = list(_one_away(parameters, values))
     order.shuffle(near)

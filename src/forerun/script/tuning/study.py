@@ -213,7 +213,7 @@ def has_value(trial: Any) -> bool:
 
 def suggest(trial: Any, space: Space) -> dict[str, Any]:
     """Draws a value for each parameter that is not scaled with another."""
-    return {p.name: _drawn(trial, p) for p in space.parameters if p.scale_with is None}
+    return {parameter.name: _drawn(trial, parameter) for parameter in space.drawn}
 
 
 def _drawn(trial: Any, parameter: Parameter) -> Any:

@@ -321,7 +321,4 @@ def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
 
 def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
     """The first of the usual metrics that the lines have."""
-    for name in USUAL_METRICS:
-        if read_metric(name, lines):
-            return Metric.named(name)
-    return None
+    return next((Metric.named(name) for name in USUAL_METRICS if read_metric(name, lines)), None)

@@ -164,9 +164,7 @@ class Tuner:
         """Tries configurations until the budget is used; returns the reason to end."""
         while True:
             self.store.claim_lost_trials()
-            if reason := self._spent():
-                return reason
-            if reason := self._try_one():
+            if reason := self._spent() or self._try_one():
                 return reason
 
     def _try_one(self) -> str:
@@ -287,17 +285,15 @@ class Tuner:
         return TrialPruner(self.store.study, trial, num_rounds, is_rising=is_rising)
 
     def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
-        points = []
-        for trial in self.store.trials():
-            result = result_of(trial)
-            if result["num_steps"] and result["peak_memory_bytes"]:
-                points.append(
-                    MemoryPoint(
-                        values=values_of(trial),
-                        start_bytes=result["start_memory_bytes"],
-                        peak_bytes=result["peak_memory_bytes"],
-                    )
-                )
+        points = [
+            MemoryPoint(
+                values=values_of(trial),
+                start_bytes=result["start_memory_bytes"],
+                peak_bytes=result["peak_memory_bytes"],
+            )
+            for trial in self.store.trials()
+            if (result := result_of(trial))["num_steps"] and result["peak_memory_bytes"]
+        ]
         return predicted_memory_bytes(points, values, self.task.base)
 
     def run_trials(self) -> list[Any]:
@@ -391,20 +387,14 @@ class Tuner:
 
     def _own_values(self) -> dict[str, Any] | None:
         """Values of the script as it is, if all of them are inside the space."""
-        found = {}
-        for parameter in self.task.space.parameters:
-            if parameter.scale_with is not None:
-                continue
-            own = self.task.base.get(parameter.name)
-            if not parameter.holds(own):
-                return None
-            found[parameter.name] = own
-        return found
+        drawn, base = self.task.space.drawn, self.task.base
+        is_inside = all(parameter.holds(base.get(parameter.name)) for parameter in drawn)
+        return {parameter.name: base[parameter.name] for parameter in drawn} if is_inside else None
 
     def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
         """A guess completed by a value for each parameter with a range."""
-        drawn = [p for p in self.task.space.parameters if p.scale_with is None]
-        return {p.name: p.start(self.task.base.get(p.name)) for p in drawn} | dict(own or {})
+        starts = {p.name: p.start(self.task.base.get(p.name)) for p in self.task.space.drawn}
+        return starts | dict(own or {})
 
     def _stop_if_all_crash(self) -> None:
         latest = [result_of(t) for t in self.run_trials()[-_LATEST_CRASHES:]]
