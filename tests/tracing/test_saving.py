@@ -11,6 +11,7 @@ import torch
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.memory.stream import live_peak
+from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.question.model import ModelRequest
 from forerun.question.saving import (
@@ -351,6 +352,32 @@ def test_recipes_of_transformer_engine_cast_once(traced):
     moved = {recipe: moved_bytes(graph) for recipe, graph in graphs.items()}
     assert moved["delayed"] == moved["mx"] < moved["current"] < moved["dynamic"] == moved_bytes(plain)
     assert len({graph.model_flops for graph in graphs.values()}) == 1
+
+
+def test_experts_multiply_in_fp8_with_the_recipes_of_transformer_engine(tmp_path):
+    config = {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "num_experts": 8,
+        "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_experts_per_tok": 2, "vocab_size": 512,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+
+    def graph(precision, **saving):
+        setup = TrainingSetup(
+            batch_size_per_device=1, optimizer="adamw", precision=precision, saving=Saving(**saving)
+        )
+        return trace(ModelRequest(model=f"hf:{path}", sequence_length=64), setup)
+
+    plain, torchao = graph(Precision.BF16), graph(Precision.FP8)
+    engine = graph(Precision.FP8, fp8_recipe=Fp8Recipe.MX)
+    grouped = "grouped_eight_bit_product"
+    assert grouped not in torchao.ops.kernel_names
+    assert grouped in engine.ops.kernel_names
+    assert engine.model_flops == pytest.approx(plain.model_flops)
+    own = blocks_of(engine)
+    assert own.expert_product.sum() == blocks_of(plain).expert_product.sum() == 2 * 2 * 3
+    assert set(engine.ops.kernel[own.expert_product].tolist()) == {engine.ops.kernel_names.index(grouped)}
 
 
 def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):

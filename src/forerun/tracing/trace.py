@@ -558,6 +558,8 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         del found["fused_kernels"]
     if setup.saving.fp8_recipe in (None, Fp8Recipe.DYNAMIC):
         del found["fp8_recipe"]
+    elif setup.precision is Precision.FP8:
+        found["fp8_recipe"] = f"{setup.saving.fp8_recipe}, experts too"
     if setup.phase is not Phase.TRAIN:
         found["recompute"] = "none"
     return found

@@ -241,6 +241,16 @@ def _eight_bit_product(call: Call) -> list[CostRow]:
     ]
 
 
+@rule(f"grouped_{EIGHT_BIT_PRODUCT}")
+def _grouped_eight_bit_product(call: Call) -> list[CostRow]:
+    (row,) = _grouped_mm(call)
+    assert row.gemm is not None
+    gemm = (*row.gemm[:3], row.gemm[3] / EIGHT_BIT_RATE)
+    return [
+        replace(row, flops=row.flops / EIGHT_BIT_RATE, gemm=gemm, element_bytes=2, speedup=EIGHT_BIT_RATE)
+    ]
+
+
 @rule("to_eight_bits")
 def _to_eight_bits(call: Call) -> list[CostRow]:
     largest = Call(call.name, call.args, ())

@@ -29,6 +29,14 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
     return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
 
 
+def _grouped_product(
+    left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    if right.dim() == 3:
+        return left.new_empty((left.shape[0], right.shape[2]), dtype=dtype)
+    return left.new_empty((len(ends), left.shape[0], right.shape[1]), dtype=dtype)
+
+
 def _converted(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(source, dtype=dtype)
 
@@ -79,6 +87,12 @@ eight_bit_product = _define(
     "eight_bit_product(Tensor left, Tensor right, ScalarType dtype) -> Tensor", _product
 )
 """(m, k) x (k, n) with operands of 8 bits and the result in another type."""
+
+grouped_eight_bit_product = _define(
+    "grouped_eight_bit_product(Tensor left, Tensor right, Tensor ends, ScalarType dtype) -> Tensor",
+    _grouped_product,
+)
+"""Products of groups of rows with a matrix of each group, or of groups of both, as ``_grouped_mm`` but in 8 bits."""
 
 to_eight_bits = _define("to_eight_bits(Tensor source, ScalarType dtype) -> Tensor", _converted)
 """A tensor in 8 bits with a scale: one kernel that looks for the largest value, one that writes."""

@@ -17,7 +17,8 @@ Linear layers multiply in fp8 as torchao's dynamic recipe or Transformer Engine'
 weights and gradients where they are used; weights and activations are held in bf16. Transformer Engine casts an input
 or gradient once, into both orders of memory that its products read, and keeps an input in fp8 for the backward pass.
 Its weights are taken to be held in fp8, in both orders (``fp8_model_init``), which is two bytes a weight as in bf16:
-the update writes them, and no pass casts them. The head and layers whose sizes are no multiples of 16 stay in bf16.
+the update writes them, and no pass casts them, and so are those of its experts, whose grouped products are in fp8 too;
+torchao's stay in bf16. So do the head and layers whose sizes are no multiples of 16.
 Norms that write fp8 themselves are left out: a cast is a kernel by itself.
 
 Sources: torchao, ``float8/float8_linear.py`` and ``matmul_with_hp_or_float8_args``; Transformer Engine,
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -38,6 +40,7 @@ from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.device_ops import (
     dequantize,
     eight_bit_product,
+    grouped_eight_bit_product,
     to_eight_bits,
     to_eight_bits_twice,
 )
@@ -221,7 +224,42 @@ def multiply_in_fp8(module: nn.Module, heads: set[nn.Module], recipe: Fp8Recipe 
         if type(layer) is nn.Linear and layer not in heads and _is_aligned(layer):
             layer.forward = _fp8_forward(layer, recipe or Fp8Recipe.DYNAMIC)  # type: ignore[method-assign,assignment]
             number += 1
+        weights = [weight for weight in layer.parameters(recurse=False) if weight.dim() == 3]
+        if weights and recipe not in (None, Fp8Recipe.DYNAMIC):
+            layer.forward = _experts_forward(layer, weights, recipe is Fp8Recipe.CURRENT)
     return number
+
+
+def _experts_forward(part: nn.Module, weights: list[nn.Parameter], looks: bool) -> Callable[..., Any]:
+    """The pass of experts whose grouped products are in fp8."""
+    held = {
+        id(weight): torch.empty_like(weight, dtype=_FORWARD)
+        for weight in weights
+        if all(size % _MULTIPLE == 0 for size in weight.shape[1:])
+    }
+    plain = part.forward
+
+    def forward(*args: Any, **words: Any) -> Any:
+        from transformers.integrations import moe
+
+        usual = moe._grouped_mm
+
+        def product(source: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            own = weight if id(weight) in held else weight._base
+            found: torch.Tensor = (
+                usual(source, weight, offs)
+                if own is None or id(own) not in held or weight.element_size() != 2
+                # With the parameter itself its gradient is made in its own order of memory.
+                else _HeldGroups.apply(
+                    source.to(weight.dtype), own, held[id(own)], offs, own is not weight, looks
+                )
+            )
+            return found
+
+        with patch.object(moe, "_grouped_mm", product):
+            return plain(*args, **words)
+
+    return forward
 
 
 def _is_aligned(layer: nn.Linear) -> bool:
@@ -288,6 +326,40 @@ class _HeldProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_weight = _product(transposed.t(), by_columns, gradient.dtype)
         return of_source, of_weight, None, None
+
+
+class _HeldGroups(torch.autograd.Function):
+    """Groups of rows, (rows, in), times weights of experts, (experts, in, out) or turned, which are held in fp8."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        held: torch.Tensor,
+        ends: torch.Tensor,
+        is_turned: bool,
+        looks: bool,
+    ) -> torch.Tensor:
+        by_rows, by_columns = to_eight_bits_twice(source, _FORWARD, looks)
+        ctx.save_for_backward(by_columns if weight.requires_grad else None, held, ends)
+        ctx.is_turned, ctx.looks = is_turned, looks
+        right = held.transpose(-2, -1) if is_turned else held
+        result: torch.Tensor = grouped_eight_bit_product(by_rows, right, ends, source.dtype)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        by_columns, held, ends = ctx.saved_tensors
+        by_rows, by_both = to_eight_bits_twice(gradient, _BACKWARD, ctx.looks)
+        of_source = of_weight = None
+        if ctx.needs_input_grad[0]:
+            right = held if ctx.is_turned else held.transpose(-2, -1)
+            of_source = grouped_eight_bit_product(by_rows, right, ends, gradient.dtype)
+        if ctx.needs_input_grad[1]:
+            left, right = (by_both, by_columns) if ctx.is_turned else (by_columns, by_both)
+            of_weight = grouped_eight_bit_product(left.t(), right, ends, gradient.dtype)
+        return of_source, of_weight, None, None, None, None
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
