@@ -433,3 +433,66 @@ for step in range(30):
     if step == 2:
         assert runs == 3 + 4 + 4, runs
 """
+
+TICKING = """
+import pickle
+import torch
+from torch import nn
+net = nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+double = torch.compile(lambda values: 2 * values)
+seen, tick, begun, start, total = 0, 0, 0, 0, 100_000
+while True:
+    optimizer.zero_grad()
+    double(net(torch.zeros(8, 4, device="cuda")).sum()).backward()
+    optimizer.step()
+    seen += 8
+    done = seen + begun >= total
+    if not done and tick != 0 and seen < start + 800:
+        continue
+    if done or tick % 5 == 0:
+        with open("net.pkl", "wb") as file:
+            pickle.dump(net, file)
+    tick += 1
+    start = seen
+    if done:
+        break
+"""
+
+ROUNDS = """
+import torch
+from torch import nn
+net = nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+class Learner:
+    frames = 0
+    def collect_rollouts(self):
+        for _ in range(100):
+            self.frames += 1
+            with torch.no_grad():
+                net(torch.zeros(1, 4, device="cuda"))
+    def batches(self):
+        for _ in range(5):
+            yield torch.zeros(8, 4, device="cuda")
+    def learn(self, total):
+        while self.frames < total:
+            self.collect_rollouts()
+            for _ in range(2):
+                for batch in self.batches():
+                    optimizer.zero_grad()
+                    net(batch).sum().backward()
+                    optimizer.step()
+Learner().learn(1050)
+"""
+
+SPAWNING = """
+import multiprocessing
+import torch
+def train():
+    net = torch.nn.Linear(2, 2)
+    net(torch.zeros(1, 2)).sum().backward()
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=train)
+    process.start()
+    process.join()
+"""

@@ -21,9 +21,12 @@ from scripts_captured import (
     MANY_MICRO_STEPS,
     MOMENTUM,
     PAUSING,
+    ROUNDS,
     SHARDED,
     SHARPNESS,
+    SPAWNING,
     STEPPING,
+    TICKING,
     TIED,
     TRAINER,
     WHOLE,
@@ -243,6 +246,22 @@ def test_several_optimizers_accumulate_and_a_counter_of_samples_says_how_often(c
     assert [part.num_uses for part in facts.optimizers] == [1, 1]
     assert facts.validation == CapturedPause(unit="steps", every=10, num_samples=None)
     assert facts.checkpoints == CapturedPause(unit="job")
+
+
+def test_ticks_of_many_steps_are_read_by_the_mark_that_they_leave(captured):
+    facts = captured(TICKING).facts
+    assert (facts.way, facts.max_steps, facts.compile) == ("pretended", 12_500, False)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=500)
+
+
+def test_a_counter_that_another_function_raises_is_counted_by_whole_rounds(captured):
+    facts = captured(ROUNDS).facts
+    assert (facts.max_steps, facts.validation) == (110, None)  # 11 rounds of 10 steps
+
+
+def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):
+    with pytest.raises(TraceError, match="trains in a process that it starts itself"):
+        captured(SPAWNING)
 
 
 def test_equal_micro_steps_are_not_all_run(captured):

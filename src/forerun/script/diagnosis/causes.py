@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -390,12 +391,18 @@ def _host_link(seen: Observation) -> _Found | None:
 
 
 def _expected_link(seen: Observation) -> Link:
-    """The link of the prediction's cluster; without one, the least network that gradients should use."""
+    """The link of the prediction's cluster; without one, the least network that gradients should use.
+
+    Machines of boards with links of their own (SXM) have a network card beside each board, as fast as its bus.
+    """
     if seen.estimate is not None:
         cluster = seen.estimate.run.cluster
         found = cluster.inter_link if cluster.num_nodes > 1 else cluster.intra_link
         if found is not None:
             return found
+    if seen.device is not None and not seen.device.bus.startswith("PCIe"):
+        with contextlib.suppress(ForerunError):
+            return host_link(seen.device)
     return find_link("pcie-3-x8")
 
 
