@@ -98,7 +98,7 @@ def test_a_wall_clock_is_counted_from_its_first_row(tmp_path):
         ),
         ("epoch,step,loss\n1,10,2\n1,5,1\n2,20,1\n", "steps must rise from row to row within an epoch"),
         ("epoch,accuracy\n1,nan\n2,nan\n", "every value of 'accuracy' is NaN"),
-        ("loss,accuracy\n1,0.5\n2,0.6\n", "expected a column 'epoch' or 'step'"),
+        ("price,accuracy\n1,0.5\n2,0.6\n", "expected a column 'epoch' or 'step'"),
         ("epoch,lr\n1,0.5\n2,0.6\n", "expected a metric beside epoch"),
     ],
 )
@@ -251,6 +251,54 @@ def test_results_of_yolo(tmp_path):
     assert (
         read_target_curve(tmp_path / "results.csv", parse_target("mAP50>=0.9")).metric == "metrics/mAP50(B)"
     )
+
+
+def test_results_of_yolov5_have_the_rate_of_its_weights_not_of_its_biases(tmp_path):
+    header = "epoch, metrics/mAP_0.5, metrics/mAP_0.5:0.95, val/box_loss, x/lr0, x/lr1"
+    rows = [f"{e},{0.1 * e},{0.05 * e},1.5,{0.1 / (e + 1)},{0.01 - 0.001 * e}" for e in range(5)]
+    curve = read_curve(write(tmp_path, "\n".join([header, *rows]), "results.csv"))
+    assert curve.metric == "metrics/mAP_0.5:0.95"
+    np.testing.assert_allclose(curve.learning_rates, 0.01 - 0.001 * np.arange(5))
+
+
+def test_rows_of_a_history_without_epochs_are_epochs(tmp_path):
+    rows = [f"{i},{1 / (i + 1)},{0.1 * i}" for i in range(5)]
+    curve = read_curve(
+        write(tmp_path, "\n".join([",loss,val_accuracy", *rows]))
+    )  # as pandas writes Keras' history
+    assert (curve.metric, curve.unit, curve.epochs.tolist()) == ("val_accuracy", "epoch", [1, 2, 3, 4, 5])
+    assert curve.notes == ("no column of epochs or steps: each row is taken as an epoch",)
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "metric"),
+    [
+        ("epoch,train_loss,valid_loss,accuracy,time", "{i},1.{i},1.{i},0.{i},4", "accuracy"),  # fastai's
+        (
+            "epoch,loss,accuracy,val_loss,val_time",
+            "{i},1.{i},0.{i},1.{i},4",
+            "val_loss",
+        ),  # accuracy of training
+        ("epoch,eval_loss,eval_wer", "{i},1.{i},0.{i}", "eval_wer"),
+        (
+            "epoch,train/box_loss,metrics/mAP50(B),val/box_loss",
+            "{i},1.{i},0,0",
+            "train/box_loss",
+        ),  # switched off
+    ],
+)
+def test_the_metric_of_validation_is_taken_that_users_compare(tmp_path, header, row, metric):
+    rows = [row.format(i=i) for i in range(1, 6)]
+    assert read_curve(write(tmp_path, "\n".join([header, *rows]))).metric == metric
+
+
+def test_rates_of_rows_between_those_that_log_them_lie_on_the_line(tmp_path):
+    rows = ["epoch,step,lr,loss,eval_loss"]
+    for step in range(30, 700, 30):
+        rows += [f"{step / 100},{step},{1 - step / 1000},2,"]
+        rows += [f"{step // 100},{step // 100 * 100},,,1.{9 - step // 100}"] if step % 100 < 30 else []
+    curve = read_curve(write(tmp_path, "\n".join(rows)), "eval_loss")
+    np.testing.assert_allclose(curve.learning_rates, 1 - curve.steps / 1000)
 
 
 def test_a_log_of_modded_nanogpt(tmp_path):

@@ -234,6 +234,22 @@ def test_rates_that_follow_no_shape_tell_nothing(rates, end):
     assert followed_schedule(np.arange(1.0, 31), rates, end) is None
 
 
+def test_a_line_behind_a_warm_up_is_no_power():
+    epochs = np.arange(1.0, 71)
+    rates = 0.01 * (1 - 0.9 * (epochs - 1) / 70)
+    rates[:4] = 0.003, 0.0066, 0.0097417, rates[4]  # as YOLOv5 logs them: one comes twice
+    found = followed_schedule(epochs[:21], rates[:21], 70.0)
+    assert "straight line" in found.notes[0]
+    np.testing.assert_allclose(found.rate(epochs), rates / rates.max(), atol=0.002)
+
+
+def test_a_cosine_that_began_before_the_first_evaluation():
+    epochs = np.arange(1.0, 15)
+    rates = 0.5 * (1 + np.cos(np.pi * (epochs - 0.3) / 13.7))
+    found = followed_schedule(epochs[:5], rates[:5], 14.0)
+    np.testing.assert_allclose(found.rate(epochs), rates / rates[0], atol=0.02)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("end", [20.0, 30.0, None])
 def test_rates_of_either_end_of_an_epoch_are_continued_as_a_cosine(first, end):

@@ -7,7 +7,7 @@ A CSV has a header. Its columns, in any order, further columns being further met
     learning_rate | lr | lr-...      optional
     elapsed_s | time_s | wall_time   optional, seconds; a wall clock is counted from its first row
 
-Keras' ``CSVLogger``, Lightning's ``CSVLogger`` and YOLO's ``results.csv`` (its rate is ``lr/pg0``) are such files, with
+Keras' ``CSVLogger``, Lightning's ``CSVLogger`` and YOLO's ``results.csv`` (its rate is ``lr/pg1``) are such files, with
 epochs from 0 and gaps: an epoch counted from 0 is taken as done, so 0 becomes 1; rows without the metric are passed
 over. Several rows of one epoch are one point, their mean, if there are four epochs or more (Optimus' step logs: epoch,
 step, loss, acc); before that each row is a point at its fraction of the epoch. Steps are never taken for epochs. What
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import encoding_of
-from forerun.jobs.forecasting.curve import Curve, Floats, Target, is_rising_metric
+from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, Target, is_rising_metric, metric_kind
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
@@ -48,7 +48,8 @@ from forerun.jobs.forecasting.log_files import (
 from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
 
 _STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
-_RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg0")
+# YOLO's first group are biases, whose rate comes down from 0.1 in the warm-up.
+_RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
@@ -65,7 +66,9 @@ _WHOLE_LOSS = re.compile(r"(^|/|(val|valid|eval|train|total|lm)_)loss$")
 _NO_METRIC = re.compile(
     r"time|memory|seed|eta_|norm|per_second|scale|speed|num_|samples|throughput|^tps|^mfu"
 )
+_OVER_OVERLAPS = re.compile(r"map50-95|map_0\.5:0\.95")  # of YOLO's the mean over overlaps, by its age
 _OF_VALIDATION = ("val", "eval", "metrics/")
+_OF_TRAINING = ("train", "val", "eval", "test")
 
 
 def read_curve(
@@ -286,8 +289,12 @@ def curve_of_columns(
 ) -> Curve:
     """The curve in some columns of equal length, as in ``LogColumns``; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
+    counted: tuple[str, ...] = ()
     if epoch is None and step is None:
-        raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
+        if not any("loss" in column.lower() for column in columns):
+            raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
+        epoch, counted = "epoch", ("no column of epochs or steps: each row is taken as an epoch",)
+        columns = {epoch: np.arange(1.0, len(next(iter(columns.values()))) + 1), **columns}
     elapsed = _named(columns, _TIME_NAMES)
     wanted, rate = rate, _named(columns, _RATE_NAMES if rate is None else (rate.lower(),))
     if rate is None and wanted is not None:
@@ -307,13 +314,13 @@ def curve_of_columns(
     rows = _Rows(
         epochs=_filled(columns[epoch])[keep] if epoch else None,
         steps=cut[step] if step else None,
-        learning_rates=_filled(columns[rate])[keep] if rate else None,
+        learning_rates=_between_rows(columns[step or epoch or ""], columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
         values=np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
     curve = rows.as_curve(name, chosen, rising, by_step=by_step)
-    return replace(curve, notes=_row_notes(chosen, keep, len(cut[chosen]), len(curve)))
+    return replace(curve, notes=(*counted, *_row_notes(chosen, keep, len(cut[chosen]), len(curve))))
 
 
 def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
@@ -368,17 +375,25 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
         return int(np.isfinite(columns[name]).sum())
 
     most = max(map(count, names))
+    # Where losses say of which data they are, as fastai's do, a metric that does not is of validation.
+    losses = [name.lower() for name in names if _WHOLE_LOSS.search(name.lower())]
+    all_say = len(losses) > 1 and all(name.startswith(_OF_TRAINING) for name in losses)
+
+    def is_validation(name: str) -> bool:
+        unsaid = all_say and is_rising_metric(name) and not name.startswith(_OF_TRAINING)
+        return name.startswith(_OF_VALIDATION) or unsaid
 
     def rank(name: str) -> tuple[bool, ...]:
         lowered = name.lower()
         return (
             bool(_NO_METRIC.search(lowered)),
             count(name) < _FEWEST_EPOCHS,
-            not lowered.startswith(_OF_VALIDATION),
-            not is_rising_metric(name),
+            count(name) > 1 and bool(np.nanmin(columns[name]) == np.nanmax(columns[name])),  # switched off
+            not is_validation(lowered),
+            metric_kind(name, is_rising_metric(name)) is MetricKind.LOSS,
             2 * count(name) > most,  # what is evaluated is logged more rarely than what each step does
             "map" not in lowered,
-            "map50-95" not in lowered,  # of YOLO's the mean over overlaps
+            not _OVER_OVERLAPS.search(lowered),
             not _WHOLE_LOSS.search(lowered),
         )
 
@@ -392,6 +407,18 @@ def _filled(values: Floats) -> Floats:
         return values
     index = np.searchsorted(finite, np.arange(len(values)), side="right") - 1
     return values[finite[np.maximum(index, 0)]]
+
+
+def _between_rows(places: Floats, rates: Floats) -> Floats:
+    """Rates at all rows: on lines between those that were logged, behind the last on the line of the last three."""
+    known = np.isfinite(rates) & np.isfinite(places)
+    where, found = places[known], rates[known]
+    if known.all() or len(where) < 3 or np.any(np.diff(where) <= 0):
+        return _filled(rates)
+    slopes = np.diff(found[-3:]) / np.diff(where[-3:])
+    slope = slopes[1] if abs(slopes[1] - slopes[0]) <= 0.1 * abs(slopes[1]) else 0.0
+    behind = np.maximum(found[-1] + slope * (places - where[-1]), 0.0)
+    return _filled(np.where(places > where[-1], behind, np.interp(places, where, found)))
 
 
 def _since_start(times_s: Floats) -> Floats:

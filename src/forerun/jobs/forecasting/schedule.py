@@ -249,7 +249,7 @@ def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSc
         raise InvalidSetupError("a logged learning rate needs numbers above zero; give the schedule in words")
     relative = np.maximum(rates / peak, 0.0)
     begin = int(np.flatnonzero(relative >= 1 - 1e-9)[0])
-    shape, words, _ = _shape_of(epochs[begin:], relative[begin:], end)
+    shape, words, _ = _shape_of(epochs[begin:], relative[begin:], end, begin == 0)
     return _continued(epochs, relative, shape, end, f"logged rates: {words}")
 
 
@@ -282,11 +282,28 @@ def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> Learn
     behind, relative = epochs[begin:], rates[begin:] / (peak or 1.0)
     if peak <= 0 or len(behind) < _FEWEST_RATES or relative[-1] > 1 - _LIKE:
         return None
+    like = None
     if end is not None:
         end = max(end, float(epochs[-1]))
-        _, words, miss = _shape_of(behind, relative, end)
-        if miss <= _LIKE and "constant" not in words:
-            return logged_schedule(epochs, rates, end)
+        _, words, miss = _shape_of(behind, relative, end, begin == 0)
+        # Lines and powers look alike at first: a power counts where it is exact, or where no line fits.
+        near, exact = (_ON_SHAPE, 1e-5) if "times" in words else (_LIKE, _ON_SHAPE)
+        if miss <= near and "constant" not in words:
+            like = logged_schedule(epochs, rates, end)
+            if miss <= exact:
+                return like
+    # The points next to the peak may be the last of a warm-up.
+    skips = range(min(3, len(behind) - _FEWEST_RATES + 1))
+    found = (_on_shape(epochs, rates, end, begin, skip) for skip in skips)
+    return next((one for one in found if one is not None), like)
+
+
+def _on_shape(
+    epochs: Floats, rates: Floats, end: float | None, begin: int, skip: int
+) -> LearningRateSchedule | None:
+    """The line or cosine that rates lie on from some points behind their peak on; None for none, or for several."""
+    peak, begin = float(np.max(rates)), begin + skip
+    behind, relative = epochs[begin:], rates[begin:] / float(rates[begin])
     # The rate of an epoch may be that of its beginning, and the peak one point before the first of a log.
     starts = [float(behind[0]), 2 * float(behind[0]) - float(behind[1])][: 1 + (begin == 0)]
     # Any end would do for a line to an unknown height: 10 % is left to cosines, which bend.
@@ -303,7 +320,9 @@ def followed_schedule(epochs: Floats, rates: Floats, end: float | None) -> Learn
         return None
     note = f"the length of the run was not given: taken as {found_end:.4g}, where its learning rate ends"
     notes = (f"logged rates: {words}", *([note] if end is None else []))
-    return _continued(epochs, rates / peak, shape, max(found_end, float(epochs[-1])), *notes)
+    height = float(rates[begin]) / peak
+    end_epoch = max(found_end, float(epochs[-1]))
+    return _continued(epochs, rates / peak, lambda t: height * shape(t), end_epoch, *notes)
 
 
 _Fit = tuple[float, float, Callable[[Floats], Floats], str]
@@ -328,18 +347,27 @@ def _end_of(epochs: Floats, relative: Floats, start: float, low: float, bends: b
     return miss, zero - is_by_epoch, lambda t: shape(t) / scale, words
 
 
-def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str, float]:
-    """The shape that the rates behind their peak follow best, its name, and the largest distance from it."""
+def _shape_of(
+    epochs: Floats, relative: Floats, end: float, is_whole: bool
+) -> tuple[Callable[[Floats], Floats], str, float]:
+    """The shape that the rates behind their peak follow best, its name, and the largest distance from it.
+
+    Where the peak is the first point of a log (``is_whole``), the shape may have begun before it.
+    """
     begin = float(epochs[0])
-    left = _share_left(end, begin)
     shapes: dict[str, Callable[[Floats], Floats]] = {"constant so far, and taken as such": np.ones_like}
-    for low in _LOWEST:
-        shapes[f"a straight line to {low:.0%} of the peak"] = _between(low, left)
-        shapes[f"a cosine to {low:.0%} of the peak"] = _between(low, _cosine(left))
+    for start in (begin, *(begin * np.linspace(0.0, 0.9, 10) if is_whole else ())):
+        left = _share_left(end, float(start))
+        of_start = {f"a straight line to {low:.0%} of the peak": _between(low, left) for low in _LOWEST}
+        of_start |= {f"a cosine to {low:.0%} of the peak": _between(low, _cosine(left)) for low in _LOWEST}
+        for name, shape in of_start.items():
+            scaled = _scaled(shape, begin)
+            if name not in shapes or _miss(scaled, epochs, relative) < _miss(shapes[name], epochs, relative):
+                shapes[name] = scaled
     if len(epochs) > 1 and relative[-1] > 0:
         factor = float(relative[-1]) ** (1 / max(float(epochs[-1]) - begin, 1e-9))
         shapes[f"{factor:.4g} times the rate each epoch"] = lambda t: factor ** (t - begin)
-    misses = {name: float(np.max(np.abs(shape(epochs) - relative))) for name, shape in shapes.items()}
+    misses = {name: _miss(shape, epochs, relative) for name, shape in shapes.items()}
     best = min(misses, key=lambda name: misses[name])
     # A wrong shape is worse than none: what the rate does next is then not known.
     if misses[best] > _LIKE:
@@ -347,6 +375,15 @@ def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[F
         kept = "they follow no known shape; the last one is kept"
         return lambda t: np.full(np.shape(t), held), kept, misses[best]
     return shapes[best], best, misses[best]
+
+
+def _miss(shape: Callable[[Floats], Floats], epochs: Floats, relative: Floats) -> float:
+    return float(np.max(np.abs(shape(epochs) - relative)))
+
+
+def _scaled(shape: Callable[[Floats], Floats], begin: float) -> Callable[[Floats], Floats]:
+    height = float(shape(np.asarray([begin]))[0]) or 1.0
+    return lambda t: shape(t) / height
 
 
 def _cosine(left: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
