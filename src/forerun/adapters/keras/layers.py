@@ -20,7 +20,6 @@ from forerun.adapters.keras.runner import (
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
-    result_of,
     set_keras_defaults,
     tensorflow_synchroniser,
 )
@@ -153,7 +152,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     timed, first = time_first_and_rest(
         step, tensorflow_synchroniser(device), protocol, is_compiled=setup.compile
     )
-    return result_of(timed, {"num_parameters": num_parameters, **first, **memory.figures()})
+    return timed.with_results(num_parameters=num_parameters, **first, **memory.figures())
 
 
 def _input(layer: Any, batch_size: int) -> Any:

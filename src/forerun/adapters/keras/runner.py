@@ -13,7 +13,7 @@ from typing import Any
 from forerun.adapters.keras.networks import POLICIES, set_policy_and_format
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
-from forerun.evidence.measurement.runners.timing import Timed, time_repetitions
+from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import ResidentPeak
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
@@ -113,16 +113,6 @@ def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) ->
     return getattr(keras.optimizers, name)(**{**options, **rate})
 
 
-def result_of(timed: Timed, results: dict[str, Scalar]) -> RunResult:
-    """The answer of a runner that timed repetitions."""
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results=results,
-    )
-
-
 def tensorflow_synchroniser(device: str) -> Callable[[], None]:
     """A function that returns when the device has finished; a processor always has."""
     if device.startswith("CPU"):
@@ -179,8 +169,7 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
         OutOfMemory: The job does not fit.
     """
     if job.kind is JobKind.NULL:
-        timed = time_repetitions(lambda: None, lambda: None, protocol)
-        return RunResult(repetitions_s=timed.repetitions_s, warm_up_s=timed.warm_up_s)
+        return time_repetitions(lambda: None, lambda: None, protocol)
     if job.kind not in _RUNNERS:
         raise InvalidSetupError(
             f"with Keras, {', '.join(_RUNNERS)} are measured, got a job of kind {job.kind}"

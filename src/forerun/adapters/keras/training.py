@@ -19,7 +19,6 @@ from forerun.adapters.keras.networks import build_keras_family, keras_image_shap
 from forerun.adapters.keras.runner import (
     keras_optimizer,
     open_tensorflow,
-    result_of,
     set_keras_defaults,
 )
 from forerun.base.errors import InvalidSetupError
@@ -52,7 +51,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     )
     results["num_parameters"] = int(training.model.count_params())
     results["first_step_s"] = training.first_step_s
-    return result_of(timed, results)
+    return timed.with_results(**results)
 
 
 @dataclass(slots=True)
