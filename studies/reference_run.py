@@ -39,7 +39,6 @@ from studies.forecast.study import FORECAST_STUDY_VERSION, forecast_study
 from studies.keras.stack_study import stack_markdown, stack_study
 from studies.layouts.evidence import known_networks
 from studies.memory.study import bracket_study, transformer_fit_study
-from studies.optime.baseline_study import baseline_study
 from studies.optime.choice_sets import outside_rates
 from studies.optime.choice_study import (
     all_choices,
@@ -64,7 +63,7 @@ from studies.optime.fit import (
     with_offsets_of_architectures,
 )
 from studies.optime.layer_study import layer_study
-from studies.optime.runtime_study import RuntimeRow, runtime_study, tracker_study
+from studies.optime.runtime_study import RuntimeRow, baseline_study, runtime_study, tracker_study
 from studies.optime.studies import (
     Corpus,
     FewSteps,

@@ -49,21 +49,20 @@ class Ended:
     cpu_s: float
 
 
-def run_command(words: Sequence[str], folder: Path, timeout_s: float) -> Ended:
-    """Runs ``forerun WORDS`` in a folder and waits for its end.
+def run_command(words: Sequence[str], folder: Path) -> Ended:
+    """Runs ``forerun WORDS`` in a folder and waits for its end, for ``_TIMEOUT_S`` at most.
 
     Args:
         words: Words of the command line.
         folder: Working folder; the output goes to files in it.
-        timeout_s: Longest time [s].
     """
     outputs = [folder / name for name in (".out", ".err")]
     began_s = time.monotonic()
     pid = os.fork()
     if not pid:
         _be_the_command(words, folder, outputs)
-    status, cpu_s = None, timeout_s
-    while time.monotonic() - began_s < timeout_s:
+    status, cpu_s = None, _TIMEOUT_S
+    while time.monotonic() - began_s < _TIMEOUT_S:
         found, state, used = os.wait4(pid, os.WNOHANG)
         if found:
             status, cpu_s = os.waitstatus_to_exitcode(state), used.ru_utime + used.ru_stime
@@ -351,12 +350,12 @@ def run_cases(
     make_files(folder)
     _make_store(folder / "records.sqlite")
     answers = {
-        name: run_command([*name.split(), *words], folder, _TIMEOUT_S).out
+        name: run_command([*name.split(), *words], folder).out
         for name, words in (_GOOD.items() if with_good else ())
     }
     judged = []
     for case in cases:
-        ended = run_command(case.words, folder, _TIMEOUT_S)
+        ended = run_command(case.words, folder)
         judged.append((case, ended, judge(case, ended, answers.get(case.command, ""))))
     return judged
 

@@ -107,7 +107,6 @@ class MeasuredLayout:
         run: The question.
         step_s: Measured step; None for a row that failed [s].
         oom: True if the source says out of memory.
-        memory_gib: Published memory, None if there is none [GiB].
         model: Name of the model in the source.
     """
 
@@ -117,7 +116,6 @@ class MeasuredLayout:
     run: Run
     step_s: float | None
     oom: bool
-    memory_gib: float | None
     model: str
 
 
@@ -147,7 +145,6 @@ def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayou
             run=run,
             step_s=step_of(row),
             oom=row.oom is True,
-            memory_gib=float(row.peak_mem_gib) if pd.notna(row.peak_mem_gib) else None,
             model=str(row.model),
         )
 

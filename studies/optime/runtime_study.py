@@ -1,13 +1,23 @@
-"""PyTorch's own estimators and ours on the rows of ``timm_train``."""
+"""PyTorch's own estimators, simple predictors and ours on the rows of ``timm_train``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from forerun.adapters.classics.baselines import baseline_names, make_baseline
+from forerun.adapters.classics.step_features import whole_model_features
+from forerun.evidence.fitting.evaluation import (
+    ErrorMetrics,
+    cross_validated_predictions,
+    errors,
+    family_folds,
+)
 from forerun.evidence.fitting.measured_steps import Measured
+from forerun.tracing.trace import trace
 from studies.memory.study import Bracket
 from studies.optime.pytorch_tools import ToolAnswer, ToolProcess, estimated_step_s, tracked_peak_bytes
 from studies.optime.studies import HeldOut
@@ -88,3 +98,24 @@ def _spread_out(num_all: int, num_wanted: int) -> list[int]:
     """Indices at equal distances, the first and the last among them; all if there are not that many."""
     chosen = np.linspace(0, num_all - 1, min(num_wanted, num_all)).round()
     return sorted({int(index) for index in chosen})
+
+
+def baseline_study(steps: Sequence[Measured]) -> dict[str, dict[str, ErrorMetrics]]:
+    """Errors of each baseline over all rows and by layout, five folds by family, which are those of the family study.
+
+    Args:
+        steps: The tested rows.
+    """
+    cases = [(trace(step.run.model, step.setup), step.device, step.setup) for step in steps]
+    features = whole_model_features(cases)
+    actual = np.asarray([step.record.step_time_s for step in steps])
+    layouts = np.asarray([str(step.setup.layout) for step in steps])
+    splits = family_folds([step.record for step in steps])
+    found: dict[str, dict[str, ErrorMetrics]] = {}
+    for name in baseline_names():
+        predicted = cross_validated_predictions(partial(make_baseline, name), features, actual, splits)
+        found[name] = {"all": errors(predicted, actual)}
+        for layout in np.unique(layouts):
+            chosen = layouts == layout
+            found[name][str(layout)] = errors(predicted[chosen], actual[chosen])
+    return found

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,8 @@ def measure_curve(
     chosen = CurveSetup(model=model, num_epochs=num_epochs, **setup)
     plan = schedule_of(schedule if schedule is not None else f"cosine:epochs={num_epochs}", num_epochs)
     log = CurveLog(out)
-    step_log = None if steps_out is None else _StepLog(steps_out)
+    if steps_out is not None:
+        _write_steps(steps_out, "w", [StepRow._fields])
     rows: list[CurveRow] = []
 
     def on_epoch(row: CurveRow) -> bool:
@@ -137,8 +138,8 @@ def measure_curve(
             learning_rate=row.learning_rate,
             elapsed_s=row.elapsed_s,
         )
-        if step_log is not None:
-            step_log.append(row.steps)
+        if steps_out is not None:
+            _write_steps(steps_out, "a", row.steps)
         if on_row is not None:
             on_row(
                 f"epoch {row.epoch}/{num_epochs}: loss {row.loss:.4f}, accuracy {row.accuracy:.4f}, held out "
@@ -155,37 +156,24 @@ def measure_curve(
     )
 
 
-class _StepLog:
-    """A CSV with a row per step, in the columns of Optimus' logs: ``epoch, step, loss, acc``."""
+def _write_steps(path: str | Path, mode: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Writes rows of a CSV with a row per step, in the columns of Optimus' logs.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._write("w", [("epoch", "step", "loss", "acc")])
-
-    def append(self, steps: Iterable[StepRow]) -> None:
-        """Adds the steps of an epoch.
-
-        Raises:
-            RecordError: The file cannot be written.
-        """
-        self._write("a", [(row.epoch, row.step, row.loss, row.accuracy) for row in steps])
-
-    def _write(self, mode: str, rows: Iterable[tuple[object, ...]]) -> None:
-        try:
-            with self.path.open(mode, newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(rows)
-        except OSError as error:
-            raise RecordError(
-                f"the log '{self.path}' cannot be written: {error.strerror or error}"
-            ) from error
+    Raises:
+        RecordError: The file cannot be written.
+    """
+    try:
+        with Path(path).open(mode, newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+    except OSError as error:
+        raise RecordError(f"the log '{path}' cannot be written: {error.strerror or error}") from error
 
 
 def _noise(rows: list[CurveRow], setup: CurveSetup) -> NoiseScale | None:
-    norms = [row.norms for row in rows if row.norms is not None]
+    norms = [norm for row in rows for norm in row.norms]
     if not norms:
         return None
-    small = [value for n in norms for value in n.small]
-    large = [value for n in norms for value in n.large]
+    small, large = zip(*norms, strict=True)
     return gradient_noise_scale(small, large, setup.batch_size // 2, setup.batch_size)
 
 
@@ -196,28 +184,19 @@ _MOMENTUM, _WEIGHT_DECAY = 0.9, 5e-4
 Rates = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientNorms:
-    """Squared norms of gradients in an epoch, over half batches and whole batches, (steps,) each."""
-
-    small: tuple[float, ...]
-    large: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """One step of a training.
+class StepRow(NamedTuple):
+    """One step of a training, in the columns of Optimus' logs.
 
     Attributes:
         epoch: Number of the epoch, from 1.
         step: Steps done since the start of training.
-        loss, accuracy: Means over the images of the step.
+        loss, acc: Means over the images of the step.
     """
 
     epoch: int
     step: int
     loss: float
-    accuracy: float
+    acc: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +210,8 @@ class CurveRow:
         val_loss, val_accuracy: Means over held-out images, after the epoch.
         learning_rate: Learning rate of the last step.
         elapsed_s: Time of training and evaluation since the start [s].
-        norms: Norms of gradients; None without gradient noise.
+        norms: Squared norm of the gradient of each step, over its half batches and over the whole; none without
+            gradient noise.
         steps: Each step of the epoch.
     """
 
@@ -243,7 +223,7 @@ class CurveRow:
     val_accuracy: float
     learning_rate: float
     elapsed_s: float
-    norms: GradientNorms | None = None
+    norms: tuple[tuple[float, float], ...] = ()
     steps: tuple[StepRow, ...] = ()
 
 
@@ -312,9 +292,8 @@ class _CurveRun:
         self.module.train()
         sums = Sums(self.device)
         norms: list[tuple[float, float]] = []
-        steps: list[
-            tuple[torch.Tensor, torch.Tensor, int]
-        ] = []  # on the device: reading them would wait for it
+        # On the device: reading them would wait for it.
+        steps: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         num_batches = len(self.train_batches)
         rate = 0.0
         for index, (images, labels) in enumerate(self.train_batches):
@@ -339,16 +318,9 @@ class _CurveRun:
             val_accuracy=val_accuracy,
             learning_rate=rate,
             elapsed_s=time.perf_counter() - self.began_s,
-            norms=GradientNorms(small=tuple(n[0] for n in norms), large=tuple(n[1] for n in norms))
-            if norms
-            else None,
+            norms=tuple(norms),
             steps=tuple(
-                StepRow(
-                    epoch=number,
-                    step=self.num_steps - len(steps) + index,
-                    loss=float(loss),
-                    accuracy=float(hits) / count,
-                )
+                StepRow(number, self.num_steps - len(steps) + index, float(loss), float(hits) / count)
                 for index, (loss, hits, count) in enumerate(steps, start=1)
             ),
         )

@@ -29,14 +29,3 @@ from forerun.evidence.measurement.jobs import Protocol
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(InvalidSetupError, match=f"expected {list(settings)[-1]} "):
         Protocol(**settings)
-
-
-def test_json_brings_every_setting_back():
-    protocol = Protocol(window=7, num_threads=2, memory_limit_bytes=10**9, tolerance=0.01)
-    assert Protocol.from_json(protocol.to_json()) == protocol
-    assert Protocol.from_json("{}") == Protocol()
-
-
-def test_an_unknown_setting_is_named():
-    with pytest.raises(InvalidSetupError, match="unknown num_repititions; known are anchor_every"):
-        Protocol.from_json('{"num_repititions": 5}')

@@ -7,7 +7,7 @@ from real_jobs import QUICK, run_here
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.measurement.runners import table as runners
-from forerun.evidence.measurement.runners.table import RUNNERS, OutOfMemory, is_out_of_memory, run_job, runner
+from forerun.evidence.measurement.runners.table import RUNNERS, OutOfMemory, run_job, runner
 from forerun.evidence.records.measurement import JobKind
 
 
@@ -38,8 +38,14 @@ def _wrapped(inner):
         (_wrapped(ValueError("no")), False),
     ],
 )
-def test_which_errors_say_that_memory_is_full(error, expected):
-    assert is_out_of_memory(error) is expected
+def test_which_errors_say_that_memory_is_full(monkeypatch, error, expected):
+    def fails(job, device_index, protocol):
+        raise error
+
+    monkeypatch.setitem(runners.RUNNERS, JobKind.NULL, fails)
+    with pytest.raises(OutOfMemory if expected else type(error)) as told:
+        run_here(JobKind.NULL, "null")
+    assert isinstance(told.value, OutOfMemory) is expected
 
 
 def test_a_real_allocation_that_fails_is_out_of_memory():

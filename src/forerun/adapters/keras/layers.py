@@ -132,7 +132,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     timed, first = time_first_and_rest(
         step, tensorflow_synchroniser(device), protocol, is_compiled=setup.compile
     )
-    return timed.result(num_parameters=num_parameters, **first, **memory.figures())
+    return timed.with_results(num_parameters=num_parameters, **first, **memory.figures())
 
 
 def _input(layer: Any, batch_size: int) -> Any:

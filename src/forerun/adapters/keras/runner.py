@@ -174,8 +174,7 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
         OutOfMemory: The job does not fit.
     """
     if job.kind is JobKind.NULL:
-        timed = time_repetitions(lambda: None, lambda: None, protocol)
-        return RunResult(repetitions_s=timed.repetitions_s, warm_up_s=timed.warm_up_s)
+        return time_repetitions(lambda: None, lambda: None, protocol)
     if job.kind not in _RUNNERS:
         raise InvalidSetupError(
             f"with Keras, {', '.join(_RUNNERS)} are measured, got a job of kind {job.kind}"

@@ -66,7 +66,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     )
     results["num_parameters"] = int(training.model.count_params())
     results["first_step_s"] = training.first_step_s
-    return timed.result(**results)
+    return timed.with_results(**results)
 
 
 class _KerasTraining:

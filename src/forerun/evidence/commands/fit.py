@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.extras import plugin_names
 from forerun.surface.cli.verbs import verb
 
@@ -55,10 +55,6 @@ def fit(
     ] = None,
 ) -> FitResult:
     """Fit a model to measured steps or layers."""
-    if model not in _MODELS:
-        raise UsageError(
-            f"unknown model '{model}'{near_matches(model, _MODELS)}; expected one of {', '.join(_MODELS)}"
-        )
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
     if plots is not None:
@@ -67,8 +63,15 @@ def fit(
         make_plot_folder(plots)
     from forerun.evidence.fit import fit_regressor
 
-    choices = _choices(hidden, loss, seeds, max_epochs)
-    result = fit_regressor(records, model, device=on, **choices)
+    result = fit_regressor(
+        records,
+        model,
+        device=on,
+        hidden_sizes=_whole_numbers(hidden, "--hidden"),
+        loss=loss,
+        seeds=_whole_numbers(seeds, "--seeds"),
+        max_epochs=max_epochs,
+    )
     result.model.save(out)
     if plots is not None:
         _write_plots(result, records, on, plots)
@@ -76,17 +79,9 @@ def fit(
     return result
 
 
-def _choices(hidden: str | None, loss: str | None, seeds: str | None, epochs: int | None) -> dict[str, Any]:
-    given = {
-        "hidden_sizes": None if hidden is None else _whole_numbers(hidden, "--hidden"),
-        "loss": loss,
-        "seeds": None if seeds is None else _whole_numbers(seeds, "--seeds"),
-        "max_epochs": epochs,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+def _whole_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
     if re.fullmatch(r"\d+(?:\s*,\s*\d+)*", text.strip()) is None:
         raise InvalidSetupError(f"expected whole numbers such as 64,64 with {option}, got '{text}'")
     return tuple(int(number) for number in re.findall(r"\d+", text))

@@ -159,7 +159,7 @@ def group_folds(
     return tuple(_split(f"fold {i + 1} of {k}", rows, len(keys)) for i, rows in enumerate(folds))
 
 
-def hold_out_groups(keys: Sequence[Hashable], share: float, seed: int = 0) -> Split:
+def hold_out_groups(keys: Sequence[Hashable], share: float) -> Split:
     """One split that holds out a random share of the groups of rows with equal keys."""
     rows_of = _rows_by(keys)
     num_held_out = round(share * len(rows_of))
@@ -168,7 +168,7 @@ def hold_out_groups(keys: Sequence[Hashable], share: float, seed: int = 0) -> Sp
             f"cannot hold out {share:.0%} of {len(rows_of)} configurations: that is all or none of them; measure more"
         )
     names = sorted(rows_of, key=str)
-    chosen = np.random.default_rng(seed).permutation(len(names))[:num_held_out]
+    chosen = np.random.default_rng(0).permutation(len(names))[:num_held_out]
     return _split(
         f"{share:.0%} of configurations", [row for i in chosen for row in rows_of[names[i]]], len(keys)
     )

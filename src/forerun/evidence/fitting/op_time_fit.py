@@ -445,16 +445,18 @@ def _offset_squares(network: OpNetwork, settings: FitSettings) -> torch.Tensor:
     return (device + architecture) / max(1, len(network.devices))
 
 
+_ANCHOR_PENALTY = 1e-3  # loss of a squared distance of one
+
+
 def refine_op_network(
     start: Mapping[str, np.ndarray],
     encoded: EncodedSamples,
     chosen: np.ndarray,
     settings: FitSettings,
-    anchor_penalty: float = 1e-3,
 ) -> OpNetwork:
     """A fitted network adjusted to measurements of one device, with as little change as they allow.
 
-    The loss is that of ``fit_op_network`` with ``anchor_penalty`` times the squared distance of the layers' weights
+    The loss is that of ``fit_op_network`` with ``_ANCHOR_PENALTY`` times the squared distance of the layers' weights
     from the start instead of the penalty on device inputs: within one device these do not vary.
 
     Args:
@@ -463,7 +465,6 @@ def refine_op_network(
         encoded: All samples, of one device.
         chosen: Indices of the samples to fit.
         settings: Schedule and seed; the size is that of ``start``.
-        anchor_penalty: Loss added for a squared distance of one.
     """
     torch.manual_seed(settings.seed)
     hidden = start["first_weight"].shape[0]
@@ -484,7 +485,7 @@ def refine_op_network(
     def penalty() -> torch.Tensor:
         distances = [(layer - anchor).square().sum() for layer, anchor in zip(layers, anchors, strict=True)]
         moved = ((network.device_classes - known) / settings.group_scale).square().sum()
-        return anchor_penalty * (torch.stack(distances).sum() + moved)
+        return _ANCHOR_PENALTY * (torch.stack(distances).sum() + moved)
 
     _descend(network, encoded, chosen, settings, np.random.default_rng(settings.seed), penalty)
     return network

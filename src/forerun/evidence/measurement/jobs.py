@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.records.measurement import JobKind, Scalar
@@ -63,14 +63,21 @@ class RunResult:
     Attributes:
         warm_up_s: Repetitions before the step time was stationary [s].
         repetitions_s: Timed repetitions, in order [s].
+        returned_s: Time until the call of the step returned, for each timed repetition; the device may still be at
+            work [s].
         results: Figures beside time; see ``Measurement.results``.
-        is_stationary: True if the warm-up ended because the times were stationary, not because it ran out.
+        is_stationary: True if the times had settled before the timed repetitions, or during them.
     """
 
     repetitions_s: tuple[float, ...]
     warm_up_s: tuple[float, ...] = ()
+    returned_s: tuple[float, ...] = ()
     results: dict[str, Scalar] = field(default_factory=dict)
     is_stationary: bool = True
+
+    def with_results(self, **results: Scalar) -> RunResult:
+        """The same times with figures beside them."""
+        return replace(self, results=self.results | results)
 
 
 def job_key(job: MeasurementJob, *, device: str, framework_version: str, occasion: str) -> str:
@@ -162,19 +169,3 @@ class Protocol:
                 raise InvalidSetupError(
                     f"expected {name} above zero, got {getattr(self, name)}; give a positive one"
                 )
-
-    def to_json(self) -> str:
-        """One line of JSON with every setting, keys sorted."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Protocol:
-        """The protocol from the output of ``to_json``; absent settings take their defaults."""
-        values = json.loads(text)
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise InvalidSetupError(
-                f"expected settings of a protocol, got unknown {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(known))}"
-            )
-        return cls(**values)

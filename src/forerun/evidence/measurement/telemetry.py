@@ -231,7 +231,7 @@ _SAMPLE_EVERY_S = 0.2
 _NOTABLE = 0.15
 
 
-def device_load(device_index: str, look_s: float = _LOOK_S) -> float | None:
+def device_load(device_index: str) -> float | None:
     """Share of a device that is at work while this process does nothing; None where the system does not tell.
 
     For a processor it is the share of all cores' time, for a GPU the driver's share of time with kernels.
@@ -240,7 +240,7 @@ def device_load(device_index: str, look_s: float = _LOOK_S) -> float | None:
 
     with record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder:
         before = psutil.cpu_times()
-        time.sleep(look_s)
+        time.sleep(_LOOK_S)
         after = psutil.cpu_times()
     if device_index != "cpu":
         return recorder.figures.get("gpu_busy_fraction_mean")

@@ -33,7 +33,7 @@ from forerun.evidence.measurement.runners.step_runner import (
     num_parameters,
 )
 from forerun.evidence.measurement.runners.table import runner
-from forerun.evidence.measurement.runners.timing import has_settled
+from forerun.evidence.measurement.runners.timing import has_settled_under
 from forerun.evidence.measurement.runners.torch_device import set_step_flags, synchroniser
 from forerun.evidence.records.measured_run import (
     input_options_of,
@@ -78,17 +78,6 @@ def check_strategy(strategy: str, num_devices: int, phase: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """Times that rank 0 measured [s]."""
-
-    warm_up_s: tuple[float, ...]
-    repetitions_s: tuple[float, ...]
-    alone_s: tuple[float, ...]
-    gradient_bytes: float
-    num_parameters: int
-
-
 @runner(JobKind.DATA_PARALLEL)
 def run_data_parallel(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of all devices together and of the same devices without synchronisation."""
@@ -96,24 +85,10 @@ def run_data_parallel(job: MeasurementJob, device_index: str, protocol: Protocol
     check_strategy(text_of(job.parameters, "strategy", "ddp"), num_devices, setup_of(job.parameters).phase)
     _check_devices(device_index, num_devices)
     num_threads = max(1, (protocol.num_threads or 1) // num_devices)
-    times: _Times = run_in_group(
+    found: RunResult = run_in_group(
         _work, (job, protocol), num_processes=num_devices, device_index=device_index, num_threads=num_threads
     )
-    every = [*times.warm_up_s, *times.repetitions_s]
-    window = max(3, min(protocol.window, len(every) // 2))
-    return RunResult(
-        warm_up_s=times.warm_up_s,
-        repetitions_s=times.repetitions_s,
-        is_stationary=has_settled(every, window=window, tolerance=protocol.tolerance),
-        results={
-            "num_parameters": times.num_parameters,
-            "gradient_bytes": times.gradient_bytes,
-            "world_size": num_devices,
-            "num_threads_per_process": num_threads,
-            "step_without_synchronisation_s": median(times.alone_s),
-            "synchronisation_s": max(0.0, median(times.repetitions_s) - median(times.alone_s)),
-        },
-    )
+    return found.with_results(world_size=num_devices, num_threads_per_process=num_threads)
 
 
 def _check_devices(device_index: str, num_devices: int) -> None:
@@ -128,7 +103,7 @@ def _check_devices(device_index: str, num_devices: int) -> None:
         )
 
 
-def _work(rank: int, num_processes: int, device: str, argument: tuple[MeasurementJob, Protocol]) -> _Times:
+def _work(rank: int, num_processes: int, device: str, argument: tuple[MeasurementJob, Protocol]) -> RunResult:
     """One process: builds the model, agrees with the others on the number of steps, and times them."""
     import torch
 
@@ -142,12 +117,16 @@ def _work(rank: int, num_processes: int, device: str, argument: tuple[Measuremen
         repetitions_s.append(member.time_s(with_sync=True))
         # Side by side, so that a drift of the machine affects both equally.
         alone_s.append(member.time_s(with_sync=False))
-    return _Times(
+    return RunResult(
         warm_up_s=tuple(warm_up_s),
         repetitions_s=tuple(repetitions_s),
-        alone_s=tuple(alone_s),
-        gradient_bytes=member.gradient_bytes,
-        num_parameters=num_parameters(member.module),
+        is_stationary=has_settled_under([*warm_up_s, *repetitions_s], protocol),
+        results={
+            "num_parameters": num_parameters(member.module),
+            "gradient_bytes": member.gradient_bytes,
+            "step_without_synchronisation_s": median(alone_s),
+            "synchronisation_s": max(0.0, median(repetitions_s) - median(alone_s)),
+        },
     )
 
 

@@ -46,7 +46,7 @@ def run_kernel(job: MeasurementJob, device_index: str, protocol: Protocol) -> Ru
         call()
 
     timed = time_repetitions(step, synchroniser(device), protocol)
-    return timed.result(**_rates(work, median(timed.repetitions_s)))
+    return timed.with_results(**_rates(work, median(timed.repetitions_s)))
 
 
 def _rates(work: dict[str, float], time_s: float) -> dict[str, Scalar]:

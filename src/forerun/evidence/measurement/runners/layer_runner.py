@@ -72,7 +72,7 @@ def run_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> Run
             given.requires_grad_(flag_of(job.parameters, "input_gradient", True))
         step = _train_step(layers, inputs, precision, device, optimizer)
     timed, first = time_first_and_rest(step, synchroniser(device), protocol)
-    return timed.result(num_parameters=num_parameters(layers), **first, **memory.figures())
+    return timed.with_results(num_parameters=num_parameters(layers), **first, **memory.figures())
 
 
 def _layer_and_input(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.runners.table import runner
-from forerun.evidence.measurement.runners.timing import Timed, time_repetitions
+from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
     limit_device_memory,
@@ -235,7 +235,7 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
             at_both_ends=lambda: energy_j.append(read_energy_j()),
         )
     host = {"launched_s": median(timed.returned_s)} if device.type == "cuda" else {}
-    return timed.result(
+    return timed.with_results(
         num_parameters=num_parameters(built.module),
         **first,
         **host,
@@ -264,7 +264,7 @@ def time_first_and_rest(
     *,
     is_compiled: bool = False,
     at_both_ends: Callable[[], None] | None = None,
-) -> tuple[Timed, dict[str, Scalar]]:
+) -> tuple[RunResult, dict[str, Scalar]]:
     """Times of the first step, which loads and compiles, and of the other steps.
 
     ``compile_time_s`` is the time of the first step less a later one; without compilation that difference is the start

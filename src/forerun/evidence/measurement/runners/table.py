@@ -71,18 +71,10 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
     try:
         return RUNNERS[job.kind](job, device_index, protocol)
     except Exception as error:
-        if (found := _memory_error(error)) is None:
-            raise
-        raise OutOfMemory(_first_line(found)) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error, or one of its causes, says that memory is full."""
-    return _memory_error(error) is not None
-
-
-def _memory_error(error: BaseException) -> BaseException | None:
-    return next((found for found in _chain(error) if _says_full(found)), None)
+        for cause in _chain(error):
+            if _says_full(cause):
+                raise OutOfMemory(_first_line(cause)) from error
+        raise
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -115,4 +107,4 @@ def run_null(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
         import torch
 
         torch.zeros(1, device=device)  # make a context, so that there is something to synchronise with
-    return time_repetitions(lambda: None, synchroniser(device), protocol).result()
+    return time_repetitions(lambda: None, synchroniser(device), protocol)

@@ -5,41 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from forerun.evidence.measurement.jobs import Protocol, RunResult
-from forerun.evidence.records.measurement import Scalar, Summary
+from forerun.evidence.records.measurement import Summary
 
 _LEAST_REPETITIONS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """All times of one measurement.
-
-    Attributes:
-        warm_up_s: Times of the repetitions before the times had settled [s].
-        repetitions_s: Times of the repetitions after that, in order [s].
-        returned_s: Time until the call of the step returned, for each timed repetition; the device may still be at
-            work [s].
-        is_stationary: True if the times had settled before the timed repetitions, or during them.
-    """
-
-    warm_up_s: tuple[float, ...]
-    repetitions_s: tuple[float, ...]
-    returned_s: tuple[float, ...]
-    is_stationary: bool
-
-    def result(self, **results: Scalar) -> RunResult:
-        """The result of a runner, with figures beside the times."""
-        return RunResult(
-            repetitions_s=self.repetitions_s,
-            warm_up_s=self.warm_up_s,
-            is_stationary=self.is_stationary,
-            results=results,
-        )
 
 
 def time_repetitions(
@@ -48,7 +20,7 @@ def time_repetitions(
     protocol: Protocol,
     clock: Callable[[], float] = time.perf_counter,
     at_both_ends: Callable[[], None] | None = None,
-) -> Timed:
+) -> RunResult:
     """Repeats a step and times each repetition.
 
     Each repetition is synchronise, read the clock, step, synchronise, read the clock; the difference therefore
@@ -84,7 +56,7 @@ def time_repetitions(
         repetitions_s.append(time_once_s())
     if at_both_ends is not None:
         at_both_ends()
-    return Timed(
+    return RunResult(
         warm_up_s=tuple(warm_up_s),
         repetitions_s=tuple(repetitions_s),
         returned_s=tuple(returned_s),
@@ -122,7 +94,7 @@ class Repetitions:
 
     @property
     def is_stationary(self) -> bool:
-        """As in ``Timed``."""
+        """As in ``RunResult``."""
         return _are_settled(self.warm_up_s, self.repetitions_s, self._protocol)
 
 
@@ -142,7 +114,7 @@ def _is_enough(times_s: Sequence[float], taken_s: float, protocol: Protocol) -> 
 
 
 def _are_settled(warm_up_s: Sequence[float], repetitions_s: Sequence[float], protocol: Protocol) -> bool:
-    return _has_settled(warm_up_s, protocol) or _has_settled([*warm_up_s, *repetitions_s], protocol)
+    return has_settled_under(warm_up_s, protocol) or has_settled_under([*warm_up_s, *repetitions_s], protocol)
 
 
 def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callable[[], float]) -> list[float]:
@@ -153,7 +125,7 @@ def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callab
     return times_s
 
 
-def _has_settled(times_s: Sequence[float], protocol: Protocol) -> bool:
+def has_settled_under(times_s: Sequence[float], protocol: Protocol) -> bool:
     """The test with the protocol's windows, or with shorter ones if there are too few repetitions for two windows."""
     window = max(_LEAST_REPETITIONS, min(protocol.window, len(times_s) // 2))
     return has_settled(times_s, window=window, tolerance=protocol.tolerance)

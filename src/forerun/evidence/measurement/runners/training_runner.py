@@ -89,7 +89,7 @@ def run_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> 
     )
     if training.setup.compile:
         results["compile_time_s"] = max(0.0, training.first_step_s - median(timed.repetitions_s))
-    return timed.result(num_parameters=num_parameters(training.module), **results, **memory.figures())
+    return timed.with_results(num_parameters=num_parameters(training.module), **results, **memory.figures())
 
 
 def epoch_results(
