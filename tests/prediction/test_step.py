@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import OpClass
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
     format_note,
+    in_known_formats,
     is_order_of_magnitude,
     layer_times,
     predict_intervals,
     predict_steps,
     prepare,
     provenance_of,
+    tier_of,
 )
 from forerun.question.devices import find_device
 from forerun.question.setup import Precision, TrainingSetup
@@ -196,7 +199,7 @@ def test_the_kernels_of_a_step_are_scaled_to_it():
 )
 def test_a_missing_format_is_told_with_what_happens_instead(device, precision, message):
     setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
-    assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup)
+    assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup, WEIGHTS)
 
 
 @pytest.mark.parametrize("device", ["a40", "h200-sxm", "rtx-5090"])
@@ -204,7 +207,8 @@ def test_fewer_bits_never_take_longer_where_launches_are_short(device):
     model = prepare(graph_named("resnet18"))
     for batch in (1, 16):
         asked = [
-            TrainingSetup(batch_size_per_device=batch, precision=p) for p in ("fp32", "tf32", "bf16", "fp16")
+            TrainingSetup(batch_size_per_device=batch, precision=p, convolution_precision=own)
+            for p, own in (("fp32", "fp32"), ("tf32", None), ("bf16", None), ("fp16", None))
         ]
         full, *others = (
             step.step_s.value for step in predict_steps(model, find_device(device), asked, WEIGHTS)
@@ -230,12 +234,18 @@ def test_tf32_takes_as_long_as_fp32_where_there_is_none():
 )
 def test_nothing_is_said_of_formats_that_are_there(device, precision):
     setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
-    assert format_note(prepare(graph_named("resnet18")), find_device(device), setup) is None
+    assert format_note(prepare(graph_named("resnet18")), find_device(device), setup, WEIGHTS) is None
 
 
-def test_convolutions_in_fp32_are_told_what_pytorch_does():
-    model, device = prepare(graph_named("resnet18")), find_device("a100-sxm4-40gb")
-    setup = TrainingSetup(batch_size_per_device=1, precision=Precision.FP32)
-    assert "--convolution-precision tf32" in format_note(model, device, setup)
-    own = replace(setup, convolution_precision=Precision.TF32)
-    assert format_note(model, device, own) == "convolutions are computed in tf32, products in fp32"
+def test_convolutions_in_fp32_are_in_tf32_unless_said_otherwise():
+    model, setup = prepare(graph_named("resnet18")), TrainingSetup(batch_size_per_device=64)
+    own, told = (replace(setup, convolution_precision=word) for word in ("tf32", "fp32"))
+    device = find_device("a100-sxm4-40gb")
+    shipped = load_weights(shipped_weights_path())
+    times = [predict_steps(model, device, [each], shipped)[0].step_s for each in (setup, own, told)]
+    assert times[0] == times[1]
+    assert times[0].value < 0.9 * times[2].value
+    assert tier_of(model, device, setup, WEIGHTS) is tier_of(model, device, own, WEIGHTS)
+    assert "--convolution-precision fp32" in format_note(model, device, setup, WEIGHTS)
+    assert format_note(model, device, own, WEIGHTS) == "convolutions are computed in tf32, products in fp32"
+    assert in_known_formats(model, find_device("t4"), setup, WEIGHTS) == setup  # no TF32

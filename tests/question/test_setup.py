@@ -73,6 +73,7 @@ def test_convolutions_take_the_precision_of_the_step_unless_they_have_one():
     assert TrainingSetup(precision="tf32").of_convolutions is Precision.TF32
     assert TrainingSetup(precision="amp").of_convolutions is Precision.FP32
     assert TrainingSetup(convolution_precision="tf32").of_convolutions is Precision.TF32
-    assert TrainingSetup(convolution_precision="fp32") == TrainingSetup()
+    assert TrainingSetup(precision="tf32", convolution_precision="tf32") == TrainingSetup(precision="tf32")
+    assert TrainingSetup(convolution_precision="fp32") != TrainingSetup()  # PyTorch's own is TF32
     with pytest.raises(InvalidSetupError, match="fp32 or tf32, got bf16"):
         TrainingSetup(convolution_precision="bf16")

@@ -14,7 +14,7 @@ from forerun.base.units import format_duration_s
 from forerun.cost.time.power import device_power
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import expert_products
-from forerun.graph.graph import Floats, Graph, Ints
+from forerun.graph.graph import Floats, Ints
 from forerun.prediction.division import DividedStep, is_divided
 from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
@@ -30,7 +30,14 @@ from forerun.prediction.run_step import (
     step_alone,
 )
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
-from forerun.prediction.step import PreparedModel, format_note, is_order_of_magnitude, layer_times
+from forerun.prediction.step import (
+    PreparedModel,
+    computed_as,
+    format_note,
+    in_known_formats,
+    is_order_of_magnitude,
+    layer_times,
+)
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.devices.prices import known_rental
 from forerun.question.job import Job
@@ -110,7 +117,7 @@ def estimate_run(
         flops_per_sample=model.graph.total_flops(setup.batch_size_per_device) / setup.batch_size_per_device,
         num_trainable_parameters=model.graph.num_trainable_parameters,
         num_steps=_num_steps(run, times),
-        **tokens_and_use(model.graph, run, step.step_s),
+        **tokens_and_use(model, run, step.step_s, weights),
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
         parallelism=_parallelism(run, step.several, memory.stages)
         if step.several and memory.stages
@@ -304,7 +311,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
             if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
-    if not is_keras and (note := format_note(model, device, run.setup)):
+    if not is_keras and (note := format_note(model, device, run.setup, weights)):
         notes.append(note)
     if is_order_of_magnitude(device, weights):
         what = (
@@ -493,18 +500,24 @@ def peak_of_precision(device: Device, precision: Precision) -> float | None:
     return device.peak_flops_per_s.get(_FORMATS[precision])
 
 
-def tokens_and_use(graph: Graph, run: Run, step_s: Interval) -> TokenFigures:
+def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, weights: CostModel) -> TokenFigures:
     """Tokens per second and the use of the peak of a step.
 
-    MFU = work of the products that training needs / (step time x devices x peak of the precision); HFU counts what is
-    computed again as well. The work is that of the traced products, so adapters count what they compute, and attention
-    counts in full, without halving it for a causal mask (Chowdhery et al. 2022, appendix B).
+    MFU = work of the products that training needs / (step time x devices x peak of the precision, in fp32 that of the
+    larger part of the work); HFU counts what is computed again as well. The work is that of the traced products, so
+    adapters count what they compute, and attention counts in full, without halving it for a causal mask (Chowdhery et
+    al. 2022, appendix B).
 
     Args:
-        graph: The traced step.
+        model: The traced step.
         run: The run.
         step_s: Time of its step, all micro-steps together [s].
+        weights: The cost model.
     """
+    graph, device, precision = model.graph, run.cluster.device, run.setup.precision
+    if precision is Precision.FP32:
+        _, (computed,) = computed_as(model, [in_known_formats(model, device, run.setup, weights)])
+        precision = computed.precision
     number = run.cluster.num_devices
     tokens = None
     if graph.tokens_per_sample is not None:
@@ -515,7 +528,7 @@ def tokens_and_use(graph: Graph, run: Run, step_s: Interval) -> TokenFigures:
         passes_per_device * (constant + slope * batch)
         for constant, slope in (graph.model_flops, graph.recomputed_flops)
     )
-    peak = peak_of_precision(run.cluster.device, run.setup.precision)
+    peak = peak_of_precision(device, precision)
     is_known = peak is not None and useful > 0
     return TokenFigures(
         tokens_per_s=tokens,

@@ -17,7 +17,14 @@ from forerun.base.numerics import monotone_cubic
 from forerun.cost.memory.stream import live_peak_bytes
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Graph, Ints
-from forerun.prediction.step import PreparedModel, ideal_times_s, interval_ends_s, points_of, timed_steps
+from forerun.prediction.step import (
+    PreparedModel,
+    ideal_times_s,
+    in_known_formats,
+    interval_ends_s,
+    points_of,
+    timed_steps,
+)
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 
@@ -64,6 +71,7 @@ def point_times(
     from threadpoolctl import threadpool_limits  # a single prediction is one product
 
     with threadpool_limits(1):  # the products are small: threads would wait for each other
+        setups = [in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
         compute_s, memory_s = ideal_times_s(model, points_of(model, devices, setups, torch_version))
         found = timed_steps(model, devices, setups, weights, torch_version)
     return PointTimes(

@@ -31,7 +31,14 @@ from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
 from forerun.prediction.division import DividedStep, as_measured, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
-from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
+from forerun.prediction.step import (
+    PreparedModel,
+    StepPrediction,
+    ideal_times_s,
+    in_known_formats,
+    points_of,
+    predict_steps,
+)
 from forerun.question.job import MOST_WORKERS, InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
@@ -236,7 +243,11 @@ def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedSt
         run: The run.
         step: The step of one device or of several.
     """
-    points = points_of(model, [run.cluster.device], [compute_setup(run)], run.software.torch_version)
+    from forerun.prediction.models import cost_model_of
+
+    device = run.cluster.device
+    setup = in_known_formats(model, device, compute_setup(run), cost_model_of(run))
+    points = points_of(model, [device], [setup], run.software.torch_version)
     compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s
     alone_s, share = (

@@ -33,7 +33,7 @@ from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
 from forerun.prediction.published import PublishedRow, PublishedStep, posterior_of_system, published_rows
-from forerun.prediction.stack import host_wait_s, scaled, stack_of
+from forerun.prediction.stack import host_wait_s, is_keras_graph, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -245,6 +245,7 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
 
 def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> Provenance:
     """Tier of a step of a traced model: as ``provenance_of``, or published where others measured this very network."""
+    setup = in_known_formats(model, device, setup, weights)
     found = provenance_of(device, setup, weights, model.ops)
     _, (measured,) = computed_as(model, [setup])
     return Provenance.PUBLISHED if _published_of(model, device, measured, weights).rows else found
@@ -327,7 +328,7 @@ def timed_steps(
     the intervals of step and stack add in squares, in the logarithm. Published steps of the very network on the device
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
-    setups = [_in_known_formats(*each) for each in zip(devices, setups, strict=True)]
+    setups = [in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
     found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     for rows, others, is_least in _bounds_of_half(model, devices, setups, weights, torch_version):
         chosen = [devices[row] for row in rows]
@@ -407,12 +408,28 @@ def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
     return replace(setup, precision=precision, batch_size_per_device=min(setup.batch_size_per_device, most))
 
 
-def _in_known_formats(device: Device, setup: TrainingSetup) -> TrainingSetup:
-    """The setup as the device computes it: in fp32 where TF32 is asked for and the device has none."""
-    if NumberFormat.TF32 in device.peak_flops_per_s or setup.of_convolutions is not Precision.TF32:
+def in_known_formats(
+    model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
+) -> TrainingSetup:
+    """The setup as PyTorch computes it on the device: convolutions of a step in fp32 in TF32, unless said otherwise.
+
+    All is in fp32 where the device has no TF32; calibrations are measured so where nothing is said.
+    """
+    if NumberFormat.TF32 in device.peak_flops_per_s:
+        is_open = setup.precision is Precision.FP32 and setup.convolution_precision is None
+        if weights.calibrated_device is not None or device.kind is not DeviceKind.GPU:
+            return setup
+        if not is_open or not _convolves_in_pytorch(model):
+            return setup
+        return replace(setup, convolution_precision=Precision.TF32)
+    if setup.of_convolutions is not Precision.TF32:
         return setup
     precision = Precision.FP32 if setup.precision is Precision.TF32 else setup.precision
     return replace(setup, precision=precision, convolution_precision=None)
+
+
+def _convolves_in_pytorch(model: PreparedModel) -> bool:
+    return not is_keras_graph(model.graph) and bool(np.isin(model.ops.op_class, CONVOLUTIONS).any())
 
 
 def _steps_of_model(
@@ -696,7 +713,7 @@ def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3
     return tuple(LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order)
 
 
-def format_note(model: PreparedModel, device: Device, setup: TrainingSetup) -> str | None:
+def format_note(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> str | None:
     """Note on a precision that the device has no arithmetic for, or that PyTorch would not take by itself."""
     if device.kind is not DeviceKind.GPU:
         return None
@@ -709,9 +726,6 @@ def format_note(model: PreparedModel, device: Device, setup: TrainingSetup) -> s
         return None
     if setup.convolution_precision is not None:
         return f"convolutions are computed in {setup.convolution_precision}, products in {precision}"
-    if precision is Precision.FP32:
-        return (
-            "convolutions are computed in fp32, as products are; PyTorch's own default has them in TF32 on this "
-            "device: --convolution-precision tf32"
-        )
+    if in_known_formats(model, device, setup, weights) != setup:
+        return "convolutions are computed in TF32, PyTorch's own default; --convolution-precision fp32 turns it off"
     return None

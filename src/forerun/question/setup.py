@@ -156,9 +156,8 @@ class TrainingSetup:
     )
     convolution_precision: Precision | None = _step(
         None,
-        help="Arithmetic of convolutions in fp32, a flag of its own in PyTorch: fp32 or tf32 (PyTorch's default from "
-        "Ampere on).",
-        default="that of --precision",
+        help="Arithmetic of convolutions in fp32, a flag of its own in PyTorch: fp32 or tf32.",
+        default="PyTorch's own: tf32 on GPUs that have it",
         words="convolution precision",
         only_changed=True,
     )
@@ -235,7 +234,8 @@ class TrainingSetup:
                     f"convolutions in fp32 are computed in fp32 or tf32, got {asked}; --precision says what half "
                     "precision the step has"
                 )
-            own = None if asked is self.precision else asked  # two words for one question
+            # Two words for one question; fp32 is not what PyTorch does by itself.
+            own = None if asked is self.precision is Precision.TF32 else asked
             object.__setattr__(self, "convolution_precision", own)
         check_numbers(self)
         if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
@@ -248,7 +248,7 @@ class TrainingSetup:
 
     @property
     def of_convolutions(self) -> Precision:
-        """Arithmetic of convolutions of fp32 operands, ``FP32`` or ``TF32``."""
+        """Arithmetic of convolutions of fp32 operands, ``FP32`` or ``TF32``; that of the products if not set."""
         return self.convolution_precision or (
             Precision.TF32 if self.precision is Precision.TF32 else Precision.FP32
         )

@@ -25,6 +25,7 @@ from forerun.cost.time.features import (
 )
 from forerun.cost.time.kernel_laws import Kernels, is_replayed, longest_times_s, terms_in_step
 from forerun.cost.time.law import (
+    CONVOLUTIONS,
     LAW_CLASSES,
     MAX_LATENCY_S,
     NUM_LATENTS,
@@ -169,9 +170,20 @@ def _times_of_formats(
     # What was measured on a device itself may be otherwise.
     if not rows.size or weights.calibrated_device is not None:
         return found
-    single = [_in_single_precision(points[int(row)]) for row in rows]
-    tried = _times_at(on_four_bytes(ops), single, weights, offsets[:, rows], with_kernels)
-    return with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+    # PyTorch's own single precision bounds the others as well: convolutions in TF32, products in fp32.
+    has_convolutions = bool(np.isin(ops.op_class, CONVOLUTIONS).any())
+    mixed = [
+        has_convolutions
+        and points[int(row)].setup.precision is not Precision.FP32
+        and NumberFormat.TF32 in points[int(row)].device.peak_flops_per_s
+        for row in rows
+    ]
+    for kept, convolutions in ((rows, None), (rows[mixed], Precision.TF32)):
+        if kept.size:
+            single = [_in_single_precision(points[int(row)], convolutions) for row in kept]
+            tried = _times_at(on_four_bytes(ops), single, weights, offsets[:, kept], with_kernels)
+            found = with_rows(found, kept, tried, tried.step_s < found.step_s[kept])
+    return found
 
 
 def _longest_launch_s(point: Point) -> float:
@@ -183,11 +195,12 @@ def _longest_launch_s(point: Point) -> float:
     return _SMALL_HALF_LAUNCH_S if point.setup.precision.is_half and half > full else 0.0
 
 
-def _in_single_precision(point: Point) -> Point:
+def _in_single_precision(point: Point, convolutions: Precision | None) -> Point:
     """The point in fp32; ways to save memory, some of which need half precision, are in the kernels already."""
     own = point.setup
     setup = TrainingSetup(
         batch_size_per_device=own.batch_size_per_device,
+        convolution_precision=convolutions,
         phase=own.phase,
         layout=own.layout,
         compile=own.compile,

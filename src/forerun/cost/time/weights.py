@@ -172,7 +172,7 @@ def run_kind(ops: DistinctOps, setup: TrainingSetup) -> str:
 def run_circumstances(setup: TrainingSetup) -> str:
     """Number formats, layout, phase and compiler of a run."""
     compiler = "compiled" if setup.compile else "eager"
-    formats = "+".join(filter(None, (setup.precision, setup.convolution_precision)))
+    formats = "+".join(dict.fromkeys(filter(None, (setup.precision, setup.convolution_precision))))
     return "|".join((formats, setup.layout, setup.phase, compiler))
 
 

@@ -121,7 +121,7 @@ def _cover_modules(steps: Steps) -> None:
 
 
 def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
-    """What is compiled counts once it runs a network: libraries compile functions for themselves."""
+    """Counts what is compiled once it runs a network: libraries compile functions for themselves."""
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:

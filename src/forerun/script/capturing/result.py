@@ -519,10 +519,10 @@ def _allows_tf32(*switches: Any) -> bool:
 
 
 def _convolution_precision(precision: str) -> str | None:
-    """Arithmetic of convolutions in fp32 on a device with TF32, if it is not that of the step."""
+    """Arithmetic of convolutions in fp32 on a device with TF32; None in half precision and where all is in TF32."""
     cudnn: Any = torch.backends.cudnn
     found = "tf32" if _allows_tf32(getattr(cudnn, "conv", None), cudnn) else "fp32"
-    return None if precision not in ("fp32", "tf32") or found == precision else found
+    return None if precision not in ("fp32", "tf32") or found == precision == "tf32" else found
 
 
 def _implementation(optimizers: list[Any], flags: dict[str, Any]) -> str:
