@@ -138,19 +138,20 @@ def _reached_row(title: str, ranks: Sequence[float], form: Callable[[float], str
 
 
 def _clock_columns(has_target: bool) -> Columns[TimeToTarget]:
-    def duration(value_s: float) -> str:
-        return _by_end(value_s, format_duration_s) if has_target else "-"
-
     def cost(found: TimeToTarget, rank: int) -> str:
-        return "-" if found.cost_usd is None or not has_target else _by_end(found.cost_usd[rank], format_usd)
+        return "-" if found.cost_usd is None else _by_end(found.cost_usd[rank], format_usd)
 
-    return {
+    columns: Columns[TimeToTarget] = {
         "on": lambda found: found.clock.device,
         "epoch": lambda found: format_duration_s(found.clock.epoch_time_s.value),
-        "to target, p50": lambda found: duration(found.total_s[1]),
-        "p90": lambda found: duration(found.total_s[2]),
-        "left, p50": lambda found: duration(found.left_s[1]),
         "whole run": lambda found: format_duration_s(found.end_s.value),
+    }
+    if not has_target:
+        return columns
+    return columns | {
+        "to target, p50": lambda found: _by_end(found.total_s[1], format_duration_s),
+        "p90": lambda found: _by_end(found.total_s[2], format_duration_s),
+        "left, p50": lambda found: _by_end(found.left_s[1], format_duration_s),
         "cost p50": lambda found: cost(found, 1),
         "cost p90": lambda found: cost(found, 2),
     }
