@@ -148,7 +148,8 @@ def _clock_columns(has_target: bool) -> Columns[TimeToTarget]:
     }
     if not has_target:
         return columns
-    return columns | {
+    return {
+        **columns,
         "to target, p50": lambda found: _by_end(found.total_s[1], format_duration_s),
         "p90": lambda found: _by_end(found.total_s[2], format_duration_s),
         "left, p50": lambda found: _by_end(found.left_s[1], format_duration_s),
