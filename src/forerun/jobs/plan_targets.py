@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, Field
 from scipy.stats import t as student_t
 
 from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
 from forerun.base.tables import csv_cells, read_rows
+from forerun.graph.graph import Floats, Ints
 from forerun.jobs.forecast import forecast
 from forerun.jobs.forecast_tables import forecast_batches
 from forerun.jobs.forecasting.convergence import BatchScaling
@@ -27,9 +27,6 @@ from forerun.jobs.forecasting.curve import Curve, Target, parse_target
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.prediction.estimate import Interval
 from forerun.search.engine import TargetEpochs
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _TO_90 = 1.6449 / 1.2816
 """Distance of the 95 % rank from the middle, where a 90 % interval ends, over that of the 90 % rank; normal."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.cost.time.correction import REPEAT_NOISE
@@ -30,14 +29,12 @@ from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.step_times import StepTimes, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
-from forerun.graph.graph import Graph, OpClass
+from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
 from forerun.prediction.published import PublishedRow, PublishedStep, posterior_of_system, published_rows
 from forerun.prediction.stack import host_wait_s, is_keras_graph, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
-
-Floats = npt.NDArray[np.float64]
 
 _PART_NAMES = {
     OpClass.CONV: "convolution",

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import Collective, Group, group_of
@@ -28,6 +27,7 @@ from forerun.cost.memory.units import UnitMemory
 from forerun.cost.time.law import sustained_products
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import Floats
 from forerun.graph.shards import Shards
 from forerun.prediction.division import (
     Axes,
@@ -49,8 +49,6 @@ from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
 from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, Handover, PipelineSchedule
-
-Floats = npt.NDArray[np.float64]
 
 _COPY_SHARE = 0.82
 """Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
