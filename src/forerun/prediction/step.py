@@ -327,7 +327,7 @@ def timed_steps(
     """
     setups = [in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
     found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
-    for rows, others, is_least in _bounds_of_half(model, devices, setups, weights, torch_version):
+    for rows, others, is_least in _bounds_of_formats(model, devices, setups, weights, torch_version):
         chosen = [devices[row] for row in rows]
         asked = _measured_steps if is_least else timed_steps  # autocast is itself bounded from below
         bound = asked(model, chosen, others, weights, torch_version, with_kernels=with_kernels)
@@ -356,19 +356,21 @@ _MOST_IN_PURE_HALF = 12
 """Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
 
-def _bounds_of_half(
+def _bounds_of_formats(
     model: PreparedModel,
     devices: Sequence[Device],
     setups: Sequence[TrainingSetup],
     weights: CostModel,
     torch_version: str | None,
 ) -> Iterator[tuple[list[int], list[TrainingSetup], bool]]:
-    """Rows of steps in half precision, the setups whose steps bound them, and whether from below.
+    """Rows of steps, the setups in other formats whose steps bound them, and whether from below.
 
-    Their convolutions are the same, with more casts under autocast: Lambda's ResNet-50 trains as long in both on 16
-    boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00). So half precision throughout is no slower than
-    autocast. What was measured on the device holds, and so bounds the other from its side; where neither was, autocast
-    says more, and in inference no less than a dozen samples in half precision throughout.
+    Products in fp32 beside convolutions in TF32, PyTorch's own default, are no quicker than all in TF32, which was
+    measured on most devices. Convolutions in half precision are the same, with more casts under autocast: Lambda's
+    ResNet-50 trains as long in both on 16 boards (PyTorch 1.4 to 1.10, ratios of 0.94 to 1.08, median 1.00). So half
+    precision throughout is no slower than autocast. What was measured on the device holds, and so bounds the other from
+    its side; where neither was, autocast says more, and in inference no less than a dozen samples in half precision
+    throughout.
     """
     if weights.calibrated_device is not None or not np.isin(model.ops.op_class, CONVOLUTIONS).any():
         return
@@ -378,6 +380,14 @@ def _bounds_of_half(
 
     own = known(setups)
     pure = [_in_pure_half(setup) for setup in setups]
+    mixed = [
+        row
+        for row, setup in enumerate(setups)
+        if setup.precision is Precision.FP32 and setup.convolution_precision is Precision.TF32
+    ]
+    if mixed:
+        tf32 = [replace(setups[row], precision=Precision.TF32, convolution_precision=None) for row in mixed]
+        yield mixed, tf32, True
     # Autocast first: half precision throughout is bounded by what it is then.
     least = [
         row

@@ -170,11 +170,11 @@ def _times_of_formats(
     # What was measured on a device itself may be otherwise.
     if not rows.size or weights.calibrated_device is not None:
         return found
-    # PyTorch's own single precision bounds the others as well: convolutions in TF32, products in fp32.
+    # PyTorch's own single precision bounds half precision as well: convolutions in TF32, products in fp32.
     has_convolutions = bool(np.isin(ops.op_class, CONVOLUTIONS).any())
     mixed = [
         has_convolutions
-        and points[int(row)].setup.precision is not Precision.FP32
+        and points[int(row)].setup.precision.is_half
         and NumberFormat.TF32 in points[int(row)].device.peak_flops_per_s
         for row in rows
     ]
