@@ -496,3 +496,32 @@ if __name__ == "__main__":
     process.start()
     process.join()
 """
+
+LABELLED = """
+import sys
+import torch
+from torch import nn
+if __name__ == "__main__":
+    net = nn.Linear(4, 10).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(200):
+        batch = torch.randn(8, 6, 4, device="cuda")
+        batch.record_stream(torch.cuda.current_stream())
+        tokens = net(batch).argmax(dim=-1)
+        lengths = (tokens == 3).int().argmax(dim=1)
+        before = (torch.arange(6, device="cuda") <= lengths[:, None]).int()
+        texts = [row[mask].tolist() for row, mask in zip(tokens.cpu(), before.bool().cpu())]
+        texts[0][-1]
+        labels = tokens.masked_fill(before == 0, -100)
+        chosen = labels != -100
+        if "foreground" in sys.argv:
+            chosen = net(batch).sum(-1) > 0
+        try:
+            loss = nn.functional.cross_entropy(net(batch)[chosen], labels[chosen])
+        except RuntimeError as error:
+            sys.exit(print("ends:", error))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(net.state_dict(), "net.pt")
+"""

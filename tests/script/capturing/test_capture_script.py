@@ -17,6 +17,7 @@ from scripts_captured import (
     GIVEN_AWAY,
     HANDED_OVER,
     KERAS_STEP,
+    LABELLED,
     MANY_HABITS,
     MANY_MICRO_STEPS,
     MOMENTUM,
@@ -257,6 +258,17 @@ def test_ticks_of_many_steps_are_read_by_the_mark_that_they_leave(captured):
 def test_a_counter_that_another_function_raises_is_counted_by_whole_rounds(captured):
     facts = captured(ROUNDS).facts
     assert (facts.max_steps, facts.validation) == (110, None)  # 11 rounds of 10 steps
+
+
+def test_labels_that_are_no_padding_are_all_and_what_follows_the_loop_of_a_main_block_is_seen(captured):
+    facts = captured(LABELLED).facts
+    assert (facts.way, facts.max_steps) == ("pretended", 200)
+    assert facts.checkpoints == CapturedPause(unit="job")
+
+
+def test_a_refusal_that_the_script_catches_is_still_the_reason(captured):
+    with pytest.raises(ScriptError, match="size of its result depends on values"):
+        captured(LABELLED.replace('if "foreground" in sys.argv', "if True"))
 
 
 def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):

@@ -272,6 +272,7 @@ def cover_attributes() -> None:
         return raw_type(self.to(_CPU), dtype)  # a type of the host
 
     tensor.to, tensor.cuda, tensor.type = to, cuda, kind
+    tensor.record_stream = lambda self, stream: None
     tensor.pin_memory = lambda self, *args, **kwargs: self
     tensor.is_pinned = lambda self, *args, **kwargs: False
     # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.

@@ -419,10 +419,12 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
             around = [node for node in own if node is not loop]
             yield from _read_calls(loop.body, around, frame, _unit(depth))
             depth += 1
-        function = next((node for node in reversed(path) if hasattr(node, "body") and isinstance(
-            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module))), None)  # fmt: skip
-        line = own[0].end_lineno if own else frame.f_lineno
-        rest = [node for node in getattr(function, "body", ()) if node.lineno > (line or 0)]
+        first = max((i for i, node in enumerate(path) if isinstance(
+            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module))), default=0)  # fmt: skip
+        line = (own[0].end_lineno if own else frame.f_lineno) or 0
+        blocks = path[first : path.index(own[0]) if own else None]  # such as ``if __name__ == "__main__":``
+        bodies = (getattr(node, "body", ()) for node in reversed(blocks))
+        rest = [node for body in bodies if isinstance(body, list) for node in body if node.lineno > line]
         if depth:
             yield from _read_calls(rest, (), frame, "job" if depth >= num_loops else _unit(depth))
 

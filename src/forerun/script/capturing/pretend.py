@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import _C
@@ -44,6 +44,12 @@ _FALSE_WHEN_CLEAN = {"any", "isnan", "isinf", "isneginf", "isposinf", "gt", "lt"
 
 class ValueNeededError(RuntimeError):
     """The script computes something whose size depends on values that are not known without computing."""
+
+    texts: ClassVar[list[str]] = []
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.texts.append(text)  # a script may catch and print it
 
 
 def is_pretended(tensor: Any) -> bool:
@@ -247,7 +253,7 @@ class Pretence(TorchDispatchMode):
         outputs = [t for t in _tensors(result) if is_pretended(t)]
         self.known.follow(func, args, kwargs, outputs)
         for output in outputs:
-            if output.dtype == torch.bool and output.dim() == 0:
+            if output.dtype == torch.bool:
                 self._maker[output.untyped_storage()._cdata] = name
         return result
 
@@ -275,6 +281,11 @@ class Pretence(TorchDispatchMode):
         values = self.known.of(tensor)
         if values is not None:
             return values.to(dtype, copy=True)
+        if (
+            tensor.dtype == torch.bool
+        ):  # a mask holds, such as that of the tokens of a text that did not end early
+            maker = self._maker.get(tensor.untyped_storage()._cdata)
+            return torch.full(tensor.shape, maker not in (*_FALSE_WHEN_CLEAN, "eq"), dtype=dtype)
         if dtype == torch.bool or not tensor.is_floating_point():
             return torch.zeros(tensor.shape, dtype=dtype)
         return torch.ones(tensor.shape, dtype=dtype)
@@ -326,7 +337,8 @@ class Pretence(TorchDispatchMode):
                 indices.append(index)
                 continue
             mask = self._host_value(index)
-            if mask is NotImplemented and index.dim() == 1 and index.numel() <= _MOST_CHOSEN:
+            labels = self._maker.get(index.untyped_storage()._cdata) == "ne"  # such as ``labels != -100``
+            if mask is NotImplemented and (labels or (index.dim() == 1 and index.numel() <= _MOST_CHOSEN)):
                 self._note_guess()  # such as the tokens of a text that did not end early
                 mask = torch.ones(index.shape, dtype=torch.bool)
             if mask is NotImplemented:

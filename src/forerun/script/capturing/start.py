@@ -152,7 +152,7 @@ class _End:
 
         sys.excepthook = failed
         self._cover_input()
-        atexit.register(lambda: self.note("end") if os.getpid() == self._pid else None)
+        atexit.register(lambda: self.note("end", **_caught()) if os.getpid() == self._pid else None)
 
     def _cover_input(self) -> None:
         """Notes that the script read its standard input, which is empty."""
@@ -196,6 +196,13 @@ class _Proxy:
 
     def __iter__(self) -> Any:
         return iter(self.readline, "")
+
+
+def _caught() -> dict[str, Any]:
+    """The last refusal that the script itself caught."""
+    pretend = sys.modules.get("forerun.script.capturing.pretend")
+    texts = pretend.ValueNeededError.texts if pretend is not None else []
+    return {"refusal": texts[-1], "place": "", "needs_values": True} if texts else {}
 
 
 def _refusal(error: BaseException | None) -> tuple[str, bool]:
