@@ -13,6 +13,12 @@ from studies.tables.public import FOLDER_VARIABLE, reference_folder
 from studies.tables.timm import read_timm_infer, read_timm_train
 from studies.tables.transformers import read_neusight_e2e, transformer_config
 
+_ROW = {
+    "model": "resnet50", "family": "resnet", "gpu": "RTX-3090", "dtype": "amp_fp16", "layout": "NCHW",
+    "compiler": "eager", "torch_version": "1.12", "batch_size": 64, "img_size": 224,
+    "time_ms_step": 100.0, "param_count_millions": 25.56, "next_larger_batch_failed": None,
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def folder():
@@ -48,31 +54,21 @@ def test_folder_beside_the_repository(monkeypatch, tmp_path):
 
 
 def test_unknown_device_is_named(tmp_path):
-    row = {
-        "model": "resnet50", "family": "resnet", "gpu": "RTX 9999", "dtype": "amp_fp16", "layout": "NCHW",
-        "compiler": "eager", "torch_version": "1.12", "batch_size": 64, "img_size": 224,
-        "time_ms_step": 100.0, "param_count_millions": 25.56, "next_larger_batch_failed": None,
-    }  # fmt: skip
-    pd.DataFrame([row]).to_parquet(tmp_path / "timm_train.parquet")
+    pd.DataFrame([_ROW | {"gpu": "RTX 9999"}]).to_parquet(tmp_path / "timm_train.parquet")
     with pytest.raises(UnknownDeviceError, match="RTX 9999"):
         read_timm_train(tmp_path)
 
 
 def test_a_repeated_row_and_a_bad_time_in_a_reference_table(tmp_path):
-    row = {
-        "model": "resnet50", "family": "resnet", "gpu": "RTX-3090", "dtype": "amp_fp16", "layout": "NCHW",
-        "compiler": "eager", "torch_version": "1.12", "batch_size": 64, "img_size": 224,
-        "time_ms_step": 100.0, "param_count_millions": 25.56, "next_larger_batch_failed": None,
-    }  # fmt: skip
-    pd.DataFrame([row, row]).to_parquet(tmp_path / "timm_train.parquet")
+    pd.DataFrame([_ROW, _ROW]).to_parquet(tmp_path / "timm_train.parquet")
     with pytest.raises(RecordError, match=r"timm_train\.parquet, row 2: model=resnet50.*twice"):
         read_timm_train(tmp_path)
-    pd.DataFrame([row, row | {"layout": "NHWC", "time_ms_step": float("nan")}]).to_parquet(
+    pd.DataFrame([_ROW, _ROW | {"layout": "NHWC", "time_ms_step": float("nan")}]).to_parquet(
         tmp_path / "timm_train.parquet"
     )
     with pytest.raises(RecordError, match="'time_ms_step', row 2"):
         read_timm_train(tmp_path)
-    pd.DataFrame([row | {"dtype": "int8"}]).to_parquet(tmp_path / "timm_train.parquet")
+    pd.DataFrame([_ROW | {"dtype": "int8"}]).to_parquet(tmp_path / "timm_train.parquet")
     with pytest.raises(RecordError, match=r"'dtype': expected one of.*'int8'"):
         read_timm_train(tmp_path)
 

@@ -103,23 +103,15 @@ def test_twice_the_batch_never_needs_less_memory(name, options):
 
 def test_verdict_has_three_values():
     estimate = estimate_at(100)
-    assert (
-        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 0.969)
-        == "yes"
-    )
-    assert (
-        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 0.971)
-        == "close"
-    )
-    assert fits(estimate.low_bytes, estimate.high_bytes, estimate.peak_bytes) == "close"
-    assert (
-        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 1.029)
-        == "close"
-    )
-    assert (
-        fits(estimate.low_bytes, estimate.high_bytes, estimate.overhead_bytes + estimate.limit_bytes / 1.031)
-        == "no"
-    )
+
+    def verdict(device_bytes):
+        return fits(estimate.low_bytes, estimate.high_bytes, device_bytes)
+
+    assert verdict(estimate.overhead_bytes + estimate.limit_bytes / 0.969) == "yes"
+    assert verdict(estimate.overhead_bytes + estimate.limit_bytes / 0.971) == "close"
+    assert verdict(estimate.peak_bytes) == "close"
+    assert verdict(estimate.overhead_bytes + estimate.limit_bytes / 1.029) == "close"
+    assert verdict(estimate.overhead_bytes + estimate.limit_bytes / 1.031) == "no"
 
 
 def test_unusual_fragmentation_refuses_no_language_model():

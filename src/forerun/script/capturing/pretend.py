@@ -281,9 +281,8 @@ class Pretence(TorchDispatchMode):
         values = self.known.of(tensor)
         if values is not None:
             return values.to(dtype, copy=True)
-        if (
-            tensor.dtype == torch.bool
-        ):  # a mask holds, such as that of the tokens of a text that did not end early
+        # A mask holds, such as that of the tokens of a text that did not end early.
+        if tensor.dtype == torch.bool:
             maker = self._maker.get(tensor.untyped_storage()._cdata)
             return torch.full(tensor.shape, maker not in (*_FALSE_WHEN_CLEAN, "eq"), dtype=dtype)
         if dtype == torch.bool or not tensor.is_floating_point():
