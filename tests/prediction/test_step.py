@@ -13,7 +13,6 @@ from forerun.graph.graph import OpClass
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
     format_note,
-    in_known_formats,
     is_order_of_magnitude,
     layer_times,
     predict_intervals,
@@ -189,6 +188,10 @@ def test_the_kernels_of_a_step_are_scaled_to_it():
     assert step.kernel_s[is_convolution].sum() == pytest.approx(convolution)
 
 
+def _computed(model, device, setup):
+    return predict_steps(model, device, [setup], WEIGHTS)[0].setup
+
+
 @pytest.mark.parametrize(
     ("device", "precision", "message"),
     [
@@ -199,7 +202,8 @@ def test_the_kernels_of_a_step_are_scaled_to_it():
 )
 def test_a_missing_format_is_told_with_what_happens_instead(device, precision, message):
     setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
-    assert message in format_note(prepare(graph_named("resnet18")), find_device(device), setup, WEIGHTS)
+    model, device = prepare(graph_named("resnet18")), find_device(device)
+    assert message in format_note(model, device, setup, _computed(model, device, setup))
 
 
 @pytest.mark.parametrize("device", ["a40", "h200-sxm", "rtx-5090"])
@@ -234,7 +238,8 @@ def test_tf32_takes_as_long_as_fp32_where_there_is_none():
 )
 def test_nothing_is_said_of_formats_that_are_there(device, precision):
     setup = TrainingSetup(batch_size_per_device=1, precision=Precision(precision))
-    assert format_note(prepare(graph_named("resnet18")), find_device(device), setup, WEIGHTS) is None
+    model, device = prepare(graph_named("resnet18")), find_device(device)
+    assert format_note(model, device, setup, _computed(model, device, setup)) is None
 
 
 def test_convolutions_in_fp32_are_in_tf32_unless_said_otherwise():
@@ -246,6 +251,7 @@ def test_convolutions_in_fp32_are_in_tf32_unless_said_otherwise():
     assert times[0] == times[1]
     assert times[0].value < 0.9 * times[2].value
     assert tier_of(model, device, setup, WEIGHTS) is tier_of(model, device, own, WEIGHTS)
-    assert "--convolution-precision fp32" in format_note(model, device, setup, WEIGHTS)
-    assert format_note(model, device, own, WEIGHTS) == "convolutions are computed in tf32, products in fp32"
-    assert in_known_formats(model, find_device("t4"), setup, WEIGHTS) == setup  # no TF32
+    assert "--convolution-precision fp32" in format_note(model, device, setup, own)
+    assert format_note(model, device, own, own) == "convolutions are computed in tf32, products in fp32"
+    assert _computed(model, device, setup) == own
+    assert _computed(model, find_device("t4"), own) == setup  # no TF32

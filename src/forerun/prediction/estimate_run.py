@@ -34,7 +34,6 @@ from forerun.prediction.step import (
     PreparedModel,
     computed_as,
     format_note,
-    in_known_formats,
     is_order_of_magnitude,
     layer_times,
 )
@@ -44,7 +43,7 @@ from forerun.question.job import Job
 from forerun.question.post_training import PostTraining
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
-from forerun.question.setup import Phase, Precision
+from forerun.question.setup import Phase, Precision, TrainingSetup
 
 _LOADER_PART = "waiting for the data loader"
 
@@ -117,7 +116,7 @@ def estimate_run(
         flops_per_sample=model.graph.total_flops(setup.batch_size_per_device) / setup.batch_size_per_device,
         num_trainable_parameters=model.graph.num_trainable_parameters,
         num_steps=_num_steps(run, times),
-        **tokens_and_use(model, run, step.step_s, weights),
+        **tokens_and_use(model, run, step.step_s, step.alone.setup),
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
         parallelism=_parallelism(run, step.several, memory.stages)
         if step.several and memory.stages
@@ -126,7 +125,7 @@ def estimate_run(
         notes=(
             *_notes_of_published(step.alone.published),
             *recipe_notes(run.software),
-            *_notes(model, run, weights),
+            *_notes(model, run, step.alone.setup, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
             *_notes_of_several(run, memory),
@@ -298,7 +297,7 @@ def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
     return [f"measured by others, scaled to this batch: {'; '.join(named)}"] if named else []
 
 
-def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
+def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> list[str]:
     device, is_keras = run.cluster.device, is_keras_graph(model.graph)
     notes = list(model.graph.notes)
     if expert_products(model.graph.ops).any():
@@ -311,7 +310,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
             if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
-    if not is_keras and (note := format_note(model, device, run.setup, weights)):
+    if not is_keras and (note := format_note(model, device, run.setup, computed)):
         notes.append(note)
     if is_order_of_magnitude(device, weights):
         what = (
@@ -500,7 +499,7 @@ def peak_of_precision(device: Device, precision: Precision) -> float | None:
     return device.peak_flops_per_s.get(_FORMATS[precision])
 
 
-def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, weights: CostModel) -> TokenFigures:
+def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, computed: TrainingSetup) -> TokenFigures:
     """Tokens per second and the use of the peak of a step.
 
     MFU = work of the products that training needs / (step time x devices x peak of the precision, in fp32 that of the
@@ -512,12 +511,12 @@ def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, weights: Co
         model: The traced step.
         run: The run.
         step_s: Time of its step, all micro-steps together [s].
-        weights: The cost model.
+        computed: The setup as PyTorch computes it on the device.
     """
     graph, device, precision = model.graph, run.cluster.device, run.setup.precision
     if precision is Precision.FP32:
-        _, (computed,) = computed_as(model, [in_known_formats(model, device, run.setup, weights)])
-        precision = computed.precision
+        _, (known,) = computed_as(model, [computed])
+        precision = known.precision
     number = run.cluster.num_devices
     tokens = None
     if graph.tokens_per_sample is not None:

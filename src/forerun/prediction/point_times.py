@@ -20,7 +20,6 @@ from forerun.graph.graph import Floats, Graph, Ints
 from forerun.prediction.step import (
     PreparedModel,
     ideal_times_s,
-    in_known_formats,
     interval_ends_s,
     points_of,
     timed_steps,
@@ -71,9 +70,8 @@ def point_times(
     from threadpoolctl import threadpool_limits  # a single prediction is one product
 
     with threadpool_limits(1):  # the products are small: threads would wait for each other
-        setups = [in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
-        compute_s, memory_s = ideal_times_s(model, points_of(model, devices, setups, torch_version))
         found = timed_steps(model, devices, setups, weights, torch_version)
+        compute_s, memory_s = ideal_times_s(model, points_of(model, devices, found.setups, torch_version))
     return PointTimes(
         step_s=found.step_s,
         log_width=found.log_width,

@@ -35,7 +35,6 @@ from forerun.prediction.step import (
     PreparedModel,
     StepPrediction,
     ideal_times_s,
-    in_known_formats,
     points_of,
     predict_steps,
 )
@@ -243,17 +242,11 @@ def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedSt
         run: The run.
         step: The step of one device or of several.
     """
-    from forerun.prediction.models import cost_model_of
-
-    device = run.cluster.device
-    setup = in_known_formats(model, device, compute_setup(run), cost_model_of(run))
-    points = points_of(model, [device], [setup], run.software.torch_version)
+    alone, share = (step.alone, step.busy_share) if isinstance(step, DividedStep) else (step, 1.0)
+    points = points_of(model, [run.cluster.device], [alone.setup], run.software.torch_version)
     compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s
-    alone_s, share = (
-        (step.alone.step_s, step.busy_share) if isinstance(step, DividedStep) else (step.step_s, 1.0)
-    )
-    return ideal_s / alone_s.value * share, compute_s / ideal_s if ideal_s else 0.0
+    return ideal_s / alone.step_s.value * share, compute_s / ideal_s if ideal_s else 0.0
 
 
 def _at(run: Run, batch_size: int) -> Run:

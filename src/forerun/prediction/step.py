@@ -82,6 +82,7 @@ class StepPrediction:
     """One predicted step.
 
     Attributes:
+        setup: The setup as PyTorch computes it on the device.
         step_s: Time with its 90 % interval [s].
         breakdown: Parts that add up to ``step_s.value``.
         bound_by: "compute", "memory bandwidth", "host" or "offload".
@@ -99,6 +100,7 @@ class StepPrediction:
         published: Published steps of the network in the same circumstances, nearest batch first.
     """
 
+    setup: TrainingSetup
     step_s: Interval
     breakdown: tuple[BreakdownPart, ...]
     bound_by: str
@@ -120,6 +122,7 @@ class TimedSteps:
     """Steps of p points of one model in the software stack it runs in.
 
     Attributes:
+        setups: Setups of the points as PyTorch computes them on their devices, (p,).
         times: Times of the operations, without the training loop.
         loop_s: Cost of the training loop of the stack, (p,) [s].
         loop_names: Stack whose loop it is, (p,); empty where it costs nothing beside the operations.
@@ -130,6 +133,7 @@ class TimedSteps:
         published: Published steps of the network in the circumstances of each point, (p,).
     """
 
+    setups: tuple[TrainingSetup, ...]
     times: StepTimes
     loop_s: Floats
     loop_names: tuple[str, ...]
@@ -147,15 +151,16 @@ class TimedSteps:
     def bounded(self, rows: Sequence[int], other: TimedSteps, *, is_least: bool = False) -> TimedSteps:
         """The steps with those of others, one for each of some rows, where these are shorter, or longer if least."""
         chosen = (other.step_s > self.step_s[rows]) if is_least else (other.step_s < self.step_s[rows])
+        # They are the steps of the formats asked for, whatever bounds them: the setups stay.
         found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
-        for name in [item.name for item in fields(self)][1:]:
+        for name in [item.name for item in fields(self)][2:]:
             column = list(getattr(self, name)) or [()] * len(self.loop_s)
             theirs = list(getattr(other, name)) or [()] * len(rows)
             for row, index in zip(np.asarray(rows)[chosen], np.flatnonzero(chosen), strict=True):
                 column[row] = theirs[index]
             is_array = isinstance(getattr(self, name), np.ndarray)
             found[name] = np.asarray(column) if is_array else tuple(column)
-        return TimedSteps(**found)
+        return replace(self, **found)
 
     def ends_s(self) -> Floats:
         """Value, low and high of the steps, (3, p) [s]."""
@@ -242,7 +247,7 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
 
 def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> Provenance:
     """Tier of a step of a traced model: as ``provenance_of``, or published where others measured this very network."""
-    setup = in_known_formats(model, device, setup, weights)
+    setup = _in_known_formats(model, device, setup, weights)
     found = provenance_of(device, setup, weights, model.ops)
     _, (measured,) = computed_as(model, [setup])
     return Provenance.PUBLISHED if _published_of(model, device, measured, weights).rows else found
@@ -325,7 +330,7 @@ def timed_steps(
     the intervals of step and stack add in squares, in the logarithm. Published steps of the very network on the device
     move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
-    setups = [in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
+    setups = [_in_known_formats(model, *each, weights) for each in zip(devices, setups, strict=True)]
     found = _measured_steps(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     for rows, others, is_least in _bounds_of_formats(model, devices, setups, weights, torch_version):
         chosen = [devices[row] for row in rows]
@@ -415,7 +420,7 @@ def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
     return replace(setup, precision=precision, batch_size_per_device=min(setup.batch_size_per_device, most))
 
 
-def in_known_formats(
+def _in_known_formats(
     model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
 ) -> TrainingSetup:
     """The setup as PyTorch computes it on the device: convolutions of a step in fp32 in TF32, unless said otherwise.
@@ -449,6 +454,7 @@ def _steps_of_model(
     with_kernels: bool = False,
 ) -> TimedSteps:
     """Steps by the cost model alone."""
+    asked = tuple(setups)
     setups, measured = computed_as(model, setups)
     known = points_of(model, devices, measured, torch_version)
     points = [
@@ -468,6 +474,7 @@ def _steps_of_model(
     if any(effects):
         times = scaled(times, np.asarray([effect.factor if effect else 1.0 for effect in effects]))
     return TimedSteps(
+        setups=asked,
         times=times,
         transfer_s=np.asarray(
             [
@@ -664,6 +671,7 @@ def _prediction(
     transfer_s = float(steps.transfer_s[index])
     loop_s, loop_name = float(steps.loop_s[index]), steps.loop_names[index]
     return StepPrediction(
+        setup=steps.setups[index],
         step_s=step_s,
         breakdown=_breakdown(
             model.ops,
@@ -720,8 +728,10 @@ def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3
     return tuple(LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order)
 
 
-def format_note(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> str | None:
-    """Note on a precision that the device has no arithmetic for, or that PyTorch would not take by itself."""
+def format_note(
+    model: PreparedModel, device: Device, setup: TrainingSetup, computed: TrainingSetup
+) -> str | None:
+    """Note on formats that the device has no arithmetic for, or in which it computes otherwise than asked."""
     if device.kind is not DeviceKind.GPU:
         return None
     peaks, precision = device.peak_flops_per_s, setup.precision
@@ -733,6 +743,6 @@ def format_note(model: PreparedModel, device: Device, setup: TrainingSetup, weig
         return None
     if setup.convolution_precision is not None:
         return f"convolutions are computed in {setup.convolution_precision}, products in {precision}"
-    if in_known_formats(model, device, setup, weights) != setup:
+    if computed.convolution_precision is not None:
         return "convolutions are computed in TF32, PyTorch's own default; --convolution-precision fp32 turns it off"
     return None

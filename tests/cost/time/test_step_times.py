@@ -89,9 +89,26 @@ def test_chunks_change_nothing(monkeypatch):
     offsets = np.random.default_rng(0).normal(0, 0.2, (2, len(points), 4))
     whole = step_times(ops_named("cnn"), points, weights, offsets, with_kernels=True)
     monkeypatch.setattr(op_time, "_POINTS_PER_CHUNK", 1)
-    single = step_times(ops_named("cnn"), points, weights, offsets, with_kernels=True)
+    # Another cost model by identity: points of one are remembered.
+    single = step_times(ops_named("cnn"), points, replace(weights), offsets, with_kernels=True)
     for name in whole.__slots__:
         np.testing.assert_allclose(getattr(whole, name), getattr(single, name), rtol=1e-5)
+
+
+def test_points_asked_again_are_remembered_by_all_that_tells_them_apart(monkeypatch):
+    real, weights, calls = op_time._chunk_times, replace(random_weights()), []
+    monkeypatch.setattr(op_time, "_chunk_times", lambda *args: calls.append(len(args[2])) or real(*args))
+    points = [point("t4", size) for size in (4096, 8192)]
+    offsets = no_offsets(weights)
+    first = step_times(ops_named("cnn"), points, weights, offsets)
+    asked = sum(calls)
+    again = step_times(ops_named("cnn"), points[::-1], weights, offsets)
+    assert sum(calls) == asked
+    np.testing.assert_array_equal(first.step_s, again.step_s[::-1])
+    for changed in ({"era": 0.5}, {"uses_layer_norm": True}):
+        step_times(ops_named("cnn"), [replace(points[0], **changed)], weights, offsets)
+    step_times(ops_named("cnn"), points[:1], weights, offsets + 0.1)
+    assert sum(calls) >= asked + 3
 
 
 def test_without_kernels_the_times_are_the_same():

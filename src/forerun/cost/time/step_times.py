@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import CostModelError
+from forerun.base.kept import Kept
 from forerun.cost.time.features import (
     Point,
     counts,
@@ -181,9 +182,16 @@ def _times_of_formats(
     for kept, convolutions in ((rows, None), (rows[mixed], Precision.TF32)):
         if kept.size:
             single = [_in_single_precision(points[int(row)], convolutions) for row in kept]
-            tried = _times_at(on_four_bytes(ops), single, weights, offsets[:, kept], with_kernels)
+            tried = _times_at(_single_of(ops), single, weights, offsets[:, kept], with_kernels)
             found = with_rows(found, kept, tried, tried.step_s < found.step_s[kept])
     return found
+
+
+_SINGLE: Kept[DistinctOps] = Kept(64)
+
+
+def _single_of(ops: DistinctOps) -> DistinctOps:
+    return _SINGLE.get((ops,), (), lambda: on_four_bytes(ops))
 
 
 def _longest_launch_s(point: Point) -> float:
@@ -209,6 +217,10 @@ def _in_single_precision(point: Point, convolutions: Precision | None) -> Point:
     return replace(point, setup=setup, known_as=None)
 
 
+_KEPT: dict[bool, Kept[tuple[Any, ...]]] = {False: Kept(8_192), True: Kept(128)}
+"""Columns of ``StepTimes`` at single points, without and with those of kernels, which are large."""
+
+
 def _times_at(
     ops: DistinctOps,
     points: Sequence[Point],
@@ -216,15 +228,32 @@ def _times_at(
     offsets: Floats,
     with_kernels: bool,
 ) -> StepTimes:
-    """Times at the points as the network predicts them."""
-    static = static_features(ops).astype(np.float32)
-    parts = []
-    for begin in range(0, len(points), _POINTS_PER_CHUNK):
-        chunk = slice(begin, begin + _POINTS_PER_CHUNK)
-        parts.append(_chunk_times(ops, static, points[chunk], weights, offsets[:, chunk], with_kernels))
+    """Times at the points as the network predicts them.
 
-    names = [field.name for field in fields(StepTimes) if getattr(parts[0], field.name) is not None]
-    return StepTimes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    Points are remembered: formats bound each other, and batches those below them, so half of a plan's points are asked
+    for more than once.
+    """
+    kept = _KEPT[with_kernels]
+    parts = [(ops, weights, point.device) for point in points]
+    keys = [
+        (point.setup, point.uses_layer_norm, point.era, point.known_as, offsets[:, index].tobytes())
+        for index, point in enumerate(points)
+    ]
+    rows: list[Any] = [kept.find(*each) for each in zip(parts, keys, strict=True)]
+    missing = [index for index, row in enumerate(rows) if row is None]
+    static = static_features(ops).astype(np.float32)
+    for begin in range(0, len(missing), _POINTS_PER_CHUNK):
+        chunk = missing[begin : begin + _POINTS_PER_CHUNK]
+        asked = [points[index] for index in chunk]
+        found = _chunk_times(ops, static, asked, weights, offsets[:, chunk], with_kernels)
+        columns = [getattr(found, field.name) for field in fields(StepTimes)]
+        for number, index in enumerate(chunk):
+            # Copies: a view would keep its whole chunk.
+            rows[index] = tuple(np.copy(column[number]) for column in columns if column is not None)
+            kept.keep(parts[index], keys[index], rows[index])
+    names = [field.name for field in fields(StepTimes)]
+    # Without kernels their columns, the last ones, are missing.
+    return StepTimes(**dict(zip(names, map(np.stack, zip(*rows, strict=True)), strict=False)))
 
 
 def _chunk_times(
