@@ -223,9 +223,13 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
 
 
 def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
+    told = {}
+
     def steps(parallel: str, **cluster: str) -> list[forerun.Interval]:
         kinds = ({"handover": kind, "accumulation": 8, "parallel": parallel} for kind in Handover)
-        return [forerun.predict(MODEL, **cluster, **SETTINGS, **kind).step_time_s for kind in kinds]
+        found = [forerun.predict(MODEL, **cluster, **SETTINGS, **kind) for kind in kinds]
+        told[parallel] = ["--handover ahead" in " ".join(each.notes) for each in found]
+        return [each.step_time_s for each in found]
 
     nodes = {"device": "2x8xh100-sxm", "inter": "infiniband-ndr"}
     unknown, ahead, blocking = steps("tp=8,pp=2", **nodes)
@@ -234,6 +238,8 @@ def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
     narrow = [step.value for step in steps("tp=2,pp=2,dp=4", **nodes)]
     assert narrow[2] / narrow[1] < blocking.value / ahead.value
     assert len({(step.value, step.high) for step in steps("tp=4,pp=2", device="8xh100-sxm")}) == 1
+    assert told["tp=8,pp=2"] == [True, False, False]
+    assert told["tp=4,pp=2"] == [False] * 3
 
 
 def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:

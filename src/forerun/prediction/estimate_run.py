@@ -131,6 +131,7 @@ def estimate_run(
             *_notes_of_several(run, memory),
             *_note_of_writers(step),
             *_note_of_loader(run, step),
+            *_note_of_handover(step),
         ),
     )
     return RunEstimate(estimate=estimate, step=step)
@@ -282,6 +283,16 @@ def _note_of_writers(step: RunStep) -> tuple[str, ...]:
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
     """Said where the interval of a step is that of its loader."""
     return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
+
+
+def _note_of_handover(step: RunStep) -> tuple[str, ...]:
+    """Said where the interval of a step reaches to that of hosts that wait."""
+    if step.several is None or not any(stage.blocked_s for stage in step.several.stages):
+        return ()
+    return (
+        "the interval reaches to hosts that wait at every handover between stages (nanotron); --handover ahead, of "
+        "tools whose hosts do not, leaves that out",
+    )
 
 
 _MOST_PUBLISHED = 3
