@@ -25,17 +25,28 @@ Source: the constants are those of ``cost.time.evidence``; the table is made by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from forerun.base.answers import Answer
+from forerun.base.kept import Kept
+from forerun.cost.time.evidence import Z_90, shipped_evidence
+from forerun.cost.time.features import software_era
+from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Graph, OpClass
+from forerun.prediction.stack import scaled
 from forerun.question.devices.catalogue import load_catalog, same_die
 from forerun.question.devices.device import Device
 from forerun.question.saving import Saving
 from forerun.question.setup import Phase, TrainingSetup
+
+if TYPE_CHECKING:
+    from forerun.prediction.step import PreparedModel, TimedSteps
 
 _ROUNDING = 5_500
 """Tables give millions of parameters with two decimals."""
@@ -178,3 +189,153 @@ def _table() -> tuple[str, Mapping[str, _System]]:
             code, device, phase, precision, layout, release, optimizer, batch, source = line.split("\t")
             systems[code] = _System(device, phase, precision, layout, release, optimizer, int(batch), source)
     return f"\n{networks}", systems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    """Published rows of one network on one device in one kind of step, k of them.
+
+    Attributes:
+        rows: The rows.
+        log_predicted: Logarithms of their predicted steps, (k,).
+    """
+
+    rows: tuple[PublishedRow, ...]
+    log_predicted: Floats
+
+    @property
+    def residuals(self) -> Floats:
+        """log(measured / predicted), (k,)."""
+        return np.log([row.step_time_s for row in self.rows]) - self.log_predicted
+
+    @property
+    def batch_sizes(self) -> Floats:
+        """Batch sizes, (k,)."""
+        return np.asarray([row.batch_size for row in self.rows], dtype=np.float64)
+
+    @property
+    def eras(self) -> Floats:
+        """Eras of their software, (k,)."""
+        return np.asarray([software_era(row.torch_version) for row in self.rows])
+
+
+StepsOf = Callable[[Device, Sequence[TrainingSetup], str | None], Floats]
+"""Steps of a network on a device with a release of PyTorch, by the cost model alone, (p,) [s]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One network on one device in one kind of step, and the cost model alone that predicts it."""
+
+    model: PreparedModel
+    device: Device
+    setup: TrainingSetup
+    weights: CostModel
+    steps_of: StepsOf
+
+    def log_steps(self, rows: Sequence[PublishedRow], batch_sizes: Sequence[int]) -> Floats:
+        """Logarithms of predicted steps with the release of PyTorch of each row, (k,)."""
+        logs = np.empty(len(rows))
+        for release in {row.torch_version for row in rows}:
+            own = [index for index, row in enumerate(rows) if row.torch_version == release]
+            setups = [replace(self.setup, batch_size_per_device=batch_sizes[index]) for index in own]
+            # The cost model takes one release at a time; rows of one table have several.
+            logs[own] = np.log(self.steps_of(self.device, setups, release))
+        return logs
+
+    def published(self) -> _Published:
+        """Published rows with their predictions, found once for all batch sizes."""
+
+        def make() -> _Published:
+            rows = known_rows(self.model, self.device, self.setup, self.weights)
+            return _Published(rows=rows, log_predicted=self.log_steps(rows, [row.batch_size for row in rows]))
+
+        # Rows have batch sizes of their own: all batches of a sweep share one entry.
+        values = (replace(self.setup, batch_size_per_device=1),)
+        return _PUBLISHED.get((self.model, self.device, self.weights), values, make)
+
+    def at_this_batch(self, known: _Published, order: Sequence[int]) -> tuple[PublishedStep, ...]:
+        """Published steps in an order, each also as it would be at the batch size asked for."""
+        sizes = [self.setup.batch_size_per_device] * len(known.rows)
+        ratios = np.exp(self.log_steps(known.rows, sizes) - known.log_predicted)
+        return tuple(
+            PublishedStep(
+                source=known.rows[index].source,
+                torch_version=known.rows[index].torch_version,
+                batch_size=known.rows[index].batch_size,
+                step_time_s=known.rows[index].step_time_s,
+                at_this_batch_s=known.rows[index].step_time_s * float(ratios[index]),
+            )
+            for index in order
+        )
+
+
+_PUBLISHED: Kept[_Published] = Kept(4_096)
+
+
+def known_rows(
+    model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
+) -> tuple[PublishedRow, ...]:
+    """Published rows of a prepared network; none of a part of one, nor where a calibration outranks them."""
+    if not model.is_whole or weights.calibrated_device is not None:
+        return ()
+    return published_rows(model.graph, device, setup)
+
+
+def with_published(
+    steps: TimedSteps,
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    steps_of: StepsOf,
+    *,
+    with_steps: bool,
+) -> TimedSteps:
+    """Steps with what published steps of the network say about them, and if wanted with those steps themselves.
+
+    Args:
+        steps: Steps of p points by the cost model alone.
+        model: The network.
+        devices: Devices of the points, (p,).
+        setups: Their setups, (p,).
+        weights: The cost model.
+        steps_of: The cost model alone, asked for the rows' own circumstances.
+        with_steps: True returns the published steps as well.
+    """
+    asked = [
+        _Asked(model, device, setup, weights, steps_of) for device, setup in zip(devices, setups, strict=True)
+    ]
+    known = [one.published() for one in asked]
+    if not any(one.rows for one in known):
+        return steps
+    spreads = shipped_evidence().spreads
+    log_factor, width = np.zeros(len(known)), steps.log_width.copy()
+    published: list[tuple[PublishedStep, ...]] = [()] * len(known)
+    for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
+        if not one.rows:
+            continue
+        # Batches err alike by their ratio, so their distance counts in doublings.
+        doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
+        system = float(steps.system_log_width[index]) / Z_90
+        # Rounding can leave the whole a little below its part.
+        model_variance = max((float(width[index]) / Z_90) ** 2 - system**2, 0.0)
+        per_sample = np.log(steps.step_s[index] / setup.batch_size_per_device)
+        log_filled = np.abs(one.log_predicted - np.log(one.batch_sizes) - per_sample)
+        log_factor[index], variance = posterior_of_system(
+            one.residuals,
+            spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2,
+            model_variance,
+            system**2,
+        )
+        width[index] = Z_90 * np.sqrt(variance)
+        if with_steps:
+            # The nearest batch first; within half a doubling the newest software says most.
+            order = np.lexsort((-one.eras, np.abs(doublings).round()))
+            published[index] = asked[index].at_this_batch(one, order.tolist())
+    return replace(
+        steps,
+        times=scaled(steps.times, np.exp(log_factor)),
+        log_width=width,
+        published=tuple(published),
+    )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from forerun.base.kept import Kept
 from forerun.cost.time.correction import REPEAT_NOISE
 from forerun.cost.time.evidence import (
     ORDER_OF_MAGNITUDE,
@@ -31,7 +30,7 @@ from forerun.cost.time.step_times import StepTimes, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.prediction.published import PublishedRow, PublishedStep, posterior_of_system, published_rows
+from forerun.prediction.published import PublishedStep, known_rows, with_published
 from forerun.prediction.stack import host_wait_s, is_keras_graph, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
@@ -250,7 +249,7 @@ def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights:
     setup = _in_known_formats(model, device, setup, weights)
     found = provenance_of(device, setup, weights, model.ops)
     _, (measured,) = computed_as(model, [setup])
-    return Provenance.PUBLISHED if _published_of(model, device, measured, weights).rows else found
+    return Provenance.PUBLISHED if known_rows(model, device, measured, weights) else found
 
 
 def half_widths(
@@ -352,7 +351,11 @@ def _measured_steps(
     """Steps by the cost model and published ones."""
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
-    return _with_published(found, model, devices, measured, weights, with_steps=with_kernels)
+
+    def steps_of(device: Device, setups: Sequence[TrainingSetup], release: str | None) -> Floats:
+        return _steps_of_model(model, [device] * len(setups), setups, weights, release).step_s
+
+    return with_published(found, model, devices, measured, weights, steps_of, with_steps=with_kernels)
 
 
 _AUTOCAST_OF = {Precision.FP16: Precision.AMP, Precision.BF16: Precision.AMP_BF16}
@@ -491,142 +494,6 @@ def _steps_of_model(
             0.0,
             np.minimum(Z_90 * shipped_evidence().spreads.system, width),
         ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Published:
-    """Published rows of one network on one device in one kind of step, k of them.
-
-    Attributes:
-        rows: The rows.
-        log_predicted: Logarithms of their predicted steps, (k,).
-    """
-
-    rows: tuple[PublishedRow, ...]
-    log_predicted: Floats
-
-    @property
-    def residuals(self) -> Floats:
-        """log(measured / predicted), (k,)."""
-        return np.log([row.step_time_s for row in self.rows]) - self.log_predicted
-
-    @property
-    def batch_sizes(self) -> Floats:
-        """Batch sizes, (k,)."""
-        return np.asarray([row.batch_size for row in self.rows], dtype=np.float64)
-
-    @property
-    def eras(self) -> Floats:
-        """Eras of their software, (k,)."""
-        return np.asarray([software_era(row.torch_version) for row in self.rows])
-
-
-def _log_steps(
-    model: PreparedModel,
-    device: Device,
-    setup: TrainingSetup,
-    weights: CostModel,
-    rows: Sequence[PublishedRow],
-    batch_sizes: Sequence[int],
-) -> Floats:
-    """Logarithms of predicted steps with the release of PyTorch of each row, (k,)."""
-    logs = np.empty(len(rows))
-    for release in {row.torch_version for row in rows}:
-        own = [index for index, row in enumerate(rows) if row.torch_version == release]
-        setups = [replace(setup, batch_size_per_device=batch_sizes[index]) for index in own]
-        # The cost model takes one release at a time; rows of one table have several.
-        logs[own] = np.log(_steps_of_model(model, [device] * len(own), setups, weights, release).step_s)
-    return logs
-
-
-_PUBLISHED: Kept[_Published] = Kept(4_096)
-_NOTHING_PUBLISHED = _Published(rows=(), log_predicted=np.zeros(0))
-
-
-def _published_of(
-    model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
-) -> _Published:
-    """Published rows with their predictions, found once for all batch sizes; none where a calibration outranks them."""
-    if not model.is_whole or weights.calibrated_device is not None:
-        return _NOTHING_PUBLISHED
-
-    def make() -> _Published:
-        rows = published_rows(model.graph, device, setup)
-        sizes = [row.batch_size for row in rows]
-        return _Published(rows=rows, log_predicted=_log_steps(model, device, setup, weights, rows, sizes))
-
-    # Rows have batch sizes of their own: all batches of a sweep share one entry.
-    return _PUBLISHED.get((model, device, weights), (replace(setup, batch_size_per_device=1),), make)
-
-
-def _at_batch(
-    model: PreparedModel,
-    device: Device,
-    setup: TrainingSetup,
-    weights: CostModel,
-    known: _Published,
-    order: Sequence[int],
-) -> tuple[PublishedStep, ...]:
-    """Published steps in an order, each also as it would be at the batch size of a setup."""
-    sizes = [setup.batch_size_per_device] * len(known.rows)
-    ratios = np.exp(_log_steps(model, device, setup, weights, known.rows, sizes) - known.log_predicted)
-    return tuple(
-        PublishedStep(
-            source=known.rows[index].source,
-            torch_version=known.rows[index].torch_version,
-            batch_size=known.rows[index].batch_size,
-            step_time_s=known.rows[index].step_time_s,
-            at_this_batch_s=known.rows[index].step_time_s * float(ratios[index]),
-        )
-        for index in order
-    )
-
-
-def _with_published(
-    steps: TimedSteps,
-    model: PreparedModel,
-    devices: Sequence[Device],
-    setups: Sequence[TrainingSetup],
-    weights: CostModel,
-    *,
-    with_steps: bool,
-) -> TimedSteps:
-    """Steps with what published steps of the network say about them, and if wanted with those steps themselves."""
-    known = [
-        _published_of(model, device, setup, weights) for device, setup in zip(devices, setups, strict=True)
-    ]
-    if not any(one.rows for one in known):
-        return steps
-    spreads = shipped_evidence().spreads
-    log_factor, width = np.zeros(len(known)), steps.log_width.copy()
-    published: list[tuple[PublishedStep, ...]] = [()] * len(known)
-    for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
-        if not one.rows:
-            continue
-        # Batches err alike by their ratio, so their distance counts in doublings.
-        doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
-        system = float(steps.system_log_width[index]) / Z_90
-        # Rounding can leave the whole a little below its part.
-        model_variance = max((float(width[index]) / Z_90) ** 2 - system**2, 0.0)
-        per_sample = np.log(steps.step_s[index] / setup.batch_size_per_device)
-        log_filled = np.abs(one.log_predicted - np.log(one.batch_sizes) - per_sample)
-        log_factor[index], variance = posterior_of_system(
-            one.residuals,
-            spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2,
-            model_variance,
-            system**2,
-        )
-        width[index] = Z_90 * np.sqrt(variance)
-        if with_steps:
-            # The nearest batch first; within half a doubling the newest software says most.
-            order = np.lexsort((-one.eras, np.abs(doublings).round()))
-            published[index] = _at_batch(model, devices[index], setup, weights, one, order.tolist())
-    return replace(
-        steps,
-        times=scaled(steps.times, np.exp(log_factor)),
-        log_width=width,
-        published=tuple(published),
     )
 
 
