@@ -383,6 +383,7 @@ def check_layout(
                 f"ep={_divisor(blocks.num_experts, layout.expert)}"
             )
     if layout.pipeline > 1:
+        # With this split embedding and head take the place of a block each.
         is_counted = layout.stage_split is StageSplit.ENDS
         most = (number + 2 * is_counted) // layout.virtual_stages
         if layout.pipeline > most:

@@ -423,6 +423,7 @@ def epoch_time_s(
         validation_batch_size: Samples of a validation batch of all devices, where it is another.
     """
     num_full = job.num_samples // batch_size_global
+    # Products in place of branches: the sizes may be arrays.
     has_last = (job.num_samples % batch_size_global > 0) * (not job.drop_last)
     validated = batch_size_global if validation_batch_size is None else validation_batch_size
     num_validation = np.ceil(job.num_validation_samples / validated)

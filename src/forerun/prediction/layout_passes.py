@@ -205,6 +205,7 @@ def _writers(
         found = engine.writing(number)
         step_s = max(found.total_s, training_s) + found.refit_s
         tried.append(((own + number) * step_s, number, found))
+        # Steps grow with the number: each is a prediction, and far out one engine more changes little.
         number += engine.num_devices * max(1, number // (8 * engine.num_devices))
     _, number, found = min(tried, key=lambda one: one[0])
     return number, found

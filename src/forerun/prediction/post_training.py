@@ -132,6 +132,7 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
         prompt=prompt,
         new=max(1, round(float(lengths @ np.diff(below)))),
         mean=mean,
+        # Answers of a single token have no pass over a token, and no context to take the mean of.
         mean_context=prompt + float((lengths * (lengths - 1)).sum() / max(1.0, (lengths - 1).sum())) / 2,
     )
 
@@ -607,6 +608,7 @@ def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTa
     scores, values = _products_of_attention(ops)
     if not len(scores):
         return ops
+    # Only the first size, the number of products, grows with the batch.
     heads, queries, keys, size = (ops.gemm[scores, axis, int(axis == 0)] for axis in range(4))
     value_size = ops.gemm[values, 2, 0]
     read, written = (
@@ -722,6 +724,7 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: CacheShape) 
     )
     columns["read_bytes"][rows, 1] += read
     columns["joined_bytes"][rows, 1] += read
+    # Keys and values are kept in two bytes each.
     columns["elements"][rows, 1] += read / 2
     columns["gemm"][rows, 0, 1] = shape.num_heads
     columns["gemm"][rows, 1, 0] = np.maximum(heads / shape.num_heads, 1.0)

@@ -80,6 +80,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
     (both,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory, units = model.memory(shards, setup.batch_size_per_device), model.stages(run.layout)
     groups, kinds = _groups(run, table.constants), _kinds(both, memory, units)
+    # A unit without a kernel takes no time, of which there is no share.
     share = both.forward_s / np.maximum(both.forward_s + both.backward_s + both.weight_gradient_s, 1e-30)
     only = replace(
         both,
@@ -88,6 +89,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
         launch_s=both.launch_s * share,
     )
     known = {
+        # Once for each kind: equal stages take equal time.
         kind: _stage(run, only, memory, groups, own, table.constants, is_forward=True).total_s
         for kind, own in zip(kinds, units, strict=True)
     }

@@ -85,6 +85,7 @@ class Choice:
             np.nan_to_num(self.table.values[name][VALUE, rows], nan=np.inf)
             for name in ("cost_usd", "job_time_s")
         ]
+        # The last key counts first: the goal, then the time of the job, then its cost.
         return int(rows[np.lexsort([*ties, self.goals[rows]])[0]])
 
     def without(self, index: int) -> Floats:

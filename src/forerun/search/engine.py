@@ -196,6 +196,7 @@ class Engine:
         values |= {
             "peak_memory_bytes": np.asarray([(end.value, end.low, end.high) for end in ends]).T,
             "step_time_s": step_s,
+            # The longest step has the least throughput: the ends change places.
             "throughput_samples_per_s": samples / step_s[[VALUE, HIGH, LOW]],
             "device_samples_per_s": longest.values["device_samples_per_s"] / per_epoch,
         }

@@ -347,6 +347,7 @@ def _micro_steps(run: Run, largest: int) -> dict[str, Any]:
     steps, batch = run.sharing.num_accumulation_steps, run.setup.batch_size_per_device
     if batch <= largest:
         return {}
+    # There is always one: single samples divide every batch.
     parts = next(parts for parts in range(2, batch + 1) if batch % parts == 0 and batch // parts <= largest)
     return {"batch_size": batch // parts, "accumulation": steps * parts}
 

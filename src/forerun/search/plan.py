@@ -87,11 +87,13 @@ def plan(
     choices = priced_options(devices if isinstance(devices, str) else ",".join(devices), given)
     sizes = batch_sizes_of(given.get("batch_sizes", DEFAULT_BATCH_SIZES))
     changes = changes_of(specs, given)
+    # Before the first model is traced: a set too large is refused at once.
     check_count(len(changes) * len(choices) * len(sizes))
     _check_formats(changes, choices, given.get("attention_kernel"))
     traced = TracedModels(use_cache=use_cache)
     run, notes = _shared_run(traced, changes[0], choices, sizes, given)
     assert run.job is not None
+    # Searched settings are combined blindly: what a model cannot have is left out, and said.
     if given.get("search"):
         changes, impossible = _possible(traced, run, changes)
         notes = (*notes, *impossible)

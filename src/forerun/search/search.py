@@ -275,6 +275,7 @@ def expand_models(text: str) -> tuple[str, ...]:
 
 def _members(spec: str) -> Sequence[str]:
     family, colon, keys = spec.partition(":")
+    # Names of files may hold dots and bars of their own.
     if not colon or not re.search(r"\d\.\.\d|\|", keys) or "/" in keys or keys.endswith((".onnx", ".json")):
         return (spec,)
     choices = []

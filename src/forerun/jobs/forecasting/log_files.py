@@ -415,6 +415,7 @@ def _damaged(file: Path) -> RecordError:
 def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
     value = shift = 0
     while True:
+        # No number of the format has more than 64 bits: more is damage.
         if at >= len(message) or shift > 63:
             raise _damaged(file)
         byte = message[at]

@@ -671,6 +671,7 @@ def _compared(
         if _parts(right) & changed:
             left, right, kind = right, left, turned.get(kind, kind)
         counters = _parts(left) & changed
+        # A comparison of two things that both change has no bound that could be read.
         if kind not in kinds or len(counters) != 1 or _parts(right) & changed:
             continue
         (counter,) = counters

@@ -144,6 +144,7 @@ class Pauses:
         longest_s = _LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S
         cpu_s = time.process_time() + (_OPEN_CPU_S if counts else longest_s)
         wall_s = time.monotonic() + (2 if counts else 1) * _WALL_S
+        # By the processor, so that a busy machine changes nothing; by the clock, for a script that sleeps.
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
         self._leave()
@@ -245,6 +246,7 @@ def _raised(body: Sequence[ast.stmt], frame: FrameType) -> dict[str, int]:
     for node, tests, _ in _statements(body, ()):
         if isinstance(node, ast.AugAssign):
             intervals = [every for test in tests if (every := _interval(test, frame))]
+            # Nested conditions hold together in every least common multiple.
             found[ast.unparse(node.target)] = math.lcm(*intervals)
     return found
 

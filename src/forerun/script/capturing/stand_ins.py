@@ -108,6 +108,7 @@ class Repeats:
         @surround(nn.Module, "_call_impl")
         def called(run: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             steps = self._steps
+            # Inner modules run with the outermost, recomputed ones with the backward pass.
             if steps.depth != 1 or steps.in_backward:
                 return run(module, *args, **kwargs)
             if torch.is_grad_enabled():
@@ -147,6 +148,7 @@ class Repeats:
         passes.is_sure = form is not None and form == passes.result and found == sizes
         if has_gradient and _keeps_results(module):
             passes.is_sure = False  # a loss may be taken of them
+        # Sizes of another structure say nothing of the next pass.
         passes.known = [*passes.known[-1:], (asked, found)] if form == passes.result else [(asked, found)]
         passes.result = form
         return result
