@@ -165,6 +165,7 @@ def is_keras(model: Any) -> bool:
         return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
     if model.startswith("keras:") or model.endswith(".keras"):
         return True
+    # Only such a name stands for a file that must be opened to know.
     if ".py:" not in model:
         return False
     try:

@@ -344,6 +344,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
     """
     if torch_version is None:
         return None
+    # Builds have their own mark behind the version, such as +cu121.
     parts = str(torch_version).strip().partition("+")[0].split(".")
     try:
         release = (int(parts[0]), int(parts[1]))

@@ -278,6 +278,7 @@ def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
     """Refuses settings of one strategy beside another."""
     strategy = sharing.strategy
     useless = [name for name in names_needing(Sharing, "fsdp") if name in given]
+    # Which strategy ``auto`` finds is not known yet.
     if useless and strategy.stage < 3 and strategy is not Strategy.AUTO:
         raise InvalidSetupError(
             f"{flags(useless)} belongs to fsdp, got strategy {strategy}; give --strategy fsdp or hsdp"

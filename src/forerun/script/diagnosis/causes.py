@@ -134,6 +134,7 @@ def _more_workers(profile: Profile, wait_s: float) -> _Found:
             "a faster decoder, fewer transforms), or keep prepared samples",
         )
     best_s = min(_fed_s(profile, workers) for workers in range(1, cores + 1))
+    # The fewest that are as good: each worker takes a core and memory.
     chosen = next(w for w in range(1, cores + 1) if _fed_s(profile, w) <= 1.02 * best_s)
     knobs: dict[str, Any] = {"num_workers": chosen, "persistent_workers": True}
     if not profile.device.startswith("cpu"):

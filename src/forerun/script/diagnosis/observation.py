@@ -378,12 +378,14 @@ def _uneven(trace: Trace, kernels: Events) -> tuple[float, float]:
     """
     launch_s = _launches(trace, kernels).begin_s
     step = np.searchsorted(trace.steps[:, 0], launch_s, side="right") - 1
+    # A kernel belongs to the step that launched it; one of after the last step to none.
     step[launch_s >= trace.steps[-1, 1]] = -1
     counts = np.bincount(step[step >= 0], minlength=len(trace.steps))
     alike = np.flatnonzero(counts == np.bincount(counts).argmax())
     if len(alike) < 3 or not counts[alike[0]]:
         return 0.0, 0.0
     chosen = np.isin(step, alike)
+    # Stable, so that kernels keep their order within a step.
     in_order = np.argsort(step[chosen], kind="stable")
     table = kernels.where(chosen).durations_s[in_order].reshape(len(alike), -1)
     least = table.min(axis=0)

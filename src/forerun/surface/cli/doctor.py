@@ -147,6 +147,7 @@ def _processes() -> Iterator[int]:
     """Processes of this user that run forerun, this one and its parents left out."""
     import psutil
 
+    # Programs that start this one, such as timeout, have its name in their own words.
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter(["pid", "cmdline", "username"]):
         words = process.info["cmdline"] or []

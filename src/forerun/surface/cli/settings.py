@@ -130,6 +130,7 @@ def read_settings(
 ) -> dict[str, Any]:
     """Takes the settings that were used out of the arguments of a command, read and checked."""
     read = {**_READERS, **readers}
+    # Taken out, so that what is left are the arguments of the verb alone.
     given = {name: arguments.pop(name) for name in known}
     settings = {
         name: read[name](value) if name in read else value

@@ -159,6 +159,7 @@ def _svg(figure: Figure) -> str:
 
 def _bars(parts: Sequence[tuple[str, float]], kind: str) -> str:
     """Parts as bars with their sizes beside them; empty without parts."""
+    # A bar chart is drawn from below, and read from above.
     shown = [(name, value) for name, value in parts if value > 0][::-1]
     if not shown:
         return ""

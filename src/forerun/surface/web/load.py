@@ -95,6 +95,7 @@ class ClientLimit:
         finally:
             self._of_client[client] -= 1
             if not self._of_client[client]:
+                # Else every address that ever asked would be kept.
                 del self._of_client[client]
 
 
@@ -191,6 +192,7 @@ class Tracer:
             finally:
                 self._free.put(worker)
         except IsolationError as error:
+            # The user can ask for less; that the process ended is the server's affair.
             if "took longer" in str(error):
                 raise UsageError(
                     f"the model took longer than {self._limit_s:g} s to trace, which is not answered over HTTP; "
