@@ -360,8 +360,8 @@ def check_layout(
     if layout.tensor > 1:
         if not blocks.can_be_divided:
             raise InvalidSetupError(
-                f"tp={layout.tensor} divides pairs of linear layers in repeated blocks, which {model} has not; give "
-                "--strategy fsdp, or leave tp out"
+                f"tp={layout.tensor} divides pairs of linear layers in repeated blocks, which {model} does not have; "
+                "give --strategy fsdp, or leave tp out"
             )
         if heads is not None and heads % layout.tensor:
             raise InvalidSetupError(
@@ -375,7 +375,7 @@ def check_layout(
     if layout.expert > 1:
         if blocks.num_experts is None:
             raise InvalidSetupError(
-                f"ep={layout.expert} divides experts, which {model} has not as one tensor of all; leave ep out"
+                f"ep={layout.expert} divides experts that are held as one tensor, and {model} has none; leave ep out"
             )
         if blocks.num_experts % layout.expert:
             raise InvalidSetupError(

@@ -281,7 +281,7 @@ def _note_of_writers(step: RunStep) -> tuple[str, ...]:
 
 
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
-    """Said where the interval of a step is that of its loader."""
+    """Note that the interval of a step is that of its loader."""
     return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
 
 

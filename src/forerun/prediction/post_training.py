@@ -122,7 +122,8 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
     if (known := setup.post.mean_answer_tokens) is not None:
         if known > new:
             raise InvalidSetupError(
-                f"the mean of the answers is at most the {new:,} --new-tokens of the longest, got {known:,.0f}"
+                f"the mean length of the answers must be at most the {new:,} --new-tokens of the longest, got "
+                f"{known:,.0f}; give a shorter mean, or more --new-tokens"
             )
         return Tokens(prompt=prompt, new=new, mean=known, mean_context=prompt + known / 2)
     lengths = np.minimum(np.sort(np.asarray(read_lengths(law).tokens, dtype=np.float64)), new)
@@ -151,7 +152,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     """
     if setup.post != PostTraining(**{name: getattr(setup.post, name) for name in _OF_ONE_DEVICE}):
         raise InvalidSetupError(
-            "--generation-tensor and --generation-on are those of several devices; give more, such as --num-devices 8"
+            "--generation-tensor and --generation-on need several devices, got one; give more, such as --num-devices 8"
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
@@ -438,8 +439,8 @@ class _Parts:
         )
         if not (found.ops.op_class == OpClass.ATTENTION).any():
             raise InvalidSetupError(
-                f"{self.request.model} has no attention that is known here, and generation is known of models with it; "
-                "ask for --phase inference"
+                "generation is predicted for models whose attention is recognised, and none was found in "
+                f"{self.request.model}; ask for --phase inference"
             )
         return found
 
@@ -478,7 +479,7 @@ class _Parts:
 def _check_reads_tokens(graph: Graph) -> None:
     if graph.tokens_per_sample is None:
         raise InvalidSetupError(
-            f"post-training and generation are those of language models, and {graph.model} reads no tokens; leave "
+            f"post-training and generation need a language model, and {graph.model} reads no tokens; leave "
             "--algorithm out, or ask for --phase train or inference"
         )
 

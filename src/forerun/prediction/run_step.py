@@ -93,8 +93,8 @@ def _refuse_measured_layouts(calibration: str) -> None:
 
     if is_layouts_file(calibration):
         raise InvalidSetupError(
-            f"a file such as {calibration} holds measured steps of several devices, and this run has one; give "
-            "more, or leave --calibration out"
+            f"a file such as {calibration} holds measured steps of several devices, and this run has one "
+            "device; give more, or leave --calibration out"
         )
 
 

@@ -121,7 +121,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     if layout.divides_model and only is not None:
         raise InvalidSetupError(
             f"{model.model.graph.model} was traced for batch size {only} only, so its work cannot be divided; "
-            "expected a model whose sizes grow with the batch, leave --parallel out"
+            "leave --parallel out, or give a model whose sizes grow with the batch"
         )
     check_layout(layout, model.traced, len(blocks.names), model.model.graph.model, micro_steps)
     shards, setup = Axes.of(run).shards, compute_setup(run)
@@ -523,7 +523,7 @@ def _gathering(
 
 
 def _reduced_share(run: Run) -> float:
-    """Micro-steps that reduce gradients, of all: one if they are kept whole until the last."""
+    """Share of the micro-steps that reduce gradients: only the last one if gradients are kept whole until then."""
     return 1.0 / run.sharing.num_accumulation_steps if run.sharing.reduce_once else 1.0
 
 

@@ -261,7 +261,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
 def _note_of_loader(
     table: CandidateTable, chosen: int | None, loader: InputPipeline | None
 ) -> tuple[str, ...]:
-    """Said where the choice waits for its loader, as ``predict`` says it of a run."""
+    """Note that the choice waits for its loader, in the words of ``predict``."""
     if loader is None or chosen is None:
         return ()
     device_rate, rate = (

@@ -167,7 +167,7 @@ def faster(run: Run) -> Iterator[Offer]:
 
 
 def _differs(run: Run, offer: Offer) -> bool:
-    """True for a change that leaves another run; one that is refused says why when it is predicted."""
+    """True for a change that gives a different run; one that is refused says why when it is predicted."""
     try:
         return run.with_(**offer.change) != run
     except ForerunError:

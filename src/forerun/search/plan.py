@@ -125,7 +125,7 @@ def plan(
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:
-    """The candidates of a plan that differ for tracing, which asks for no device but for the layout of several.
+    """One candidate of a plan for each trace that it needs; of the devices a trace depends on their layout alone.
 
     Args:
         models: Its models.
@@ -156,7 +156,7 @@ def _check_formats(
 
 
 def _layout_notes(plan: Plan) -> tuple[str, ...]:
-    """The way to divide a model of which no candidate's device can hold a copy."""
+    """Note on dividing a model where no candidate's device can hold a copy of it."""
     nearest = plan.nearest_miss
     if nearest is None or all(broken.limit != DEVICE_MEMORY for broken in nearest.broken):
         return ()

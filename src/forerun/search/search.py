@@ -194,7 +194,8 @@ def _refuse_contradictions(limits: Sequence[Limit]) -> None:
             upper, lower = (limit, other) if limit.is_upper else (other, limit)
             if lower.bound > upper.bound:
                 raise InvalidSetupError(
-                    f"the limits contradict each other: nothing has both '{lower.text}' and '{upper.text}'"
+                    f"the limits contradict each other: nothing has both '{lower.text}' and '{upper.text}'; "
+                    "change one of them"
                 )
 
 

@@ -378,7 +378,9 @@ def device_at(gpu_index: int | None) -> Device:
         return cpu_device(host)
     gpus = visible_gpus(host.gpus)
     if gpu_index >= len(gpus):
-        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got cuda:{gpu_index}")
+        raise UsageError(
+            f"expected one of this machine's {len(gpus)} GPUs, got cuda:{gpu_index}; 'forerun hardware here' lists them"
+        )
     return gpu_device(gpus[gpu_index])
 
 

@@ -240,7 +240,9 @@ def parse_link(text: str) -> tuple[int, Link]:
     if found is None:
         return 1, find_link(text)
     if int(found[1]) < 1:
-        raise InvalidSetupError(f"the number of links must be at least 1, got '{text}'")
+        raise InvalidSetupError(
+            f"the number of links must be at least 1, got '{text}'; give one such as 8xinfiniband-hdr"
+        )
     return int(found[1]), find_link(found[2])
 
 

@@ -1,4 +1,4 @@
-"""The scenarios of system D, run one after the other."""
+"""The scenarios of the built-in task, run one after the other."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _health_page(found: _Health) -> Iterator[str]:
 
 @verb("Check this installation.", page=_health_page)
 def doctor() -> _Health:
-    """Check this installation: libraries, cache, processes that are still there, and what killed commands left."""
+    """Check this installation: libraries, cache, processes that still run, and what killed commands left behind."""
     from forerun import __version__
     from forerun.base.kept import cache_folder, remove_leftovers
 

@@ -102,7 +102,7 @@ def parse_numbers(name: str, text: str) -> list[int]:
 
 
 def parse_time_s(flag: str, text: str) -> float:
-    """A duration such as 10min [s]; the option is named where it is none.
+    """A duration such as 10min [s]; a refusal names the option.
 
     >>> parse_time_s("--round", "10min")
     600.0
@@ -404,14 +404,14 @@ UnsafeFilesOption = Annotated[
 TimeoutOption = Annotated[
     str,
     typer.Option(
-        "--timeout", metavar="120s", help="Longest time of building and tracing one model, on processors."
+        "--timeout", metavar="120s", help="Longest processor time for building and tracing one model."
     ),
 ]
 InProcessOption = Annotated[
     bool,
     typer.Option(
         "--in-process",
-        help="Build the model in this process, not in one of its own; without limits of time and memory.",
+        help="Build the model in this process, not in one of its own; without limits on time and memory.",
     ),
 ]
 

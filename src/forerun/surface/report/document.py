@@ -293,7 +293,7 @@ def read_answer(text: str, where: str = "the input") -> Readable:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{where}: {_EXPECTED}, got no JSON ({error})") from error
+        raise UsageError(f"{where}: {_EXPECTED}, but it is not JSON ({error})") from error
     kinds: tuple[type[Readable], ...] = (Plan, Estimate, ScaleCurve)
     for kind in kinds:
         if isinstance(found, dict) and found.keys() >= set(needed_fields(kind)):

@@ -121,7 +121,7 @@ class _Desk:
     async def kept(
         self, work: Callable[[bytes], dict[str, Any]], request: Request, origin: str
     ) -> JSONResponse:
-        """The answer to a file that is sent, whose origin is said where it comes as another type."""
+        """The answer to a file that is sent; a refusal of another type says what the file is made by."""
         if request.headers.get("content-type") != _BYTES:  # no form of another site sends this type
             raise HTTPException(415, f"expected a file of {origin} as {_BYTES}")
         with self.clients.question(_client(request)):

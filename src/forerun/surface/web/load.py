@@ -47,7 +47,7 @@ class Lane:
             BusyError: Too many calls wait.
         """
         if self.num_calls >= self._num_places:
-            raise BusyError(f"too many questions wait to be {self._name}; ask again in some seconds")
+            raise BusyError(f"too many questions wait to be {self._name}; ask again in a few seconds")
         self.num_calls += 1
         future = self._pool.submit(work, *arguments)
         loop = asyncio.get_running_loop()
@@ -183,7 +183,7 @@ class Tracer:
         """
         with self._lock:
             if self._num_taken >= self._num_places:
-                raise BusyError("too many models are being traced just now; ask again in some seconds")
+                raise BusyError("too many models are being traced just now; ask again in a few seconds")
             self._num_taken += 1
         try:
             worker = self._free.get()
