@@ -218,7 +218,7 @@ class DividedStep:
 
 
 def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
-    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    """The step with all its times corrected by measured steps of the cluster, and the interval that is left."""
     log_factor, left = measured.correction(shape_of(step))
     factor = exp(log_factor)
     value = step.step_s.value

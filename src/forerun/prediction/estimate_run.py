@@ -186,7 +186,7 @@ def _num_steps(run: Run, times: JobTimes | None) -> int | None:
 
 
 def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:
-    """Price of all devices of a run, the asker's or the cheapest on demand in the table of prices [USD/h].
+    """Price of all devices of a run: the one given, or the cheapest on demand in the table of prices [USD/h].
 
     Args:
         run: The run.

@@ -221,7 +221,7 @@ def _message_bytes(graph: Graph, closes: Bools, batch_size: int) -> float:
 
 
 def _key_value_bytes(ops: OpTable, forward: Bools, batch_size: int) -> float:
-    """Operands of the first fused attention less its queries, which are as large as its result [bytes]."""
+    """Keys and values of the first fused attention: its operands less queries as large as its result [bytes]."""
     rows = np.flatnonzero(forward & (ops.op_class == OpClass.ATTENTION))[:1]
     return float(
         (at_batch(ops.read_bytes[rows], batch_size) - at_batch(ops.write_bytes[rows], batch_size)).sum()

@@ -41,7 +41,7 @@ EpochsOf = Callable[[str, Ints], Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEpochs:
-    """Epochs to a target, as an entry point of ``forerun.targets`` answers.
+    """Epochs to a target, the answer of an entry point of ``forerun.targets``.
 
     Attributes:
         target: The target in words.

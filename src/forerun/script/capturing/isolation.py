@@ -135,7 +135,7 @@ def guard_files(request: Path) -> None:
 
 
 class _Overlay:
-    """A folder in which written files live instead of where they were to be written."""
+    """A folder that takes the files which the script writes elsewhere."""
 
     def __init__(self, request: Path) -> None:
         self.scratch = os.path.realpath(request.parent)  # with the script's temporary folder

@@ -101,7 +101,7 @@ class Pauses:
             self._seen[kind] = (around, num_samples)
 
     def told(self, **known: tuple[str, int, int | None] | None) -> None:
-        """A framework's trainer says them: unit, number of units and samples of each, None for never."""
+        """Takes pauses that a framework's trainer names: unit, number of units and samples; None for never."""
         for kind, pause in known.items():
             if pause is not None:
                 self._keep(kind, CapturedPause(unit=pause[0], every=pause[1], num_samples=pause[2]))
@@ -235,7 +235,7 @@ def _around(frame: FrameType) -> list[Place | int]:
 
 
 def _left_over(node: ast.AST) -> ast.expr | None:
-    """The condition under which what follows a statement is left out of a round, if it is one that continues."""
+    """The condition of an ``if`` that continues the loop, under which the rest of the round is left out."""
     is_one = isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Continue)
     return node.test if is_one else None  # type: ignore[attr-defined]
 
@@ -457,7 +457,7 @@ def _read_calls(
 
 
 def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
-    """True if a network whose mode a call changes is called, or given away whole, until its mode changes again."""
+    """True if the network whose mode a call changes is used before its mode changes again."""
     network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
     for node in sorted(calls, key=lambda node: node.lineno):

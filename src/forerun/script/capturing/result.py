@@ -418,7 +418,7 @@ def _facts(
 
 
 def _averages_weights(thing: Any) -> bool:
-    """True for an object that holds weights, and is called after moving averages, or its attribute in the script is."""
+    """True for an object that holds weights, if its class or its attribute is named after moving averages."""
     kind: Any = type(thing)
     named = _names_averages(kind)
     if named is None:

@@ -170,7 +170,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
-    """Structure of what a module gets or gives, hashable, None if it holds anything else; sizes and strides in it."""
+    """Hashable structure of inputs or results, None if they hold anything else; the sizes and strides in it."""
     leaves, structure = pytree.tree_flatten(value)
     found: list[Any] = []
     sizes: list[int] = []
@@ -188,7 +188,7 @@ def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
 
 
 def _derived(leaf: Any) -> Any:
-    """A tensor that a loss may be taken of, and changed in place, as those of a network."""
+    """A tensor that may enter a loss and be changed in place, as the results of a network may."""
     is_one = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.requires_grad_().clone() if is_one else leaf
 

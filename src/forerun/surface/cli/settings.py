@@ -236,7 +236,7 @@ _PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {
 
 
 class GroupedHelp(PlainValues, TyperCommand):
-    """A command whose help lists its options under headings, and the other questions of its verb."""
+    """A command whose help lists its options under headings, then the other questions of its verb."""
 
     questions: TyperGroup | None = None
     examples: Sequence[str] = ()

@@ -132,7 +132,7 @@ _NICENESS = 10
 
 
 class BusyError(FailureError):
-    """More questions wait than may; ask again later.
+    """More questions wait than are allowed; ask again later.
 
     Args:
         message: The error in words.
