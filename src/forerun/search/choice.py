@@ -27,6 +27,7 @@ GOALS = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": 
 DEVICE_MEMORY = "memory of the device"
 """The limit that is always there."""
 
+# A limit that is met exactly must not be broken by rounding.
 _TOLERANCE = 1e-9
 _FRONT = ("job_time_s", "cost_usd", "energy_j")
 _BETTER = 1 - 1e-6

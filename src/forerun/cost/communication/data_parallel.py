@@ -88,6 +88,7 @@ def uniform_gradients(total_bytes: float) -> tuple[Gradient, ...]:
     return tuple(Gradient(size_bytes=total_bytes / 100, ready_share=(i + 1) / 100) for i in range(100))
 
 
+# Beyond eight standard deviations lies less than a float would keep of the sum.
 _NORMAL_STEPS = 4000
 _NORMAL_REACH = 8.0
 

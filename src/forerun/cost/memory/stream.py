@@ -177,6 +177,8 @@ BLOCK_BYTES = 512
 """Granularity of blocks, ``kMinBlockSize`` [bytes]."""
 
 _MIB = 1024 * 1024 // BLOCK_BYTES  # every quantity below is in blocks of 512 bytes
+# kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge of CUDACachingAllocator.cpp; of a
+# large block only a rest above kSmallSize is split off.
 _SMALL_REQUEST = _MIB
 _SMALL_SEGMENT = 2 * _MIB
 _LARGE_SEGMENT = 20 * _MIB

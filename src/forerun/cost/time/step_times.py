@@ -43,6 +43,7 @@ from forerun.question.setup import Precision, TrainingSetup
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 
+# Thirty million years: a longer step comes from a damaged file.
 _LONGEST_S = 1e15
 _SMALL_LAUNCH_S = 60e-6
 _SMALL_HALF_LAUNCH_S = 4 * _SMALL_LAUNCH_S

@@ -74,6 +74,7 @@ def only_device(device_index: str) -> dict[str, str]:
 
 
 _POLL_S = 0.2
+# Other users of the machine lock the same file.
 _EVERYONE = 0o666
 
 

@@ -400,9 +400,11 @@ def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> 
     objects[:] = [own] * len(objects)
 
 
+# The blocks of ``create_block_mask``, unless it is told others.
 _BLOCK = 128
 _SAMPLED_BLOCKS = 24
 _MOST_VALUES = 1 << 18
+# Where the values of a mask are not known, it is taken for a causal one.
 _CAUSAL_SHARE = 0.5
 
 
