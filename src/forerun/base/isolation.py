@@ -399,8 +399,7 @@ class Worker:
     def _context(self) -> Any:
         if self._environment:
             return multiprocessing.get_context("spawn")
-        # A fork copies one thread, and the locks that the others held; libraries of tensors start threads of
-        # their own.
+        # A fork copies one thread, and the locks that the others held; tensor libraries start threads.
         is_small = threading.active_count() == 1 and not sys.modules.keys() & {"torch", "tensorflow", "jax"}
         if "fork" in multiprocessing.get_all_start_methods() and self._may_fork and is_small:
             return multiprocessing.get_context("fork")

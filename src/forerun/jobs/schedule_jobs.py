@@ -358,8 +358,7 @@ def _shared_steps(
     numbers = [1, *predicted_sizes(group, entry.max_devices or group.num_devices)]
     options: dict[str, Any] = _options(entry) | dict(entry.run_options() if max(numbers) > 1 else {})
     points, spreads = [], []
-    # Two batches tell what grows with the batch; each further one is a prediction for every number of
-    # devices.
+    # Two batches tell what grows with the batch; each more is a prediction for every number of devices.
     for batch in sorted({batches[0], batches[-1]}):
         curve = scale(
             device=f"{group.num_nodes}x{group.devices_per_node}x{group.device}",

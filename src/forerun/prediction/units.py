@@ -97,7 +97,7 @@ def _unit_times(
     missing = [index for index, times in enumerate(found) if times is None]
     if missing:
         sharded = _SHARDED.get((model,), (shards,), lambda: _sharded(model, blocks, shards))
-        # All at once: what the kernels have in common is worked out once a call.
+        # All at once: what the kernels have in common is worked out once per call.
         steps = predict_steps(sharded, device, [setups[index] for index in missing], weights, torch_version)
         for index, step in zip(missing, steps, strict=True):
             times = _by_unit(sharded, blocks, shards, step, setups[index].batch_size_per_device, copies)

@@ -451,7 +451,7 @@ def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertL
 def _within(tokens: Sequence[float], most: float) -> tuple[float, ...]:
     """Tokens in parts of their mean, none above ``most``."""
     parts = [each * len(tokens) / sum(tokens) for each in tokens]
-    # What is taken from the fullest goes to the others, which may then be too full themselves.
+    # What is taken from the fullest goes to the others, which may then become too full.
     while max(parts) > most * (1 + 1e-9):
         free = [each for each in parts if each < most]
         room = len(parts) - most * (len(parts) - len(free))

@@ -277,7 +277,7 @@ def _rejection(choice: Choice, row: int) -> Rejection:
     quantities = (*(limit.quantity.field for limit in choice.limits), "peak_memory_bytes")
     excess = choice.excess[:, row]
     broken = []
-    # Stable: limits that are missed alike stay in the order in which they were given.
+    # Stable: limits missed by equally much stay in the order in which they were given.
     for index in (int(i) for i in np.argsort(-excess, kind="stable") if excess[i] > 0):
         value, share = float(table.values[quantities[index]][VALUE, row]), float(excess[index])
         broken.append(

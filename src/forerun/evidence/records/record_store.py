@@ -341,7 +341,7 @@ class RecordStore:
         Raises:
             RecordError: No measurement or several have such a key, or it is damaged.
         """
-        # Two tell that a key is ambiguous.
+        # A second one is enough to tell that a key is ambiguous.
         question = self._question(measurements.c.key.startswith(key, autoescape=True)).limit(2)
         found = self._fetched(question)
         rows = list(self._sound(found))

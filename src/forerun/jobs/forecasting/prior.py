@@ -340,7 +340,7 @@ def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
     both = members[..., _IS_SIBLING]
     apart = spread + np.abs(both[..., 0] - both[..., 1])
     ratio = np.abs(np.sum(weights * members, axis=-1) - both.mean(axis=-1)) / (_AGREEMENT * apart + 1e-9)
-    # A ratio of zero has no negative power.
+    # Zero has no negative power.
     share = 1 / (1 + np.clip(ratio, 1e-6, 1e6) ** -_SHARPNESS)
     moved = share[..., None] * _IS_SIBLING / len(_SIBLINGS)
     return np.asarray((1 - share[..., None]) * weights + moved, dtype=float)

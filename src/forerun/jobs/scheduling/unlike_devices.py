@@ -119,7 +119,7 @@ def _solve(
         entries.append((row_of[view.job.name], j, 1.0))
         devices, cores, memory = free.demand(view.job, option)
         needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
-        # What there is without end limits nothing, and infinity is no entry of a matrix.
+        # What there is without end limits nothing, and a matrix can hold no infinity.
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
     limits = (*([1.0] * len(jobs)), *free.left)
     return _cheapest(tuple(cost for _, _, cost in columns), tuple(entries), limits)

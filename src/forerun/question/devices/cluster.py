@@ -130,7 +130,7 @@ def parse_cluster(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
         )
     nodes, devices, name = split_spec(text)
-    # A number within the spec goes before one beside it.
+    # A number within the spec has precedence over one beside it.
     if num_devices_per_node is not None and name == text:
         devices = num_devices_per_node
     if nodes < 1 or devices < 1:

@@ -250,7 +250,7 @@ def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[A
                 beside = None if folder is None else arguments[folder]
                 if not overlay.may_change(arguments[place], beside, names_a_link=event in _NAMES_A_LINK):
                     _refuse(event, arguments[place])
-        # Without the kernel's help nothing would hold a child process back: it has no audit hooks of ours.
+        # Without the kernel's help nothing would hold a child process back: it has none of our audit hooks.
         elif not has_landlock and event in _CHILDREN:
             _refuse(event, f"files by the program {arguments[0]!r}")
         elif not has_landlock and event == "sqlite3.connect":

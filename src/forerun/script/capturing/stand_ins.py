@@ -400,7 +400,7 @@ def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> 
     objects[:] = [own] * len(objects)
 
 
-# The blocks of ``create_block_mask``, unless it is told others.
+# The block size that ``create_block_mask`` takes by default.
 _BLOCK = 128
 _SAMPLED_BLOCKS = 24
 _MOST_VALUES = 1 << 18

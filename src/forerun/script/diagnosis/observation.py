@@ -378,7 +378,7 @@ def _uneven(trace: Trace, kernels: Events) -> tuple[float, float]:
     """
     launch_s = _launches(trace, kernels).begin_s
     step = np.searchsorted(trace.steps[:, 0], launch_s, side="right") - 1
-    # A kernel belongs to the step that launched it; one of after the last step to none.
+    # A kernel belongs to the step that launched it; one launched after the last step, to none.
     step[launch_s >= trace.steps[-1, 1]] = -1
     counts = np.bincount(step[step >= 0], minlength=len(trace.steps))
     alike = np.flatnonzero(counts == np.bincount(counts).argmax())

@@ -176,7 +176,7 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)
-        # Only now there are adapters to fuse.
+        # Only now are there adapters to fuse.
         if FusedKernel.LORA in saving.fused_kernels:
             notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
     if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
