@@ -78,6 +78,7 @@ class _Passes:
         (first, early), (last, late) = self.known
         changes = [(new - old, other - new) for old, new, other in zip(first, last, asked, strict=True)]
         past, now = next(((a, b) for a, b in changes if a), (0, 0))
+        # Multiplied out: sizes are whole numbers, and quotients would be rounded.
         if not past or any(b * past != a * now for a, b in changes):
             return None
         return tuple(new + (new - old) * now // past for old, new in zip(early, late, strict=True))

@@ -175,6 +175,7 @@ def _of_command(
             trace=path,
             echo=echo,
         )
+        # The trace lies in the temporary folder, which is gone when the note is read.
         notes = [note for note in found.notes if "written to" not in note]
         if found.outcome not in ("done", "stopped"):
             notes.append(

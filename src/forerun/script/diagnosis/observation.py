@@ -236,6 +236,7 @@ def _on_gpu(trace: Trace, whole: Spans) -> dict[str, Any]:
     idle = whole.minus(busy).minus(communicating).minus(copies.spans)
     left = idle
     parts: dict[str, float] = {}
+    # Each takes of what those before it left, so that no idle time is counted twice.
     for name, taken in (
         ("compile_s", _marked(trace, _COMPILING)),
         ("allocator_s", trace.calls.named(_ALLOCATING).spans),
@@ -358,6 +359,7 @@ def _idle_parts(trace: Trace, idle: Spans, left: Spans, waits: Events) -> dict[s
     launched = np.concatenate([_launches(trace, kernels).end_s, _launches(trace, copies).end_s])
     order = np.argsort(begins, kind="stable")
     begins, launched = begins[order], launched[order]
+    # A gap ends where a kernel begins, but for the rounding of times.
     at = np.minimum(np.searchsorted(begins, left.end - 1e-9), len(begins) - 1)
     queued = np.clip(left.end - np.maximum(left.begin, launched[at] + _SHORT_S), 0.0, None)
     gap_begin = idle.begin[np.searchsorted(idle.begin, left.begin, side="right") - 1]
