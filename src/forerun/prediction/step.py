@@ -149,7 +149,6 @@ class TimedSteps:
         chosen = (other.step_s > self.step_s[rows]) if is_least else (other.step_s < self.step_s[rows])
         found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
         for name in [item.name for item in fields(self)][1:]:
-            # ``published`` may be empty as a whole, where no step was looked for.
             column = list(getattr(self, name)) or [()] * len(self.loop_s)
             theirs = list(getattr(other, name)) or [()] * len(rows)
             for row, index in zip(np.asarray(rows)[chosen], np.flatnonzero(chosen), strict=True):
