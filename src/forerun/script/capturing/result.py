@@ -396,7 +396,6 @@ def _facts(
         optimizer_implementation=_implementation([o for o, n in used if n], flags),
         recomputes=steps.has_recomputation,
         clips=steps.clips,
-        # An average that is not updated in the recorded steps has nothing but the object to show.
         averages=steps.recorder.averages or any(map(_averages_weights, gc.get_objects())),
         num_reads=step.num_reads,
         world_size=parallel.world_size,

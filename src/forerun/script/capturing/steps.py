@@ -332,7 +332,6 @@ class Steps:
         self._now.num_reads = self.recorder.num_reads
         self.recorded.append(self._now)
         self._now = None
-        # Later none are, or recording might not end where such passes differ from step to step.
         if self.num_steps <= _MOST_STEPS:
             self._leave_evaluations_out()
 
