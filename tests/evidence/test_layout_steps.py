@@ -42,7 +42,7 @@ def test_a_measured_layout_is_predicted_as_it_was_measured(tmp_path: Path) -> No
         assert sum(part.time_s for part in after.breakdown) == pytest.approx(after.step_time_s.value)
         widths = [one.step_time_s.high / one.step_time_s.low for one in (before, after)]
         assert widths[1] < widths[0]
-    with pytest.raises(ForerunError, match="this run has one; give more"):
+    with pytest.raises(ForerunError, match="this run has one device; give more"):
         forerun.predict(MODEL, device="h100-sxm", **SETTINGS, calibration=str(out))
     with pytest.raises(ForerunError, match="measured on h100-sxm, not on a100"):
         forerun.predict(MODEL, device="8xa100-sxm4-80gb", **SETTINGS, strategy="fsdp", calibration=str(out))

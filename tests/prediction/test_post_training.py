@@ -232,7 +232,7 @@ def test_several_devices_and_verbs_agree():
     ("model", "options", "message"),
     [
         (SMALL, {"algorithm": "dpo", "phase": "inference"}, "--algorithm cannot be used here"),
-        (SMALL, {"new_tokens": 5}, "--answer-lengths and --engine are those of a step that generates"),
+        (SMALL, {"new_tokens": 5}, "--answer-lengths and --engine belong to a step that generates"),
         (SMALL, {"phase": "generate", "new_tokens": 256, "sequence_length": 256}, "leave no prompt"),
         (SMALL, {"phase": "generate", "answer_lengths": "uniform:3"}, "lognormal:median=300"),
         (SMALL, {"algorithm": "rlhf"}, "unknown algorithm 'rlhf'; expected one of sft, dpo"),
@@ -335,14 +335,14 @@ def test_verbs_agree_on_a_layout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "dpo", "generation_on": 4, "parallel": "dp=4"}, "those of a step that generates"),
+        ({"algorithm": "dpo", "generation_on": 4, "parallel": "dp=4"}, "belong to a step that generates"),
         ({"algorithm": "grpo", "generation_on": "some", "parallel": "dp=4"}, "number of devices from 1"),
         (
             {"algorithm": "grpo", "generation_on": 3, "generation_tensor": 2, "parallel": "dp=4"},
-            "no whole number",
+            "cannot be divided into engines",
         ),
         ({"algorithm": "grpo", "generation_tensor": 16, "parallel": "dp=4"}, "does not divide the"),
-        ({"algorithm": "grpo", "answer_lengths": "mean:9999", "parallel": "dp=4"}, "is at most the"),
+        ({"algorithm": "grpo", "answer_lengths": "mean:9999", "parallel": "dp=4"}, "must be at most the"),
     ],
 )
 def test_generation_that_no_engine_offers_is_refused(options, message):
@@ -353,5 +353,5 @@ def test_generation_that_no_engine_offers_is_refused(options, message):
 def test_engines_are_those_of_any_several_devices():
     options = {"algorithm": "grpo", "generation_on": 4}
     assert on_four(**options) == on_four(**options, parallel="dp=4")
-    with pytest.raises(InvalidSetupError, match="those of several devices"):
+    with pytest.raises(InvalidSetupError, match="need several devices"):
         forerun.predict(SMALL, device=DEVICE, **LENGTHS, **options)

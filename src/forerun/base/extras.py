@@ -219,6 +219,7 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
     found = list(dict.fromkeys(_read()))
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Commands that run at the same time write files of their own, and each replaces the whole.
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps([[owner, *point] for owner, point in found]), encoding="utf-8")
         partial.replace(path)
@@ -242,6 +243,7 @@ def _read() -> Iterator[tuple[str, EntryPoint]]:
     """Entry points of our groups with the names of their packages; of two installations, those of the first."""
     from importlib.metadata import distributions
 
+    # Reversed, so that the first on the path stays, as for an import.
     for name, package in {one.name: one for one in reversed([*distributions()])}.items():
         for point in package.entry_points:
             if point.group.startswith("forerun."):

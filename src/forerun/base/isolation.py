@@ -399,6 +399,7 @@ class Worker:
     def _context(self) -> Any:
         if self._environment:
             return multiprocessing.get_context("spawn")
+        # A fork copies one thread, and the locks that the others held; tensor libraries start threads.
         is_small = threading.active_count() == 1 and not sys.modules.keys() & {"torch", "tensorflow", "jax"}
         if "fork" in multiprocessing.get_all_start_methods() and self._may_fork and is_small:
             return multiprocessing.get_context("fork")
@@ -463,6 +464,7 @@ def _end_all(child: Any) -> None:
 
     found = []
     with contextlib.suppress(psutil.Error):
+        # Before anything is ended: afterwards nobody could say whose children they were.
         found = psutil.Process(child.pid).children(recursive=True)
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -542,6 +544,7 @@ def _leave_the_terminal() -> None:
             os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    # What the model's code prints must not get into the answer of the command.
     os.dup2(2, 1)
     with contextlib.suppress(Exception):
         sys.stdout = sys.stderr

@@ -47,6 +47,7 @@ class KeptBytes(Generic[Result]):
 
     def keep(self, key: Hashable, result: Result, size_bytes: int) -> None:
         """Keeps a result of a given size."""
+        # One large result would drive out all others.
         if size_bytes > self._most_bytes // 4:
             return
         with self._lock:
@@ -88,6 +89,7 @@ class Kept(Generic[Result]):
         """Keeps a result."""
         if len(self._results) >= self._most:
             self.clear()
+        # With the objects themselves, so that no other gets the id of one of them.
         self._results[(*map(id, parts), *values)] = (parts, result)
 
     def get(

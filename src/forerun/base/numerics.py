@@ -43,6 +43,7 @@ def refuse_unidentifiable(columns: Floats, names: Sequence[str]) -> None:
     Raises:
         InvalidSetupError: The rank is below k; the message names the coefficients that are not identifiable.
     """
+    # The rank must not depend on the units of the columns.
     scaled = columns / np.maximum(np.abs(columns).max(axis=0), 1e-300)
     _, singular, directions = np.linalg.svd(scaled, full_matrices=True)
     largest = singular.max(initial=0.0)

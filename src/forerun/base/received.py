@@ -137,6 +137,7 @@ def _num_values(part: Any, known: dict[int, int]) -> int:
     if not isinstance(part, dict | list):
         return 1
     if id(part) not in known:
+        # Until its parts are counted: to meet it again before is a circle.
         known[id(part)] = -1
         inner = part.values() if isinstance(part, dict) else part
         known[id(part)] = 1 + sum(_num_values(each, known) for each in inner)

@@ -252,6 +252,7 @@ def _provenance_notes(steps: Sequence[Measured], weights: CostModel) -> list[str
     seen = sorted({step.record.model for step in steps} & set(weights.provenance.get("models", ())))
     if seen:
         notes.append(f"the calibration was fitted to these models too: {', '.join(seen)}")
+    # A calibration has no rows of public tables itself; those it began from have.
     tables = weights.provenance.get("rows") or weights.provenance["started_from"]["rows"]
     if {step.record.source for step in steps} & {name.partition("/")[0] for name in tables}:
         notes.append(

@@ -350,6 +350,7 @@ class _CurveRun:
         half = len(labels) // 2
         loss_a, hits_a = self._loss(images[:half], labels[:half])
         loss_a.backward()
+        # Copies: the second half adds its gradients in place.
         first = [p.grad.clone() for p in self.module.parameters() if p.grad is not None]
         loss_b, hits_b = self._loss(images[half:], labels[half:])
         loss_b.backward()

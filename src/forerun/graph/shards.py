@@ -209,6 +209,7 @@ def allocation_shares(ops: OpTable, blocks: Blocks, shards: Shards) -> tuple[Flo
     rows = np.flatnonzero(is_product)
     divides_result = np.rint(ops.gemm[rows, 2, 0]).astype(np.int64) == blocks.divided_size[rows]
     whole = whole_sizes(ops)[rows]
+    # The size of a square product does not tell which of its axes was divided: the way of the division does.
     square = np.rint(whole[:, 2, 0]) == np.rint(whole[:, 3, 0])
     forward = blocks.phase[rows] == Phase.FORWARD
     by_columns = blocks.division[rows] == Division.COLUMNS

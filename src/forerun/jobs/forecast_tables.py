@@ -81,6 +81,7 @@ def forecast_batches(
         steps = [found.number(row, "steps") for row in found.rows]
     elif "epochs" in found.columns and dataset_size is not None:
         epochs = [found.number(row, "epochs") for row in found.rows]
+        # The fit refuses sizes of zero, in words; here they must only not divide.
         steps = [each * dataset_size / max(size, 1e-12) for each, size in zip(epochs, sizes, strict=True)]
     else:
         raise found.lacks("a column 'steps', or 'epochs' and --dataset-size")

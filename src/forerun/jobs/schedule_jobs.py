@@ -97,6 +97,7 @@ def known_jobs(
                 known[key] = _speeds(entry, cluster, links)
             found.append(_known(entry, cluster, known[key]))
         except ForerunError as error:
+            # Errors of the file itself name the job already.
             if f"'{entry.name}'" not in str(error):
                 error.args = (f"job '{entry.name}': {error}",)
             raise
@@ -357,6 +358,7 @@ def _shared_steps(
     numbers = [1, *predicted_sizes(group, entry.max_devices or group.num_devices)]
     options: dict[str, Any] = _options(entry) | dict(entry.run_options() if max(numbers) > 1 else {})
     points, spreads = [], []
+    # Two batches tell what grows with the batch; each more is a prediction for every number of devices.
     for batch in sorted({batches[0], batches[-1]}):
         curve = scale(
             device=f"{group.num_nodes}x{group.devices_per_node}x{group.device}",

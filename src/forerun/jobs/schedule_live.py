@@ -152,6 +152,7 @@ def schedule_live(
         )
     standing = {
         job.name: _standing(job, item, found)
+        # Jobs that are not submitted yet stand behind those of the cluster.
         for job, item in zip(live.jobs, known, strict=False)
         if job.is_running
     }

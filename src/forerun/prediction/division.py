@@ -218,7 +218,7 @@ class DividedStep:
 
 
 def as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
-    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    """The step with all its times corrected by measured steps of the cluster, and the interval that is left."""
     log_factor, left = measured.correction(shape_of(step))
     factor = exp(log_factor)
     value = step.step_s.value
@@ -360,8 +360,8 @@ def check_layout(
     if layout.tensor > 1:
         if not blocks.can_be_divided:
             raise InvalidSetupError(
-                f"tp={layout.tensor} divides pairs of linear layers in repeated blocks, which {model} has not; give "
-                "--strategy fsdp, or leave tp out"
+                f"tp={layout.tensor} divides pairs of linear layers in repeated blocks, which {model} does not have; "
+                "give --strategy fsdp, or leave tp out"
             )
         if heads is not None and heads % layout.tensor:
             raise InvalidSetupError(
@@ -375,7 +375,7 @@ def check_layout(
     if layout.expert > 1:
         if blocks.num_experts is None:
             raise InvalidSetupError(
-                f"ep={layout.expert} divides experts, which {model} has not as one tensor of all; leave ep out"
+                f"ep={layout.expert} divides experts that are held as one tensor, and {model} has none; leave ep out"
             )
         if blocks.num_experts % layout.expert:
             raise InvalidSetupError(
@@ -383,6 +383,7 @@ def check_layout(
                 f"ep={_divisor(blocks.num_experts, layout.expert)}"
             )
     if layout.pipeline > 1:
+        # With this split embedding and head take the place of a block each.
         is_counted = layout.stage_split is StageSplit.ENDS
         most = (number + 2 * is_counted) // layout.virtual_stages
         if layout.pipeline > most:

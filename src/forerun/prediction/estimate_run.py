@@ -186,7 +186,7 @@ def _num_steps(run: Run, times: JobTimes | None) -> int | None:
 
 
 def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:
-    """Price of all devices of a run, the asker's or the cheapest on demand in the table of prices [USD/h].
+    """Price of all devices of a run: the one given, or the cheapest on demand in the table of prices [USD/h].
 
     Args:
         run: The run.
@@ -281,7 +281,7 @@ def _note_of_writers(step: RunStep) -> tuple[str, ...]:
 
 
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
-    """Said where the interval of a step is that of its loader."""
+    """Note that the interval of a step is that of its loader."""
     return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
 
 
@@ -433,6 +433,7 @@ def epoch_time_s(
         validation_batch_size: Samples of a validation batch of all devices, where it is another.
     """
     num_full = job.num_samples // batch_size_global
+    # Products in place of branches: the sizes may be arrays.
     has_last = (job.num_samples % batch_size_global > 0) * (not job.drop_last)
     validated = batch_size_global if validation_batch_size is None else validation_batch_size
     num_validation = np.ceil(job.num_validation_samples / validated)

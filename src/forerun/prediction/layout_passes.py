@@ -181,7 +181,7 @@ def _figures(run: Run, writing: _Writing, step: DividedStep) -> Generation:
 
 
 def _tokens(run: Run, num_samples: float) -> Tokens:
-    """Tokens of so many samples that an engine answers together, the longest of which it waits for."""
+    """Tokens of the samples that an engine answers together; it waits for the longest of them."""
     return tokens_of(run.model, replace(run.setup, batch_size_per_device=max(1, round(num_samples))))
 
 
@@ -205,6 +205,7 @@ def _writers(
         found = engine.writing(number)
         step_s = max(found.total_s, training_s) + found.refit_s
         tried.append(((own + number) * step_s, number, found))
+        # Steps grow with the number: each is a prediction, and far out one engine more changes little.
         number += engine.num_devices * max(1, number // (8 * engine.num_devices))
     _, number, found = min(tried, key=lambda one: one[0])
     return number, found
@@ -286,7 +287,7 @@ class _Engine:
         engines, rest = divmod(num_devices, self.num_devices)
         if rest or not engines:
             raise InvalidSetupError(
-                f"{num_devices} devices are no whole number of engines of {self.num_devices}; give a "
+                f"{num_devices} devices cannot be divided into engines of {self.num_devices}; give a "
                 "--generation-tensor that divides them"
             )
         samples = self.run.batch_size_global / engines

@@ -94,6 +94,7 @@ def grid_times(
     More than 16 batch sizes are interpolated between as many, as in ``predict_grid``. Rows of devices are remembered:
     a plan is often asked again with another budget.
     """
+    # The sizes are in the key already; with one of them the setup would make it another key.
     values = (batch_sizes.tobytes(), replace(setup, batch_size_per_device=1), torch_version)
     rows = [KEPT_ROWS.find((model, weights, device), values) for device in devices]
     missing = [number for number, row in enumerate(rows) if row is None]

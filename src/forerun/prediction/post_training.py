@@ -122,7 +122,8 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
     if (known := setup.post.mean_answer_tokens) is not None:
         if known > new:
             raise InvalidSetupError(
-                f"the mean of the answers is at most the {new:,} --new-tokens of the longest, got {known:,.0f}"
+                f"the mean length of the answers must be at most the {new:,} --new-tokens of the longest, got "
+                f"{known:,.0f}; give a shorter mean, or more --new-tokens"
             )
         return Tokens(prompt=prompt, new=new, mean=known, mean_context=prompt + known / 2)
     lengths = np.minimum(np.sort(np.asarray(read_lengths(law).tokens, dtype=np.float64)), new)
@@ -132,6 +133,7 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
         prompt=prompt,
         new=max(1, round(float(lengths @ np.diff(below)))),
         mean=mean,
+        # Answers of a single token have no pass over a token, and no context to take the mean of.
         mean_context=prompt + float((lengths * (lengths - 1)).sum() / max(1.0, (lengths - 1).sum())) / 2,
     )
 
@@ -150,7 +152,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     """
     if setup.post != PostTraining(**{name: getattr(setup.post, name) for name in _OF_ONE_DEVICE}):
         raise InvalidSetupError(
-            "--generation-tensor and --generation-on are those of several devices; give more, such as --num-devices 8"
+            "--generation-tensor and --generation-on need several devices, got one; give more, such as --num-devices 8"
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
@@ -437,8 +439,8 @@ class _Parts:
         )
         if not (found.ops.op_class == OpClass.ATTENTION).any():
             raise InvalidSetupError(
-                f"{self.request.model} has no attention that is known here, and generation is known of models with it; "
-                "ask for --phase inference"
+                "generation is predicted for models whose attention is recognised, and none was found in "
+                f"{self.request.model}; ask for --phase inference"
             )
         return found
 
@@ -477,7 +479,7 @@ class _Parts:
 def _check_reads_tokens(graph: Graph) -> None:
     if graph.tokens_per_sample is None:
         raise InvalidSetupError(
-            f"post-training and generation are those of language models, and {graph.model} reads no tokens; leave "
+            f"post-training and generation need a language model, and {graph.model} reads no tokens; leave "
             "--algorithm out, or ask for --phase train or inference"
         )
 
@@ -607,6 +609,7 @@ def _with_fused_attention(ops: OpTable, *, keeps_launches: bool = False) -> OpTa
     scores, values = _products_of_attention(ops)
     if not len(scores):
         return ops
+    # Only the first size, the number of products, grows with the batch.
     heads, queries, keys, size = (ops.gemm[scores, axis, int(axis == 0)] for axis in range(4))
     value_size = ops.gemm[values, 2, 0]
     read, written = (
@@ -722,6 +725,7 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: CacheShape) 
     )
     columns["read_bytes"][rows, 1] += read
     columns["joined_bytes"][rows, 1] += read
+    # Keys and values are kept in two bytes each.
     columns["elements"][rows, 1] += read / 2
     columns["gemm"][rows, 0, 1] = shape.num_heads
     columns["gemm"][rows, 1, 0] = np.maximum(heads / shape.num_heads, 1.0)

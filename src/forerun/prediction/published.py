@@ -168,7 +168,8 @@ def posterior_of_system(
 
 
 def _lines(text: str, begin: str) -> list[tuple[int, list[str]]]:
-    """Parameters and cells of the lines that begin so."""
+    """Parameters and cells of the lines with this beginning."""
+    # Searched, not split into its 2,000 lines: a question wants a few, and each answer asks.
     found, at = [], text.find(begin)
     while at >= 0:
         end = text.index("\n", at + 1)

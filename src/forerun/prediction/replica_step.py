@@ -212,7 +212,7 @@ def scaled_step(
 
 
 def drag_of(run: Run) -> float:
-    """Coefficient of variation of devices that wait for each other: the asker's, or that of training on such links."""
+    """Variation of the step between devices that wait: the coefficient that was given, or that of such links."""
     return _constants(load_scaling_table(), run.sharing, link_class(run.cluster)).drag
 
 

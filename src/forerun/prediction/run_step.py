@@ -92,8 +92,8 @@ def _refuse_measured_layouts(calibration: str) -> None:
 
     if is_layouts_file(calibration):
         raise InvalidSetupError(
-            f"a file such as {calibration} holds measured steps of several devices, and this run has one; give "
-            "more, or leave --calibration out"
+            f"a file such as {calibration} holds measured steps of several devices, and this run has one "
+            "device; give more, or leave --calibration out"
         )
 
 
@@ -112,6 +112,7 @@ def divided_steps(
 
     table = layout_table_of(run)
     if uses_layout(run):
+        # Loaded where it is needed: other steps are answered sooner without it.
         from forerun.prediction.layout_passes import whole_step
         from forerun.prediction.units import DividedModel
 
@@ -316,6 +317,7 @@ def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int 
     >>> workers_needed(InputPipeline(sample_cost_s=0.01, num_workers=1), 250.0)
     3
     """
+    # 100 samples of 0.07 s are 7.000000000000001 s in floats, and need seven workers.
     needed = max(1, math.ceil(device_samples_per_s * pipeline.sample_cost_s - 1e-9))
     with_them = replace(pipeline, num_workers=min(needed, MOST_WORKERS))
     return needed if loader_rate_samples_per_s(with_them) >= device_samples_per_s * (1 - 1e-9) else None

@@ -54,7 +54,7 @@ class _Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStep:
-    """Steps of an epoch in the mean.
+    """Mean step of an epoch.
 
     Attributes:
         time_s: Their time [s].

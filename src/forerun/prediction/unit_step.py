@@ -80,6 +80,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
     (both,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory, units = model.memory(shards, setup.batch_size_per_device), model.stages(run.layout)
     groups, kinds = _groups(run, table.constants), _kinds(both, memory, units)
+    # A unit without a kernel takes no time, of which there is no share.
     share = both.forward_s / np.maximum(both.forward_s + both.backward_s + both.weight_gradient_s, 1e-30)
     only = replace(
         both,
@@ -88,6 +89,7 @@ def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTa
         launch_s=both.launch_s * share,
     )
     known = {
+        # Once for each kind: equal stages take equal time.
         kind: _stage(run, only, memory, groups, own, table.constants, is_forward=True).total_s
         for kind, own in zip(kinds, units, strict=True)
     }
@@ -119,7 +121,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     if layout.divides_model and only is not None:
         raise InvalidSetupError(
             f"{model.model.graph.model} was traced for batch size {only} only, so its work cannot be divided; "
-            "expected a model whose sizes grow with the batch, leave --parallel out"
+            "leave --parallel out, or give a model whose sizes grow with the batch"
         )
     check_layout(layout, model.traced, len(blocks.names), model.model.graph.model, micro_steps)
     shards, setup = Axes.of(run).shards, compute_setup(run)
@@ -521,7 +523,7 @@ def _gathering(
 
 
 def _reduced_share(run: Run) -> float:
-    """Micro-steps that reduce gradients, of all: one if they are kept whole until the last."""
+    """Share of the micro-steps that reduce gradients: only the last one if gradients are kept whole until then."""
     return 1.0 / run.sharing.num_accumulation_steps if run.sharing.reduce_once else 1.0
 
 

@@ -97,6 +97,7 @@ def _unit_times(
     missing = [index for index, times in enumerate(found) if times is None]
     if missing:
         sharded = _SHARDED.get((model,), (shards,), lambda: _sharded(model, blocks, shards))
+        # All at once: what the kernels have in common is worked out once per call.
         steps = predict_steps(sharded, device, [setups[index] for index in missing], weights, torch_version)
         for index, step in zip(missing, steps, strict=True):
             times = _by_unit(sharded, blocks, shards, step, setups[index].batch_size_per_device, copies)
@@ -220,7 +221,7 @@ def _message_bytes(graph: Graph, closes: Bools, batch_size: int) -> float:
 
 
 def _key_value_bytes(ops: OpTable, forward: Bools, batch_size: int) -> float:
-    """Operands of the first fused attention less its queries, which are as large as its result [bytes]."""
+    """Keys and values of the first fused attention: its operands less queries as large as its result [bytes]."""
     rows = np.flatnonzero(forward & (ops.op_class == OpClass.ATTENTION))[:1]
     return float(
         (at_batch(ops.read_bytes[rows], batch_size) - at_batch(ops.write_bytes[rows], batch_size)).sum()

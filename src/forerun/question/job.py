@@ -100,7 +100,7 @@ def parse_tokens(amount: str | float) -> float:
     match = _COUNT.fullmatch(str(amount).strip().replace(",", ""))
     tokens = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
     if not 1 <= tokens <= 1e18:
-        raise InvalidSetupError(f"tokens are a number such as 300M, 15B or 1.5T, got {str(amount)!r}")
+        raise InvalidSetupError(f"expected a number of tokens such as 300M, 15B or 1.5T, got {str(amount)!r}")
     return tokens
 
 
@@ -117,7 +117,7 @@ class Job:
 
     num_samples: int = _job(
         name="dataset_size",
-        help="Training samples of one epoch, for any other dataset.",
+        help="Training samples of one epoch, for a dataset that forerun does not know.",
         low=1,
         high=10**15,
     )
@@ -437,13 +437,13 @@ def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertL
         return ExpertLoad(_within(parts, num_experts / max(num_chosen, 1.0)), has_places=False)
     if not words.lower().endswith((".csv", ".json", ".jsonl")):
         raise InvalidSetupError(
-            f"--expert-load is even, zipf:1.2 with an exponent up to 10, or a .csv or .json file, got '{words}'"
+            f"--expert-load must be even, zipf:1.2 with an exponent up to 10, or a .csv or .json file, got '{words}'"
         )
     tokens = read_lengths(words).tokens
     if len(tokens) != num_experts:
         raise InvalidSetupError(
-            f"the model has {num_experts} experts in a block, but '{words}' has tokens of {len(tokens)}; give a line "
-            "for each"
+            f"the model has {num_experts} experts in a block, but '{words}' gives the tokens of {len(tokens)}; give "
+            "a line for each expert"
         )
     return ExpertLoad(_within(tokens, float(num_experts)), has_places=True)
 
@@ -451,6 +451,7 @@ def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertL
 def _within(tokens: Sequence[float], most: float) -> tuple[float, ...]:
     """Tokens in parts of their mean, none above ``most``."""
     parts = [each * len(tokens) / sum(tokens) for each in tokens]
+    # What is taken from the fullest goes to the others, which may then become too full.
     while max(parts) > most * (1 + 1e-9):
         free = [each for each in parts if each < most]
         room = len(parts) - most * (len(parts) - len(free))
@@ -475,7 +476,7 @@ class Samples:
     )
     batching: Batching = _samples(
         Batching.PADDED,
-        help="With --lengths: batches of unequal samples: padded, grouped (by length), dynamic (constant tokens), "
+        help="With --lengths: how unequal samples are batched: padded, grouped (by length), dynamic (constant tokens), "
         "packed or padding-free.",
     )
 

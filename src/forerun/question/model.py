@@ -109,7 +109,7 @@ _TRAINED_FURTHER = re.compile(
 
 
 def base_name(name: str) -> str:
-    """The name of a model without the words and dates that say how it was trained further, and without who copied it.
+    """The name of a model without the words and dates of its further training, and without the account that copied it.
 
     >>> base_name("unsloth/Mistral-7B-Instruct-v0.3-bnb-4bit")
     'Mistral-7B-v0.3'
@@ -165,6 +165,7 @@ def is_keras(model: Any) -> bool:
         return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
     if model.startswith("keras:") or model.endswith(".keras"):
         return True
+    # Only such a name stands for a file that must be opened to know.
     if ".py:" not in model:
         return False
     try:
@@ -175,7 +176,7 @@ def is_keras(model: Any) -> bool:
 
 
 def own_settings(model: Any) -> dict[str, Any]:
-    """Settings of a model's own: channels last in Keras; bf16, AdamW, one sample for language models and diffusers."""
+    """Settings that a model brings along: NHWC in Keras; bf16, AdamW, one sample for language models, diffusers."""
     own = {"layout": Layout.NHWC if is_keras(model) else Layout.NCHW}
     known = find_architecture(model) if isinstance(model, str) else None
     is_denoiser = isinstance(model, str) and model.startswith("diffusers:")

@@ -137,7 +137,7 @@ class LayoutOptions(RunOptions, total=False):
     global_batch: Annotated[
         int | None,
         Setting(
-            help="Samples of one step of all devices together.",
+            help="Samples of one step, over all devices together.",
             words="global batch",
             group="sharing",
             default="the batch size of a device times all devices",

@@ -64,7 +64,7 @@ class PostTraining:
     )
     new_tokens: int | None = _post(
         None,
-        help="Tokens of a sample that are generated, the last of --sequence-length; those before are its prompt.",
+        help="Tokens of a sample that are generated: the last ones of --sequence-length, after the prompt.",
         default="half of the sequence length, with --phase generate, ppo and grpo",
         low=1,
         high=10_000_000,
@@ -104,8 +104,8 @@ class PostTraining:
         is_known = words.startswith("lognormal:") or words.endswith((".csv", ".json"))
         if not is_known and self.mean_answer_tokens is None:
             raise InvalidSetupError(
-                "--answer-lengths is a law, lognormal:median=300,p95=1200, a mean such as mean:300, or a .csv or .json "
-                f"file, got '{self.answer_lengths}'"
+                "--answer-lengths must be a law such as lognormal:median=300,p95=1200, a mean such as mean:300, or "
+                f"a .csv or .json file, got '{self.answer_lengths}'"
             )
         word = self.generation_on
         if word in (None, AUTO_DEVICES) or (word.isdigit() and 1 <= int(word) <= _MOST_DEVICES):
@@ -116,7 +116,7 @@ class PostTraining:
 
     @property
     def mean_answer_tokens(self) -> float | None:
-        """Tokens of an answer in the mean where nothing else is known of their lengths, else None."""
+        """Mean tokens of an answer, where nothing but the mean is known; else None."""
         name, _, number = (self.answer_lengths or "").partition(":")
         return float(number) if name == "mean" and number.isdigit() and int(number) else None
 

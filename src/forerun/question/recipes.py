@@ -133,7 +133,7 @@ def own_precision(given: Mapping[str, Any]) -> str | None:
 
 
 def recipe_notes(software: Software) -> tuple[str, ...]:
-    """A configuration file with its keys that were not understood, and the settings of a recipe, for every answer."""
+    """Notes of every answer: keys of a configuration file that were not understood, and settings of a recipe."""
     notes = []
     if software.config is not None:
         found, ignored = read_config(software.config), ""
@@ -193,7 +193,7 @@ class ConfigFile:
 
 @cache
 def _tools() -> Mapping[str, Mapping[str, Any]]:
-    """The meanings of the keys of each tool; the tables of a tool go before those of the one that it is like."""
+    """The meanings of the keys of each tool; the tables of a tool override those of the tool that it resembles."""
     text = Path(__file__).with_name("config_files.toml").read_text(encoding="utf-8")
     tools = tomllib.loads(text)
     for tool in tools.values():

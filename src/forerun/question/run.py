@@ -305,6 +305,7 @@ class Run(Answer):
         found = self.cluster
         if "num_devices" in words or "num_nodes" in words:
             number, nodes = words.pop("num_devices", found.num_devices), words.pop("num_nodes", None)
+            # A cluster of one device has no shape to keep: more of them stand in one machine.
             found = found.with_devices(number, nodes or (1 if found.num_devices == 1 else None))
         return cluster_from(found, words) if words else found
 

@@ -202,7 +202,7 @@ class Saving:
     )
     unquantized: Unquantized | None = _saving(
         None,
-        help="Format of the weights that --quantize leaves, such as norms and embeddings: fp32, as peft's "
+        help="Format of the weights that --quantize leaves as they are, such as norms and embeddings: fp32, as peft's "
         "prepare_model_for_kbit_training makes them, or half.",
         default="fp32 under autocast on each device alone, else half",
     )

@@ -256,6 +256,7 @@ def changed_fields(part: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
     own = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for head in {path[0] for path in changes if len(path) > 1}:
         inner = {path[1:]: value for path, value in changes.items() if path[0] == head and len(path) > 1}
+        # A call may replace a part and change a field of it: the change is to the new part.
         own[head] = changed_fields(own.get(head, getattr(part, head)), inner)
     return replace(part, **own) if own else part
 

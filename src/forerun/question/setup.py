@@ -190,29 +190,29 @@ class TrainingSetup:
     )
     attention_kernel: AttentionKernel = _step(
         AttentionKernel.PLAIN,
-        help="Library of fused attention: plain (as long with a causal mask as without, as FlashAttention-1), "
-        "flash-2 (half as long) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
+        help="Library of fused attention: plain (a causal mask saves no time, as in FlashAttention-1), "
+        "flash-2 (it saves half) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
         words="attention kernel",
         only_changed=True,
     )
     expert_load: str = _step(
         "even",
-        help="Tokens of a model's experts: even, zipf:1.2 (the n-th has n^-1.2 times those of the first), or a .csv or "
-        ".json file with the tokens of each.",
+        help="Spread of the tokens over a model's experts: even, zipf:1.2 (the n-th has n^-1.2 times as many as the "
+        "first), or a .csv or .json file with the tokens of each.",
         metavar="LAW",
         only_changed=True,
     )
     expert_capacity: float | None = _step(
         None,
-        help="Most tokens that an expert takes, in parts of the mean; the others are dropped, such as at 1.25.",
+        help="Most tokens that an expert takes, as a multiple of the mean, such as 1.25; the others are dropped.",
         default="no token is dropped",
         above=0,
         high=1e6,
     )
     host_slowdown: float = _step(
         1.0,
-        help="Times that launching takes longer than usual, as beside a busy Python thread: about 3.7 with the memory "
-        "metrics of Transformers' Trainer (skip_memory_metrics=False).",
+        help="Factor by which launches take longer than usual, such as beside a busy Python thread: about 3.7 "
+        "with the memory metrics of Transformers' Trainer (skip_memory_metrics=False).",
         words="slowdown of the host",
         only_changed=True,
         low=0.1,
@@ -231,8 +231,8 @@ class TrainingSetup:
             asked = choice(Precision, self.convolution_precision, "convolution precision")
             if asked.is_half:
                 raise InvalidSetupError(
-                    f"convolutions in fp32 are computed in fp32 or tf32, got {asked}; --precision says what half "
-                    "precision the step has"
+                    f"convolutions of fp32 operands are computed in fp32 or tf32, got {asked}; give half precision "
+                    "with --precision"
                 )
             # Two words for one question; fp32 is not what PyTorch does by itself.
             own = None if asked is self.precision is Precision.TF32 else asked
@@ -240,7 +240,7 @@ class TrainingSetup:
         check_numbers(self)
         if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
             raise InvalidSetupError(
-                f"--attention-kernel {self.attention_kernel} is fused attention, got attention in parts; leave "
+                f"--attention-kernel {self.attention_kernel} needs fused attention, got attention in parts; leave "
                 "--no-fused-attention out"
             )
         self._check_saving()
@@ -262,11 +262,11 @@ class TrainingSetup:
         post, trains = self.post, self.phase is Phase.TRAIN
         if post.algorithm is not Algorithm.SFT and not trains:
             raise InvalidSetupError(
-                f"--algorithm {post.algorithm} is a training step, got phase {self.phase}; leave one of the two out"
+                f"--algorithm {post.algorithm} trains a model, got phase {self.phase}; leave one of the two out"
             )
         if not self.generates and post != PostTraining(algorithm=post.algorithm):
             raise InvalidSetupError(
-                "--new-tokens, --answer-lengths and --engine are those of a step that generates; ask for --phase "
+                "--new-tokens, --answer-lengths and --engine belong to a step that generates; ask for --phase "
                 "generate, or for --algorithm grpo or ppo"
             )
 
@@ -344,6 +344,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
     """
     if torch_version is None:
         return None
+    # Builds have their own mark behind the version, such as +cu121.
     parts = str(torch_version).strip().partition("+")[0].split(".")
     try:
         release = (int(parts[0]), int(parts[1]))

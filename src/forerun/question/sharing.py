@@ -88,7 +88,7 @@ class Sharing:
 
     strategy: Strategy = _sharing(
         Strategy.DDP,
-        help="Strategy that shares the work of devices: ddp, zero1, zero2, zero3, fsdp, hsdp, mirrored, or auto.",
+        help="Strategy that shares work among the devices: ddp, zero1, zero2, zero3, fsdp, hsdp, mirrored, or auto.",
     )
     all_reduce: Algorithm = _sharing(
         Algorithm.AUTO,
@@ -137,7 +137,7 @@ class Sharing:
     )
     reshard: bool = _fsdp(
         True,
-        help="With fsdp: give gathered weights back between forward and backward pass.",
+        help="With fsdp: free gathered weights between the forward and the backward pass.",
     )
     prefetch: bool = _fsdp(
         True,
@@ -278,6 +278,7 @@ def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
     """Refuses settings of one strategy beside another."""
     strategy = sharing.strategy
     useless = [name for name in names_needing(Sharing, "fsdp") if name in given]
+    # Which strategy ``auto`` finds is not known yet.
     if useless and strategy.stage < 3 and strategy is not Strategy.AUTO:
         raise InvalidSetupError(
             f"{flags(useless)} belongs to fsdp, got strategy {strategy}; give --strategy fsdp or hsdp"
@@ -419,7 +420,7 @@ class DeviceLayout:
     )
     virtual_stages: int = _layout(
         1,
-        help="With the interleaved schedule: groups of blocks of each stage.",
+        help="With the interleaved schedule: groups of blocks on each stage.",
         low=1,
         high=1000,
         needs="pp",
@@ -446,8 +447,8 @@ class DeviceLayout:
         sharing = self.data * self.context * (self.tensor if self.whole_experts else 1)
         if sharing % self.expert:
             raise InvalidSetupError(
-                f"ep={self.expert} divides experts among the {sharing} devices of dp and cp, which are no multiple of "
-                f"it; give ep={max(k for k in range(1, min(self.expert, sharing) + 1) if sharing % k == 0)}, or "
+                f"ep={self.expert} must divide the {sharing} devices of dp and cp, among which the experts are spread; "
+                f"give ep={max(k for k in range(1, min(self.expert, sharing) + 1) if sharing % k == 0)}, or "
                 "--whole-experts, with which those of tp have experts of their own too"
             )
         if self.whole_experts and self.tensor > 1 and not self.sequence_parallel:

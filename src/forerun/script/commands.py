@@ -267,7 +267,7 @@ def compare(
     margin: Annotated[
         float,
         typer.Option(
-            help="Loss of the metric that still counts as equal: a share, of the value itself for losses.",
+            help="Loss of the metric that still counts as equal: a share, relative to the value for losses.",
             min=0.0,
         ),
     ] = 0.01,

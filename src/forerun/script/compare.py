@@ -188,7 +188,7 @@ def in_turns(num_pairs: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PairedMean:
-    """Mean of what the second of each pair has more than the first; all comparisons here rest on it.
+    """Mean of second less first over pairs; all comparisons here rest on it.
 
     Attributes:
         mean: Mean over the pairs.

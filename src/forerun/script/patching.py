@@ -1,4 +1,4 @@
-"""Patches of a running script: after which import, around which function, what they tell, and at which of its lines.
+"""Patches of a running script: put in place after an import, around a function, with the script's line for messages.
 
 The hooks of a profile, a capture and a callback say here what they want to know; nothing is imported that the script
 does not import itself.
@@ -79,7 +79,7 @@ Around = Callable[..., Any]
 
 
 def surround(owner: Any, name: str) -> Callable[[Around], None]:
-    """Puts a function around one of a class or a module.
+    """Wraps a function of a class or a module in another one.
 
     >>> class Loader:
     ...     def batch(self): return 3
@@ -101,7 +101,7 @@ def surround(owner: Any, name: str) -> Callable[[Around], None]:
 
 
 def between(owner: Any, name: str, *, begins: Around, ends: Around) -> None:
-    """Calls two functions before and after one of a class or a module, with its arguments, and after its errors too."""
+    """Calls one function before and one after a function of a class or a module, also where that raises."""
 
     @surround(owner, name)
     def called(run: Around, /, *args: Any, **kwargs: Any) -> Any:

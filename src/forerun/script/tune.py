@@ -202,7 +202,7 @@ def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, se
             )
     if settings.with_pruning and [item.name for item in objectives] != ["accuracy"]:
         raise UsageError(
-            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
+            "--prune ends trials by a forecast of their accuracy: give --objective accuracy as well"
         )
 
 
@@ -213,7 +213,9 @@ def _script_model(settings: TuneSettings) -> ScriptModel | None:
             raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
         return None
     if not settings.with_priors:
-        raise UsageError("a model is for the first trials of the cost model, which were not wanted")
+        raise UsageError(
+            "--model chooses the first trials by the cost model, which --no-priors turns off; leave one of them out"
+        )
     return ScriptModel(
         model=settings.model,
         image_size=settings.image_size,

@@ -231,7 +231,7 @@ class Way(Answer):
 
 
 def ways_to_fit(estimate: Estimate) -> tuple[Way, ...]:
-    """Changes that make a run fit which does not, each checked by a prediction; empty for one that fits.
+    """Changes that let a run fit that does not, each checked by a prediction; empty for a run that fits.
 
     A smaller batch, the same batch in micro-steps, recomputation, half precision; if none of these is enough,
     several changes together; several such devices that divide the weights; and larger devices, those with the lowest

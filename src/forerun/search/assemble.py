@@ -236,6 +236,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
     device_rate = float(table.values["device_samples_per_s"][VALUE, row])
     rental = option.rental
     low, high = table.values["peak_memory_bytes"][[LOW, HIGH], row]
+    # A price without a rental behind it is the user's own.
     given = "given" if option.usd_per_hour is not None else None
     return PlanPoint(
         **_axes(table, row),
@@ -260,7 +261,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
 def _note_of_loader(
     table: CandidateTable, chosen: int | None, loader: InputPipeline | None
 ) -> tuple[str, ...]:
-    """Said where the choice waits for its loader, as ``predict`` says it of a run."""
+    """Note that the choice waits for its loader, in the words of ``predict``."""
     if loader is None or chosen is None:
         return ()
     device_rate, rate = (
@@ -276,6 +277,7 @@ def _rejection(choice: Choice, row: int) -> Rejection:
     quantities = (*(limit.quantity.field for limit in choice.limits), "peak_memory_bytes")
     excess = choice.excess[:, row]
     broken = []
+    # Stable: limits missed by equally much stay in the order in which they were given.
     for index in (int(i) for i in np.argsort(-excess, kind="stable") if excess[i] > 0):
         value, share = float(table.values[quantities[index]][VALUE, row]), float(excess[index])
         broken.append(
@@ -283,6 +285,7 @@ def _rejection(choice: Choice, row: int) -> Rejection:
                 limit=choice.names[index],
                 value=None if np.isnan(value) else value,
                 bound=bounds[index],
+                # JSON has no infinity, the excess of a quantity that is not known.
                 excess=share if np.isfinite(share) else None,
             )
         )

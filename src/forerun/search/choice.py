@@ -27,6 +27,7 @@ GOALS = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": 
 DEVICE_MEMORY = "memory of the device"
 """The limit that is always there."""
 
+# A limit that is met exactly must not be broken by rounding.
 _TOLERANCE = 1e-9
 _FRONT = ("job_time_s", "cost_usd", "energy_j")
 _BETTER = 1 - 1e-6
@@ -85,6 +86,7 @@ class Choice:
             np.nan_to_num(self.table.values[name][VALUE, rows], nan=np.inf)
             for name in ("cost_usd", "job_time_s")
         ]
+        # The last key counts first: the goal, then the time of the job, then its cost.
         return int(rows[np.lexsort([*ties, self.goals[rows]])[0]])
 
     def without(self, index: int) -> Floats:

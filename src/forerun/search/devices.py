@@ -77,6 +77,7 @@ def parse_devices(
         UnknownDeviceError: A name fits no device.
     """
     options = [option for word in split_list(text, "device") for option in _options(word, intra, inter)]
+    # Reversed, so that of several options with one cluster the one named first stays.
     distinct = {option.cluster.spec: option for option in reversed(options)}
     return tuple(reversed(distinct.values()))
 

@@ -41,7 +41,7 @@ EpochsOf = Callable[[str, Ints], Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEpochs:
-    """Epochs to a target, as an entry point of ``forerun.targets`` answers.
+    """Epochs to a target, the answer of an entry point of ``forerun.targets``.
 
     Attributes:
         target: The target in words.
@@ -196,6 +196,7 @@ class Engine:
         values |= {
             "peak_memory_bytes": np.asarray([(end.value, end.low, end.high) for end in ends]).T,
             "step_time_s": step_s,
+            # The longest step has the least throughput: the ends change places.
             "throughput_samples_per_s": samples / step_s[[VALUE, HIGH, LOW]],
             "device_samples_per_s": longest.values["device_samples_per_s"] / per_epoch,
         }

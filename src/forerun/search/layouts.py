@@ -118,6 +118,7 @@ def _files(run: Run, names: Sequence[str], *, must: bool) -> dict[str, str]:
         try:
             found[name] = hand_over(run, name)
         except InvalidSetupError:
+            # A framework that was asked for must say why not; of all, those that can are written.
             if must:
                 raise
     return found

@@ -167,7 +167,7 @@ def faster(run: Run) -> Iterator[Offer]:
 
 
 def _differs(run: Run, offer: Offer) -> bool:
-    """True for a change that leaves another run; one that is refused says why when it is predicted."""
+    """True for a change that gives a different run; one that is refused says why when it is predicted."""
     try:
         return run.with_(**offer.change) != run
     except ForerunError:
@@ -347,6 +347,7 @@ def _micro_steps(run: Run, largest: int) -> dict[str, Any]:
     steps, batch = run.sharing.num_accumulation_steps, run.setup.batch_size_per_device
     if batch <= largest:
         return {}
+    # There is always one: single samples divide every batch.
     parts = next(parts for parts in range(2, batch + 1) if batch % parts == 0 and batch // parts <= largest)
     return {"batch_size": batch // parts, "accumulation": steps * parts}
 

@@ -87,11 +87,13 @@ def plan(
     choices = priced_options(devices if isinstance(devices, str) else ",".join(devices), given)
     sizes = batch_sizes_of(given.get("batch_sizes", DEFAULT_BATCH_SIZES))
     changes = changes_of(specs, given)
+    # Before the first model is traced: a set too large is refused at once.
     check_count(len(changes) * len(choices) * len(sizes))
     _check_formats(changes, choices, given.get("attention_kernel"))
     traced = TracedModels(use_cache=use_cache)
     run, notes = _shared_run(traced, changes[0], choices, sizes, given)
     assert run.job is not None
+    # Searched settings are combined blindly: what a model cannot have is left out, and said.
     if given.get("search"):
         changes, impossible = _possible(traced, run, changes)
         notes = (*notes, *impossible)
@@ -123,7 +125,7 @@ def plan(
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:
-    """The candidates of a plan that differ for tracing, which asks for no device but for the layout of several.
+    """One candidate of a plan for each trace that it needs; of the devices a trace depends on their layout alone.
 
     Args:
         models: Its models.
@@ -154,7 +156,7 @@ def _check_formats(
 
 
 def _layout_notes(plan: Plan) -> tuple[str, ...]:
-    """The way to divide a model of which no candidate's device can hold a copy."""
+    """Note on dividing a model where no candidate's device can hold a copy of it."""
     nearest = plan.nearest_miss
     if nearest is None or all(broken.limit != DEVICE_MEMORY for broken in nearest.broken):
         return ()

@@ -64,6 +64,7 @@ def predict(
         with needing("a model that is an object"):
             from forerun.tracing.models.training_objects import as_module
         model, found = as_module(model, inputs, options)
+        # What the user says goes before what an object says of itself.
         given = {**found, **{name: value for name, value in options.items() if value is not None}}
     elif inputs is not None:
         raise InvalidSetupError(

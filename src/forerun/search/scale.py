@@ -214,7 +214,7 @@ def sizes_of(numbers: Sequence[int]) -> list[int]:
 
 
 def runs_to_trace(model: Any, device: str | Device | Cluster | None, given: Mapping[str, Any]) -> list[Run]:
-    """The runs of a curve that differ for tracing: that on all machines, and that of one device alone.
+    """One run of a curve for each trace that it needs: that on all machines, and that on a single device.
 
     Args:
         model: As in ``scale``.
@@ -333,7 +333,7 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
 
 
 def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> int | None:
-    """The first number of devices whose added devices bring less than half of what the first device does each.
+    """The first number of devices at which each added device brings less than half of what the first one does.
 
     gain = (throughput_k - throughput_(k-1)) / (n_k - n_(k-1)) / throughput_1; None if all pay.
 

@@ -194,7 +194,8 @@ def _refuse_contradictions(limits: Sequence[Limit]) -> None:
             upper, lower = (limit, other) if limit.is_upper else (other, limit)
             if lower.bound > upper.bound:
                 raise InvalidSetupError(
-                    f"the limits contradict each other: nothing has both '{lower.text}' and '{upper.text}'"
+                    f"the limits contradict each other: nothing has both '{lower.text}' and '{upper.text}'; "
+                    "change one of them"
                 )
 
 
@@ -275,6 +276,7 @@ def expand_models(text: str) -> tuple[str, ...]:
 
 def _members(spec: str) -> Sequence[str]:
     family, colon, keys = spec.partition(":")
+    # Names of files may hold dots and bars of their own.
     if not colon or not re.search(r"\d\.\.\d|\|", keys) or "/" in keys or keys.endswith((".onnx", ".json")):
         return (spec,)
     choices = []

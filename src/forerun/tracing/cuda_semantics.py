@@ -228,11 +228,13 @@ def _cast(value: Any, dtype: torch.dtype, region: _Region | _FollowedRegion) -> 
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if not _is_castable(value) or value.dtype == dtype:
         return value
+    # PyTorch keeps the casts of such weights alone (``cached_cast`` in autocast_mode.cpp).
     is_cached = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and value._base is None
     if not is_cached or dtype == torch.float32:
         return value.to(dtype)
     known = region.cast_weights.get(id(value))
     if known is None:
+        # With the weight itself, so that no other tensor gets its id.
         known = region.cast_weights[id(value)] = (value, value.to(dtype))
     return known[1]
 

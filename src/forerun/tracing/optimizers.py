@@ -184,6 +184,7 @@ def muon(parameters: Sequence[torch.nn.Parameter], foreach: bool) -> torch.optim
     Embedding and head have one row for each word; Muon is not meant for them (Jordan et al. 2024).
     """
     matrices = [p for p in parameters if p.dim() == 2 and max(p.shape) < 8 * min(p.shape)]
+    # By identity: ``in`` would compare the values of tensors.
     rest = [p for p in parameters if not any(p is matrix for matrix in matrices)]
     parts: list[torch.optim.Optimizer] = []
     if matrices:

@@ -253,6 +253,7 @@ class StepRecorder(TorchDispatchMode):
         return meta_result(func, args, kwargs, self.is_traced)
 
     def _note_workspace(self, args: Any, outputs: list[torch.Tensor]) -> None:
+        # The operators of convolutions take nine arguments forward and eleven backward.
         is_forward = len(args) == 9
         source, groups = (args[0], args[8]) if is_forward else (args[1], args[9])
         if groups > 1 and groups == source.shape[1]:

@@ -96,7 +96,7 @@ def test_without_a_calibration_a_processor_says_that_the_profile_is_used_alone(f
         (("--model", "torchvision:resnet19"), "no model 'resnet19'"),
         (("--model", "network.py:nothing"), "nothing"),
         (("--model", "keras:ResNet50"), "hooks reach PyTorch scripts only"),
-        (("--model", "network.py:make", "--no-priors"), "which were not wanted"),
+        (("--model", "network.py:make", "--no-priors"), "which --no-priors turns off"),
         (("--model", "network.py:make", "--input-shape", "3,32"), "--input-shape"),
         (("--input-shape", "3,32,32"), "the input of a model was given without the model"),
         (("--model", "network.py:make", "--input-shape", "3x"), "an input shape must be whole numbers"),

@@ -201,7 +201,7 @@ def test_a_report_of_a_prediction(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("{", (), "got no JSON"),
+        ("{", (), "but it is not JSON"),
         ("[1]", (), "got other JSON"),
         ('{"chosen": 1}', (), "got other JSON"),
         (None, (), "expected a readable file of JSON"),

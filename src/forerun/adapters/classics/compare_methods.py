@@ -387,6 +387,7 @@ def methods_plot(path: Path, found: MethodsComparison) -> None:
     num_rows, columns = -(-len(keys) // 2), min(2, len(keys))
     figure = new_figure(width_in=4.8 * columns, height_in=3.5 * num_rows)
     grid = figure.subplots(num_rows, columns, squeeze=False)
+    # An odd number of panels leaves a place empty.
     for axes in grid.flat[len(keys) :]:
         axes.set_visible(False)
     for axes, key in zip(grid.flat, keys, strict=False):

@@ -283,6 +283,7 @@ def write_layer_csv(
     ]
     columns = {name: None for row in rows for name in row}
     last = [name for name in columns if name.startswith("time_ms") or name in ("device", *_HARDWARE)]
+    # Times and devices stand last, as in the public tables.
     ordered = [*(name for name in columns if name not in last), *last]
     return _written(path, ordered or ["layer"], rows)
 

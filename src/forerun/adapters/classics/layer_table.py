@@ -362,6 +362,7 @@ def _public_rows(frame: pd.DataFrame) -> tuple[list[tuple[LayerCase, float, str]
 
 
 def _parameters(row: Mapping[Any, Any]) -> dict[str, Scalar]:
+    # An empty cell is NaN, which is not equal to itself.
     sizes = {name: int(row[name]) for name in _SIZES if row[name] == row[name] and row[name] is not None}
     choices = {name: row[name] for name in _CHOICES if row[name] == row[name] and row[name] is not None}
     return {**sizes, **choices, "use_bias": bool(row["use_bias"])}

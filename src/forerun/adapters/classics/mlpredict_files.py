@@ -129,6 +129,7 @@ def _padding(word: str, kernel: int, stride: int, size: int) -> tuple[list[nn.Mo
     total = max((after - 1) * stride + kernel - size, 0)
     if not total:
         return [], after
+    # TensorFlow puts the odd pixel at the end.
     low, high = total // 2, total - total // 2
     return [nn.ZeroPad2d((low, high, low, high))], after
 

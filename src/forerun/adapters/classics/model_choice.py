@@ -77,6 +77,7 @@ Form = Callable[[Floats, _Sizes], tuple[Floats, Floats]]
 
 def _pollux(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
     grad = theta[0] + theta[1] * at.batch_size
+    # Two devices pay the constant part alone, as in Pollux.
     more = np.maximum(0.0, at.num_devices - 2)
     sync = np.where(at.num_nodes == 1, theta[3] + theta[4] * more, theta[5] + theta[6] * more)
     return grad, np.where(at.num_devices == 1, 0.0, sync)

@@ -98,6 +98,7 @@ def trainjob(document: Mapping[str, Any], predict: Predict | None = None) -> dic
         try:
             found = _recommended(job, ask)
         except ForerunError as error:
+            # A refusal here would keep the job out of the cluster: it may start as it was written.
             answer["warnings"] = [f"forerun: {error}"]
         else:
             changes = [
@@ -206,6 +207,7 @@ def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]
             given["precision"] = "amp-bf16" if name == "bf16" else "amp"
         elif name == "model.quantize_base" and value.lower() == "true":
             given["quantize"] = "nf4"
+    # Last, since an annotation is written for forerun and an argument for the trainer.
     given |= {name.replace("-", "_"): value for name, value in told.items() if name not in _OWN}
     found = {}
     for name, text in given.items():

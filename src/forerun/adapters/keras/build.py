@@ -227,6 +227,7 @@ def _channels_first(options: InputOptions, channels: int) -> Shape | None:
         raise InvalidSetupError(
             f"an image has three axes, such as 224,224,3; got {','.join(map(str, shape))}"
         )
+    # The odd one out is the axis of the channels, which are fewer than pixels.
     is_last = shape[-1] < min(shape[0], shape[1]) or shape[0] == shape[1]
     return (shape[-1], *shape[:-1]) if is_last else shape
 

@@ -297,6 +297,7 @@ def example_batch(found: Any, batch_size: int) -> tuple[Any, Any]:
     if isinstance(shape, list) or (shape and isinstance(shape[0], tuple)):
         targets = tuple(tf.zeros((batch_size, *one[1:])) for one in shape)
     elif len(shape) == 2:
+        # Numbers of classes for several outputs, shares for a single one.
         targets = tf.zeros((batch_size, 1), tf.int64 if shape[1] > 1 else tf.float32)
     else:
         targets = tf.zeros((batch_size, *shape[1:]))

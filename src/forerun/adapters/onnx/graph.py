@@ -289,6 +289,7 @@ def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_va
     attributes: dict[str, Any] = {}
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
+            # With its values even where weights have none: a constant may be a shape.
             attributes[attribute.name] = _read_tensor(attribute.t, folder, with_values=True)
         elif attribute.type == AttributeProto.GRAPH:
             attributes[attribute.name] = read_graph_proto(

@@ -88,6 +88,7 @@ def _conv(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     strides = node.get("strides") or [1] * num_axes
     dilations = node.get("dilations") or [1] * num_axes
     pads = _explicit_pads(node, x.shape[2:], weight.shape[2:], strides, dilations)
+    # Convolutions of PyTorch pad both ends alike.
     if not _is_symmetric(pads):
         x, pads = _padded(x, pads), [0] * len(pads)
     run = (functional.conv1d, functional.conv2d, functional.conv3d)[num_axes - 1]

@@ -98,6 +98,7 @@ def _last_uses(graph: OnnxGraph) -> list[list[str]]:
             last.update((name, index) for name in body.captured())
     dead: list[list[str]] = [[] for _ in graph.nodes]
     for name, index in last.items():
+        # An input that is left out has an empty name.
         if name and name not in graph.outputs:
             dead[index].append(name)
     return dead

@@ -98,6 +98,7 @@ def _slice(x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers, steps: Numb
         if step > 0:
             x = x[(slice(None),) * (axis % x.dim()) + (slice(start, end, step),)]
         else:
+            # Tensors of PyTorch take no negative step.
             kept = list(range(x.shape[axis]))[slice(start, end if end >= -x.shape[axis] else None, step)]
             x = torch.index_select(x, axis, torch.tensor(kept, dtype=torch.int64, device=x.device))
     return x

@@ -297,6 +297,7 @@ def all_reduce_of(cluster: Cluster, algorithm: Algorithm = Algorithm.AUTO) -> Al
         intra = require_link(intra, f"the {cluster.device.name} of a node", "--intra")
     if cluster.num_nodes > 1:
         inter = require_link(inter, "the nodes", "--inter")
+    # A link that nothing crosses is infinitely fast, so that it is never the slowest one.
     inter_rate = inter.usable_bytes_per_s * cluster.num_inter_links if inter else float("inf")
     return AllReduce(
         num_nodes=cluster.num_nodes,

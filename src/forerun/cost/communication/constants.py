@@ -290,6 +290,7 @@ class MeasuredLayouts:
         near = law.alike(here, known)[0]
         weights = np.linalg.solve(covariance, near)
         before = law.common**2 + law.shape**2
+        # Below zero by rounding alone.
         left = max(0.0, before - float(weights @ near))
         return float(weights @ np.asarray(self.logs)), float(
             np.sqrt((left + law.noise**2) / (before + law.noise**2))

@@ -449,6 +449,7 @@ def _needed_bytes(plans: Sequence[ReplayPlan], batch_size: int) -> int:
     """
     needed = min(smallest_limit_bytes(plan, batch_size) for plan in plans)
     larger = 2 ** int(batch_size).bit_length()
+    # Fragmentation can only add to live bytes: a batch whose live bytes need more cannot lower the limit.
     while larger <= MAX_BATCH_SIZE and min(live_peak_bytes(p.stream, larger) for p in plans) < needed:
         needed = min(needed, *(smallest_limit_bytes(plan, larger) for plan in plans))
         larger *= 2

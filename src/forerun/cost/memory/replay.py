@@ -152,6 +152,7 @@ def replay(
         ]
         passes = _run(operations, blocks, addresses, allocator, grows)
         done += 1
+        # Behind the first step come other operations: that its state recurs would prove nothing.
         if passes and done > 1:
             state = _state(addresses, allocator)
             recurs = state in seen

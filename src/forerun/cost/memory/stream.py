@@ -157,6 +157,7 @@ def _changes_bytes(stream: MemoryStream, batch_size: float) -> tuple[Ints, Ints]
 def _twins(stream: MemoryStream, inherited: list[int], left: list[int]) -> dict[int, int]:
     """Map from blocks of the first step to their twins of the second; arguments are positions of allocations."""
     waiting: dict[tuple[float, float], list[int]] = defaultdict(list)
+    # Backwards, since ``pop`` takes the last one, which shall be the block that was allocated first.
     for position in reversed(left):
         waiting[_size(stream, position)].append(position)
     twins: dict[int, int] = {}
@@ -176,6 +177,8 @@ BLOCK_BYTES = 512
 """Granularity of blocks, ``kMinBlockSize`` [bytes]."""
 
 _MIB = 1024 * 1024 // BLOCK_BYTES  # every quantity below is in blocks of 512 bytes
+# kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge of CUDACachingAllocator.cpp; of a
+# large block only a rest above kSmallSize is split off.
 _SMALL_REQUEST = _MIB
 _SMALL_SEGMENT = 2 * _MIB
 _LARGE_SEGMENT = 20 * _MIB

@@ -192,6 +192,7 @@ def step_figures(steps: Sequence[Step], weights: CostModel) -> StepFigures:
     sizes = np.empty((len(steps), _NUM_SIZES))
     together: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
+        # By identity: steps of one model share the object, whose arrays are slow to compare.
         together.setdefault(id(step.ops), []).append(index)
     for chosen in together.values():
         ops, points = steps[chosen[0]].ops, [steps[i].point for i in chosen]
@@ -254,6 +255,7 @@ def corrected(
             lows=_pair(sizes.min(axis=0)),
             highs=_pair(sizes.max(axis=0)),
         ),
+        # Their departures are found anew below; kept, they would count twice.
         runs=(),
     )
     rest = likely.run_share * (np.log(time_s) - step_figures(steps, explained).log_time_s)
@@ -329,6 +331,7 @@ class _Posterior:
         projected = scaled.T @ residuals / noise
         solved = np.linalg.solve(inner, projected)
         squares = residuals @ residuals / noise**2 - projected @ solved
+        # The determinant itself is beyond a float: a product of dozens of large eigenvalues.
         log_determinant = np.linalg.slogdet(inner)[1] + 2 * len(rows) * np.log(noise)
         return cls(np.sqrt(variances) * solved, float(-0.5 * (squares + log_determinant)), noise)
 

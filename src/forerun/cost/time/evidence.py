@@ -160,6 +160,7 @@ class Evidence:
     @cached_property
     def _mixes(self) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """All mixes, (m, groups), and those of each system, (systems, m)."""
+        # The last sum is the number of all mixes, where no kind begins.
         begins = dict(zip(self.mixes, np.cumsum([0, *map(len, self.mixes.values())]).tolist(), strict=False))
         mixes = np.concatenate(list(self.mixes.values()))
         is_of_system = np.zeros((len(self.systems), len(mixes)), dtype=bool)
@@ -185,6 +186,7 @@ class Evidence:
                 for s in self.systems
             ],
         }
+        # A line for each system, so that the difference of two fits can be read.
         return json.dumps(whole, separators=(",", ":")).replace('],["', '],\n["') + "\n"
 
 

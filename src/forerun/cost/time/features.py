@@ -176,6 +176,7 @@ def software_era(torch_version: str) -> float:
     major, minor = (
         int("".join(ch for ch in part if ch.isdigit()) or 0) for part in (*torch_version.split("."), "0")[:2]
     )
+    # 1.13 was the last of 1.x: a larger number must not pass for a release of 2.x.
     index = {0: minor, 1: 5 + min(minor, 13), 2: 19 + minor}.get(major, _NEWEST_INDEX)
     return float(np.clip((index - 4) / (_NEWEST_INDEX - 4), 0.0, 1.0))
 

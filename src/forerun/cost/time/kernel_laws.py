@@ -215,6 +215,7 @@ def _is_winograd(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.bool_]
 
 def _winograd_gain(ops: DistinctOps) -> Floats:
     """Direct over Winograd time of convolutions with enough tiles, (n,)."""
+    # A size of a convolution is constant or grows with the batch: one of its two terms is zero.
     sizes = np.maximum(ops.gemm[..., 0], ops.gemm[..., 1])
     is_weight = ops.step_part == StepPart.WEIGHT_GRADIENT
     area = np.maximum(ops.attributes[:, 0], 1)

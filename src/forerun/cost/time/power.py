@@ -148,6 +148,7 @@ def power_slowdown(
         law: Constants of the power model.
     """
     demand = np.asarray(demand, dtype=np.float64)
+    # A board without work draws its idle power alone, and there is nothing to divide by.
     dynamic = np.maximum(demand - law.idle_share, 1e-9)
     left = (
         np.maximum(np.minimum(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic) / dynamic

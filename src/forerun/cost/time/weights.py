@@ -583,6 +583,7 @@ def _check_lists(header: _Header) -> None:
         check_array(name, array, "float64", array.shape, -_LARGEST_LOG, _LARGEST_LOG)
     if any(run.batch_size < 1 for run in header.runs):
         raise ValueError("runs: expected batch sizes of 1 or more")
+    # For its refusals: a precision that does not exist is told with the file, not at the first answer.
     _parsed_systems(header.systems)
 
 
@@ -610,6 +611,7 @@ def _networks(tensors: Mapping[str, Any], header: _Header) -> tuple[NetworkWeigh
 def _check_network(tensors: Mapping[str, Any], index: int, lengths: Mapping[str, int]) -> None:
     own = {**lengths, "width": len(tensors[f"{index}.first_bias"])}
     for name, shape in _SHAPES.items():
+        # Features are divided by their scales.
         low = 1e-6 if name == "scale" else -_LARGEST_WEIGHT
         sizes = tuple(own[axis] if isinstance(axis, str) else axis for axis in shape)
         most = _LARGEST_LOG if name in _LOGS else _LARGEST_WEIGHT

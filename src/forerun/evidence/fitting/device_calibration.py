@@ -122,6 +122,7 @@ def calibrate(
             fitted = fit(rest, start) if rest else start
             after[held_out] = _residuals([whole[i] for i in held_out], fitted)
             report(f"fit without family {number}")
+        # With a single family nothing is left to fit once it is held out.
         if len({sample.group for sample in whole}) > 1:
             _refuse_if_worse(before, after)
     weights = fit(samples, start)

@@ -150,6 +150,7 @@ def group_folds(
             f"k must be between 2 and the number of {what} ({len(rows_of)}), got {k}; "
             f"measure more {what} or ask for fewer folds"
         )
+    # One seed gives one division, however the rows lie in their file.
     names = sorted(rows_of, key=str)
     np.random.default_rng(seed).shuffle(names)
     folds: list[list[int]] = [[] for _ in range(k)]

@@ -121,6 +121,7 @@ def run_graph(run: Run, known: Graphs) -> Graph:
         try:
             found = trace(run.model, run.setup)
         except ForerunError as error:
+            # A model that fails would fail again, at the same cost, for each of its rows.
             found = known[general] = error
         else:
             known[general if found.only_batch_size is None else own] = found

@@ -134,6 +134,7 @@ def _cpu_stat_files(membership: Path, mount: Path) -> Iterator[Path]:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
+        # Version 2 of control groups names no controllers.
         if controllers == "" or "cpu" in controllers.split(","):
             folder = mount / controllers
             yield from {folder / group.lstrip("/") / "cpu.stat", folder / "cpu.stat"}
@@ -181,6 +182,7 @@ def _open_gpu(
         yield dict, dict
         return
     try:
+        # By identity: NVML counts all GPUs of the machine, PyTorch only those visible to this process.
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_identity(device_index))
         yield lambda: gpu_sensors(pynvml, handle), lambda: gpu_energy(pynvml, handle)
     except pynvml.NVMLError:

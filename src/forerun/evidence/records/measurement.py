@@ -273,6 +273,7 @@ def _read(kind: type[_Part], values: Any) -> _Part:
     if not isinstance(values, Mapping):
         raise _RefusedError(f": expected names with values, got {values!r}")
     readers = _READERS[kind]
+    # With as many names a missing field comes with an unknown one, which is refused below.
     if len(values) < len(readers):
         for name in _required_names(kind):
             if name not in values:

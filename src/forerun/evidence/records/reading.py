@@ -275,6 +275,7 @@ def _document(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _csv_rows(path: Path) -> Iterator[list[Any]]:
+    # Spreadsheets begin such files with a byte order mark.
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:

@@ -341,6 +341,7 @@ class RecordStore:
         Raises:
             RecordError: No measurement or several have such a key, or it is damaged.
         """
+        # A second one is enough to tell that a key is ambiguous.
         question = self._question(measurements.c.key.startswith(key, autoescape=True)).limit(2)
         found = self._fetched(question)
         rows = list(self._sound(found))
@@ -402,6 +403,7 @@ class RecordStore:
                 explanation = explained(error, self._name)
                 if self._spool is None or not is_away(error, was_open=self._was_open):
                     raise explanation from error
+                # A server that was away a moment ago is not waited for again with every measurement.
                 if time.monotonic() + wait_s > deadline_s or time.monotonic() < self._ask_again_at_s:
                     if not self._was_open:
                         raise explanation from error

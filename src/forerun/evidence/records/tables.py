@@ -290,6 +290,7 @@ def _timm_mode(frame: pd.DataFrame, table: str, mode: str, common: Mapping[str, 
 
 
 def _check_timm_units(rows: pd.DataFrame, table: str, mode: str) -> None:
+    # Rate, time and batch say the same thing twice: where they differ by a thousand, the units do.
     batches = rows["samples_per_sec"] * rows["step_time"] / 1e3 / rows["batch_size"]
     mixed = rows[(batches > _UNIT_TOLERANCE) | (batches < 1 / _UNIT_TOLERANCE)]
     if len(mixed):

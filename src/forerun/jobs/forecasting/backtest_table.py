@@ -265,6 +265,7 @@ def _quantile_curves(prefix: Prefix, stored: Floats) -> Floats:
 
 def between_rows(rows: Floats, where: Floats) -> Floats:
     """Rows at fractional row numbers, (len(where), columns)."""
+    # The last row has none behind it.
     low = np.minimum(np.floor(where).astype(int), len(rows) - 2)
     share = (where - low)[:, None]
     return np.asarray((1 - share) * rows[low] + share * rows[low + 1], dtype=float)

@@ -312,6 +312,7 @@ def _check(networks: Sequence[NetworkRuns], values: Floats, features: Mapping[st
 def _left_out(form: tuple[_Fit, _Predict], x: Floats, y: Floats) -> Floats:
     """Relative error of each network by the others, (n,); where a value is zero, relative to the mean at least."""
     fit, predict = form
+    # A miss cannot be measured against zero.
     scale = y if np.all(y > 0) else np.maximum(y, max(float(y.mean()), 1e-12))
     misses = []
     for index in range(len(y)):

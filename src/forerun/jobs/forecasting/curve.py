@@ -274,6 +274,7 @@ def parse_target(text: str) -> Target:
     except ValueError:
         value = float("nan")
     is_rising = None if found is None else _sense(found[1], found[2])
+    # A NaN is the number that is not equal to itself.
     if found is None or value != value or is_rising is None:
         raise InvalidSetupError(
             f"a target must compare a metric with a number, such as 'accuracy>=0.92' or 'loss<=1.5', got '{text}'"

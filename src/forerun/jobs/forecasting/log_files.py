@@ -415,6 +415,7 @@ def _damaged(file: Path) -> RecordError:
 def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
     value = shift = 0
     while True:
+        # No number of the format has more than 64 bits: more is damage.
         if at >= len(message) or shift > 63:
             raise _damaged(file)
         byte = message[at]
@@ -426,6 +427,7 @@ def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
 
 def _value_of(value: _Message) -> float | None:
     """The number of a summary's value; None where it holds no single number."""
+    # Of a field that stands several times the last counts, as protobuf has it.
     if tensors := value.texts(8):
         tensor = _Message(tensors[-1], value.file)
         kind = (tensor.numbers(1) or [_FLOAT_TYPE])[-1]

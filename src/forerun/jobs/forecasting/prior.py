@@ -133,6 +133,7 @@ def horizon_values(epochs: Floats, path: Floats, num_seen: int) -> Floats:
     now, last = epochs[num_seen - 1], epochs[-1]
     found = []
     for share in HORIZONS:
+        # A point at the horizon itself must not be left out by rounding.
         end = int(np.searchsorted(epochs, now + share * (last - now) * (1 + 1e-9), side="right"))
         end = min(max(end, num_seen + 1), len(epochs))
         found.append(float(np.mean(path[min(max(num_seen, end - width), end - 1) : end])))
@@ -296,12 +297,15 @@ class LearnedPrior:
         ends, figures = evidence.ends, evidence.figures
         is_used = members_of(tier) & np.isfinite(ends)
         features = told(evidence.features, tier)
+        # As in the fit: the networks have never seen a larger number.
         given = self._outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
         logits = np.where(is_used, given[..., : len(MEMBERS)], -np.inf)
+        # The largest is taken off, so that no exponential overflows.
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         if tier is Tier.CURVE:
             weights = (1 - _LAW_SHARE) * weights + _LAW_SHARE * _IS_POWER_LAW
+        # Zero, since a weight of zero does not hide a NaN.
         members = np.where(is_used, ends, 0.0)
         has_siblings = tier in (Tier.HISTORY, Tier.BOTH)
         if has_siblings:
@@ -336,6 +340,7 @@ def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
     both = members[..., _IS_SIBLING]
     apart = spread + np.abs(both[..., 0] - both[..., 1])
     ratio = np.abs(np.sum(weights * members, axis=-1) - both.mean(axis=-1)) / (_AGREEMENT * apart + 1e-9)
+    # Zero has no negative power.
     share = 1 / (1 + np.clip(ratio, 1e-6, 1e6) ** -_SHARPNESS)
     moved = share[..., None] * _IS_SIBLING / len(_SIBLINGS)
     return np.asarray((1 - share[..., None]) * weights + moved, dtype=float)
@@ -375,6 +380,7 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
     """
     distance = ((members - forecast[..., None]) ** 2 * counted).sum(-1) / counted.sum(-1)
     level, noise, misfit, spread, least = (figures[..., index] for index in range(5))
+    # The larger of the difference and zero, written so that arrays of NumPy and PyTorch can do it.
     fall = 0.5 * (level - forecast + abs(level - forecast))
     base = least + 0.3 * (distance + 1e-12) ** 0.5 + 0.3 * misfit + 0.5 * noise * forecast
     return base + 0.1 * fall + 0.15 * spread * has_siblings

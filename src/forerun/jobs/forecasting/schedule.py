@@ -423,6 +423,7 @@ def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0)
             "a schedule must be words such as 'cosine:epochs=90', a PyTorch scheduler, a Keras schedule or a function, "
             f"got {type(scheduler).__name__}"
         )
+    # A schedule of zeros has no peak to divide by.
     top = float(found.max()) or 1.0
 
     def rate(t: Floats) -> Floats:

@@ -209,6 +209,7 @@ def _object_of(line: str) -> list[tuple[str, float]]:
         try:
             found = json.loads(text)
         except ValueError:
+            # Many scripts print a Python dictionary, whose single quotes are not JSON.
             found = ast.literal_eval(text)
         items = list(found.items())
     except (ValueError, SyntaxError, AttributeError, MemoryError, RecursionError):

@@ -41,6 +41,7 @@ def _points(value: Any) -> Any:
     found: dict[str, dict[str, str]] = {}
     for group in value.split(";"):
         words = group.split()
+        # Without the name of a device the speeds hold for every kind.
         kind = words.pop(0) if words and ":" not in words[0] else ""
         pairs = [word.partition(":") for word in words]
         if not pairs or any(not mark for _, mark, _ in pairs):

@@ -174,6 +174,7 @@ def schedule_metrics(
     arrival, end, device_s, restarts, fair_share, deadlines = np.asarray(rows, dtype=float).T
     completion = end - arrival
     fairness = completion / fair_share
+    # Jobs with servers have no fair share that could be worked out.
     known = fairness[np.isfinite(fairness)]
     due = np.isfinite(deadlines)
     makespan = float(end.max() - arrival.min())

@@ -171,6 +171,7 @@ class _Nodes:
     def _emptiest(self, heap: list[tuple[float, int]], taken: list[int]) -> int | None:
         while heap:
             cores, node = heapq.heappop(heap)
+            # A node is in the heap with every number it ever had free; only the present one counts.
             if -cores == self.cores[node] and node not in taken:
                 return node
         return None

@@ -161,6 +161,7 @@ def _fill(
         unit = Allocation(
             present.device, wanted.num_workers - present.num_workers, wanted.num_servers - present.num_servers
         )
+        # A job that finds no room is not asked again: what is free only becomes less.
         if free.fits(view.job, unit):
             free.take(view.job, unit)
             given[name] = wanted

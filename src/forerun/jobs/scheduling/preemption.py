@@ -73,6 +73,7 @@ def finish_time_fairness(view: JobView, cluster: SharedCluster, num_jobs: int, n
     share = fair_share(view, cluster, num_jobs)
     if share is None:
         return Fairness(0.0, 0.0, inf)
+    # What is left over what is to do is the whole; near the end both are almost nothing.
     left_s, done = view.remaining_s(_served_with(view, share)), max(1.0 - view.progress, 1e-3)
     whole_s = view.remaining_s(share) / done
     restart_s = 0.0 if view.current is not None else view.job.restart_s
@@ -256,6 +257,7 @@ class _Changes:
     def _own_gain_s(self, view: JobView) -> float:
         """Time that a running job saves by its change, its restart paid twice [s]."""
         wanted, left_s = self.given.get(view.job.name), self._left_s(view)
+        # A job that ends before the next decision would lose more by a restart than it could win.
         if wanted is None or left_s <= self.round_s:
             return -inf
         return left_s - view.remaining_s(wanted) - 2 * view.job.restart_s

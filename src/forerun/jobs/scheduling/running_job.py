@@ -143,6 +143,7 @@ class CurveForecast:
     def __call__(self, done_samples: float) -> float:
         """Samples left."""
         done = done_samples / self.samples_per_epoch
+        # Samples add up in floats: three whole epochs may be 2.9999999.
         known = self.epochs_by_epoch[min(int(done + 1e-9), len(self.epochs_by_epoch) - 1)]
         return max(0.1, known - done) * self.samples_per_epoch
 

@@ -204,6 +204,7 @@ class _Simulation:
 
     def _round_from(self, time_s: float) -> float:
         """Start of the first round at or after a time."""
+        # A moment that rounding puts just behind the start of a round belongs to that round.
         return ceil(time_s / self.options.round_s - 1e-9) * self.options.round_s
 
     def _admit(self, now_s: float) -> int:
@@ -340,6 +341,7 @@ class _Simulation:
             self._run(state, now_s, end_s)
             is_changed |= state.has_phases and state.phase != phase
         ended = [state for state in self.active if isfinite(state.end_s)]
+        # Several may end within a round: their events stand in the order of time.
         for state in sorted(ended, key=lambda s: (s.end_s, s.order)):
             self._close_stretch(state, state.end_s)
             self.events.append(Event(state.end_s, state.job.name, EventKind.END))
@@ -363,6 +365,7 @@ class _Simulation:
             done = state.done_samples + rate * (until_s - time_s)
             time_s = until_s
             total = state.actual.work_samples
+            # A job may fall short of its work by rounding alone, and would never end.
             if done >= total * (1 - 1e-9):
                 state.done_samples, state.end_s = total, time_s
                 break

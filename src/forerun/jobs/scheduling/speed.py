@@ -92,6 +92,7 @@ class DataParallelSpeed:
     def step_time_s(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
         """Time of one step of the whole batch [s]."""
         per_device = batch_size / num_devices
+        # A batch that fits exactly must not become two passes by the last bit of the quotient.
         num_passes = max(1, ceil(per_device / self.max_batch_per_device - 1e-9))
         gradient = self.gradient_s + self.gradient_per_sample_s * per_device / num_passes
         sync = self.sync_time_s(num_devices, num_nodes)
@@ -385,6 +386,7 @@ def upper_hull(rates: Mapping[int, float]) -> tuple[int, ...]:
 def _is_below(corners: Sequence[int], heights: Sequence[float], n: int, rate: float) -> bool:
     """True if the last corner lies on or below the line from the one before to a new point."""
     (a, b), (low, middle) = corners[-2:], heights[-2:]
+    # Multiplied out: points on one line are found to be so, which quotients would miss by rounding.
     return (middle - low) * (n - a) <= (rate - low) * (b - a)
 
 

@@ -366,6 +366,7 @@ class _Queue:
     def _leave(self, i: int, now_s: float) -> None:
         """Takes a running job out, its work up to now done."""
         key = self.running_key.pop(i)
+        # By the key under which it was entered: that of now may be another.
         del self.running[bisect_left(self.running, key)]
         self.left_s[i] = max(0.0, self.left_s[i] - (now_s - self.since_s[i]))
         self.version[i] += 1
@@ -393,6 +394,7 @@ class _Queue:
         heads = sorted((heap[0], size) for size, heap in self.waiting.items() if heap)
         if self.policy is RigidPolicy.FIFO:
             return heads[0][1] if heads and heads[0][1] <= self.free else None
+        # Running jobs are ordered by their end, those that wait by the time left.
         shift = now_s if self.policy is RigidPolicy.SRTF else 0.0
         for key, size in heads:
             if self._room((key[0] + shift, key[1], key[2]), size):

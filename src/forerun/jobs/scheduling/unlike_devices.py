@@ -119,6 +119,7 @@ def _solve(
         entries.append((row_of[view.job.name], j, 1.0))
         devices, cores, memory = free.demand(view.job, option)
         needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
+        # What there is without end limits nothing, and a matrix can hold no infinity.
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
     limits = (*([1.0] * len(jobs)), *free.left)
     return _cheapest(tuple(cost for _, _, cost in columns), tuple(entries), limits)
@@ -139,6 +140,7 @@ def _cheapest(
             integrality=np.ones(len(costs), dtype=np.int64),
             options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": 1e-3},
         )
+    # The solver gives zero and one within its tolerance only.
     return () if found is None else tuple(np.flatnonzero(found > 0.5).tolist())
 
 

@@ -280,6 +280,7 @@ def _usual_watts_per_flop(die: tuple[str, str, bool]) -> float | None:
     boards = [board for board in devices_of_architecture(die[1]) if board.kind is DeviceKind.GPU]
     values = sorted(value for board in boards if _die(board) == die and (value := _watts_per_flop(board)))
     middle = len(values) // 2
+    # By hand, for ``statistics`` takes 6 ms to load.
     return (values[middle] + values[~middle]) / 2 if values else None
 
 
@@ -377,7 +378,9 @@ def device_at(gpu_index: int | None) -> Device:
         return cpu_device(host)
     gpus = visible_gpus(host.gpus)
     if gpu_index >= len(gpus):
-        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got cuda:{gpu_index}")
+        raise UsageError(
+            f"expected one of this machine's {len(gpus)} GPUs, got cuda:{gpu_index}; 'forerun hardware here' lists them"
+        )
     return gpu_device(gpus[gpu_index])
 
 

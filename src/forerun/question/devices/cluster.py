@@ -130,6 +130,7 @@ def parse_cluster(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
         )
     nodes, devices, name = split_spec(text)
+    # A number within the spec has precedence over one beside it.
     if num_devices_per_node is not None and name == text:
         devices = num_devices_per_node
     if nodes < 1 or devices < 1:
@@ -239,7 +240,9 @@ def parse_link(text: str) -> tuple[int, Link]:
     if found is None:
         return 1, find_link(text)
     if int(found[1]) < 1:
-        raise InvalidSetupError(f"the number of links must be at least 1, got '{text}'")
+        raise InvalidSetupError(
+            f"the number of links must be at least 1, got '{text}'; give one such as 8xinfiniband-hdr"
+        )
     return int(found[1]), find_link(found[2])
 
 
@@ -255,6 +258,7 @@ def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
 
     row = checked_table(read_toml(path, "cluster")["cluster"], ClusterRow, f"{path}, [cluster]")
     beside = path.parent / row.device
+    # A file names its neighbours as seen from its own folder, wherever the command runs.
     found = find_device(str(beside) if row.device.endswith(".toml") and beside.is_file() else row.device)
     return cluster_of(
         found,

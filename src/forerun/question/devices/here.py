@@ -70,6 +70,7 @@ def _limit_cores(folder: Path) -> float | None:
         _read_limit(folder / "cpu.cfs_quota_us").strip(),
         _read_limit(folder / "cpu.cfs_period_us").strip(),
     ]
+    # Without a limit the quota is "max" or -1.
     if len(words) != 2 or not all(word.isdigit() and int(word) > 0 for word in words):
         return None
     return int(words[0]) / int(words[1])
@@ -157,6 +158,7 @@ def _clock_hz(info: dict[str, str]) -> float | None:
     try:
         frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError, RuntimeError):
+        # Virtual machines and some containers do not tell it.
         frequency = None
     if frequency is not None and (frequency.max or frequency.current):
         return float(frequency.max or frequency.current) * 1e6

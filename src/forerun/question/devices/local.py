@@ -50,7 +50,10 @@ def check_device(device_index: str) -> str:
         return "cpu"
     num_gpus = len(visible_gpus())
     if index >= num_gpus:
-        raise UsageError(f"expected cpu or one of this machine's {num_gpus} GPUs, got '{device_index}'")
+        raise UsageError(
+            f"expected cpu or one of this machine's {num_gpus} GPUs, got '{device_index}'; 'forerun hardware here' "
+            "lists them"
+        )
     return f"cuda:{index}"
 
 
@@ -71,6 +74,7 @@ def only_device(device_index: str) -> dict[str, str]:
 
 
 _POLL_S = 0.2
+# Other users of the machine lock the same file.
 _EVERYONE = 0o666
 
 

@@ -102,6 +102,7 @@ def cheapest_rental(
         Rental(
             price=price,
             num_instances=math.ceil(num_devices / price.most_devices),
+            # Instances are rented whole: the unused part of the last one is paid for, too.
             usd_per_hour=math.ceil(num_devices / price.num_devices) * price.usd_per_hour,
         )
         for price in prices

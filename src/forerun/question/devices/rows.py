@@ -38,7 +38,7 @@ class _Table(BaseModel):
 
 
 def _tables(name: str, keys: Any, needed: str = "", kind: Any = Positive) -> Any:
-    """A table in a table: a value for each of some keys, all of which but one may be left out."""
+    """A nested table with a value for each of some keys, all of them optional but ``needed``."""
     fields: dict[str, Any] = {str(key): (kind, ... if key == needed else None) for key in keys}
     return create_model(name, __base__=_Table, **fields)
 
@@ -196,5 +196,6 @@ def _check_sources(table: Mapping[str, Any], where: str) -> None:
     unlike = {} if isinstance(rates, str) else set(rates) ^ set(table[PEAKS])
     if unlike:
         raise CatalogError(
-            f"{where}, sources.{PEAKS}: expected a source for each rate, unlike are {', '.join(sorted(unlike))}"
+            f"{where}, sources.{PEAKS}: expected a source for each rate and no other, got one without the other for "
+            f"{', '.join(sorted(unlike))}; add or remove it"
         )

@@ -96,6 +96,7 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             """Called by the trainer after each validation."""
+            # Lightning validates a few batches before any training.
             if getattr(trainer, "sanity_checking", False) or not getattr(trainer, "is_global_zero", True):
                 return
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -103,6 +104,7 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
             if optimizers:
                 metrics["learning_rate"] = float(optimizers[0].param_groups[0]["lr"])
             names = self.curve.log_file.columns
+            # The first row fixes the columns of the file: metrics that appear later have no place.
             kept = {k: v for k, v in metrics.items() if not names or k in names}
             done = int(trainer.current_epoch) + 1
             if self.curve.log(done, step=int(trainer.global_step), **kept):

@@ -26,7 +26,7 @@ _FEWEST_POINTS = 4
 
 
 class _Judge:
-    """Says of a trial whether it can still end better than the best finished one; settings of ``ForecastPruner``."""
+    """Judges if a trial can still end better than the best finished one; settings of ``ForecastPruner``."""
 
     def __init__(
         self,

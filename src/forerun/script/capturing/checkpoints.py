@@ -310,6 +310,7 @@ def _write_safetensors(tensors: dict[str, torch.Tensor], path: Any, metadata: An
             "data_offsets": [begin, end],
         }
     text = json.dumps(header).encode()
+    # So that the data begin at a multiple of eight bytes, as in the library's own files.
     text += b" " * (-len(text) % 8)
     with Path(path).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -317,6 +318,7 @@ def _write_safetensors(tensors: dict[str, torch.Tensor], path: Any, metadata: An
         for name, data in _bytes_of_host(tensors):
             file.seek(first + header[name]["data_offsets"][0])
             file.write(data)
+        # The file gets its full length, though nothing was written at its end.
         file.truncate(first + end)
 
 

@@ -14,6 +14,7 @@ from torch import _C
 from forerun.script.capturing.pretend import is_pretended, shows_cuda, shows_meta
 from forerun.script.patching import surround
 
+# Those of an A100 with 80 GB, on which scripts take their usual ways, with bf16 and TF32.
 GPU_MEMORY_BYTES = 80 * 1024**3
 _CAPABILITY = (8, 0)
 _META, _CUDA, _CPU = torch.device("meta"), torch.device("cuda", 0), torch.device("cpu")

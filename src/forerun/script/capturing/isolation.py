@@ -135,7 +135,7 @@ def guard_files(request: Path) -> None:
 
 
 class _Overlay:
-    """A folder in which written files live instead of where they were to be written."""
+    """A folder that takes the files which the script writes elsewhere."""
 
     def __init__(self, request: Path) -> None:
         self.scratch = os.path.realpath(request.parent)  # with the script's temporary folder
@@ -242,6 +242,7 @@ def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[A
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
+            # A number is a file that is open already, and was allowed then.
             if not isinstance(path, int) and flags & _WRITE_FLAGS and not overlay.may_change(path):
                 _refuse(event, path)
         elif event in _PATHS_OF_EVENTS:
@@ -249,6 +250,7 @@ def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[A
                 beside = None if folder is None else arguments[folder]
                 if not overlay.may_change(arguments[place], beside, names_a_link=event in _NAMES_A_LINK):
                     _refuse(event, arguments[place])
+        # Without the kernel's help nothing would hold a child process back: it has none of our audit hooks.
         elif not has_landlock and event in _CHILDREN:
             _refuse(event, f"files by the program {arguments[0]!r}")
         elif not has_landlock and event == "sqlite3.connect":
@@ -387,6 +389,7 @@ def _restrict_writing(folders: tuple[str, ...]) -> bool:
         return False
     writing, removing_and_making, moving, truncating = 1 << 1, (1 << 13) - (1 << 4), 1 << 13, 1 << 14
     rights = writing | removing_and_making
+    # A kernel refuses rights that it does not know yet.
     rights |= (moving if version > 1 else 0) | (truncating if version > 2 else 0)
     rules = libc.syscall(create, struct.pack("Q", rights), ctypes.c_size_t(8), 0)
     for folder in folders:

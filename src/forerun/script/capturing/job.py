@@ -671,6 +671,7 @@ def _compared(
         if _parts(right) & changed:
             left, right, kind = right, left, turned.get(kind, kind)
         counters = _parts(left) & changed
+        # A comparison of two things that both change has no bound that could be read.
         if kind not in kinds or len(counters) != 1 or _parts(right) & changed:
             continue
         (counter,) = counters
@@ -687,7 +688,7 @@ def _parts(expression: ast.expr) -> set[str]:
 
 
 def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, number: int) -> bool:
-    """True if an expression of a counter, such as ``(step + 1) // 4``, is a bound or more at a number."""
+    """True if an expression of a counter, such as ``(step + 1) // 4``, reaches a bound at a number."""
     value = value_in(with_number(expression, counter, number), frame)
     return isinstance(value, (int, float)) and value >= beyond
 
@@ -704,7 +705,7 @@ def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
 
 
 def first_number(holds: Callable[[int], bool]) -> int | None:
-    """The first whole number at which something holds that holds from there on; None if it is none."""
+    """The first whole number from which on a condition holds; None if there is none."""
     return bisect.bisect_left(range(int(_ENDLESS)), True, key=holds) if holds(int(_ENDLESS)) else None
 
 
@@ -720,7 +721,7 @@ def value_in(expression: ast.expr, frame: FrameType) -> Any:
 
 
 def evaluated(expression: ast.expr, frame: FrameType) -> Any:
-    """As ``value_in``, of tests and tensors too."""
+    """As ``value_in``, for tests and tensors too."""
     if not all(isinstance(node, _SAFE) or _is_harmless(node, frame) for node in ast.walk(expression)):
         return None
     try:

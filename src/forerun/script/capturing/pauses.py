@@ -101,7 +101,7 @@ class Pauses:
             self._seen[kind] = (around, num_samples)
 
     def told(self, **known: tuple[str, int, int | None] | None) -> None:
-        """A framework's trainer says them: unit, number of units and samples of each, None for never."""
+        """Takes pauses that a framework's trainer names: unit, number of units and samples; None for never."""
         for kind, pause in known.items():
             if pause is not None:
                 self._keep(kind, CapturedPause(unit=pause[0], every=pause[1], num_samples=pause[2]))
@@ -144,6 +144,7 @@ class Pauses:
         longest_s = _LIBRARY_CPU_S if is_installed or not self._loops else _CPU_S
         cpu_s = time.process_time() + (_OPEN_CPU_S if counts else longest_s)
         wall_s = time.monotonic() + (2 if counts else 1) * _WALL_S
+        # By the processor, so that a busy machine changes nothing; by the clock, for a script that sleeps.
         while time.process_time() < cpu_s and time.monotonic() < wall_s:
             time.sleep(_POLL_S)
         self._leave()
@@ -234,7 +235,7 @@ def _around(frame: FrameType) -> list[Place | int]:
 
 
 def _left_over(node: ast.AST) -> ast.expr | None:
-    """The condition under which what follows a statement is left out of a round, if it is one that continues."""
+    """The condition of an ``if`` that continues the loop, under which the rest of the round is left out."""
     is_one = isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Continue)
     return node.test if is_one else None  # type: ignore[attr-defined]
 
@@ -245,6 +246,7 @@ def _raised(body: Sequence[ast.stmt], frame: FrameType) -> dict[str, int]:
     for node, tests, _ in _statements(body, ()):
         if isinstance(node, ast.AugAssign):
             intervals = [every for test in tests if (every := _interval(test, frame))]
+            # Nested conditions hold together in every least common multiple.
             found[ast.unparse(node.target)] = math.lcm(*intervals)
     return found
 
@@ -455,7 +457,7 @@ def _read_calls(
 
 
 def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
-    """True if a network whose mode a call changes is called, or given away whole, until its mode changes again."""
+    """True if the network whose mode a call changes is used before its mode changes again."""
     network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
     for node in sorted(calls, key=lambda node: node.lineno):

@@ -116,6 +116,7 @@ def close_job(folder: Path, num_steps: int) -> None:
 
 def _write(folder: Path, document: Any) -> None:
     (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
+    # Whoever waits for the file must not read half of it, should the process be ended now.
     (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
 
 
@@ -130,6 +131,7 @@ def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedSte
     usual = max(samples, key=lambda number: (samples.count(number), number))
     whole = [i for i, number in enumerate(samples) if number == usual]
     mean = sum(work[i] for i in whole) / len(whole)
+    # Of equal ones the last, farthest from the warm-up of a script; so below.
     chosen = min(whole, key=lambda i: (abs(work[i] - mean), -i))
     largest = max(range(1, len(recorded)), key=lambda i: (work[i], -i))
     return recorded[chosen], (recorded[largest - 1], recorded[largest])
@@ -192,6 +194,7 @@ def _events(
         (piece.first_event, piece.end_events[-1 - len(piece.ends) // num_micro_steps]) for piece in pieces
     ]
     stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
+    # Reversed, so that of the names of a shared weight the first one stays, as in a traced graph.
     named = {steps.recorder.block_of(p): name for name, p in reversed(_named_parameters(steps))}
     return stream, tuple(named.get(block, "") for block in weights)
 
@@ -263,6 +266,7 @@ def _with_gradients(
 
     A gradient that is freed before that place cannot be made there: then all of them stay as they are.
     """
+    # A script that sets its gradients to None makes them in each step already.
     if any(e.event is MemoryEvent.ALLOCATE and e.kind == AllocationKind.GRADIENT for e in body):
         return static, body
     kept = [event for event in static if event.kind == AllocationKind.GRADIENT]
@@ -314,6 +318,7 @@ def _without_earlier(body: list[RecordedEvent], spans: list[tuple[int, int]]) ->
                 inside[event.block] = index
             elif event.event is MemoryEvent.FREE and event.block in inside:
                 dropped |= {index, inside[event.block]}
+            # The workspaces of the last micro-step are as large.
             elif event.event is MemoryEvent.CONV_WORKSPACE:
                 dropped.add(index)
     return [event for index, event in enumerate(body) if index not in dropped]
@@ -412,7 +417,7 @@ def _facts(
 
 
 def _averages_weights(thing: Any) -> bool:
-    """True for an object that holds weights, and is called after moving averages, or its attribute in the script is."""
+    """True for an object that holds weights, if its class or its attribute is named after moving averages."""
     kind: Any = type(thing)
     named = _names_averages(kind)
     if named is None:
@@ -488,6 +493,7 @@ def _optimizer(optimizer: Any, number: int) -> CapturedPart:
 
 
 def _precision(steps: Steps, flags: dict[str, Any], sharded: torch.dtype | None) -> str:
+    # Autocast decides the arithmetic, whatever the weights are kept in.
     for dtype in flags["autocast"]:
         if dtype in _AUTOCAST:
             return _AUTOCAST[dtype]

@@ -132,6 +132,7 @@ class ScriptRecorder(StepRecorder):
         part = part if torch._C._current_autograd_node() is None else StepPart.BACKWARD
         known = TRITON_KERNELS.get(name)
         op_class, times = known or (OpClass.UNKNOWN, 1.0)
+        # The largest tensor is the data: weights, indices and results of a row are smaller.
         widest = max(tensors, key=torch.Tensor.numel, default=None)
         cost = CostRow(
             op_class=op_class,

@@ -78,6 +78,7 @@ class _Passes:
         (first, early), (last, late) = self.known
         changes = [(new - old, other - new) for old, new, other in zip(first, last, asked, strict=True)]
         past, now = next(((a, b) for a, b in changes if a), (0, 0))
+        # Multiplied out: sizes are whole numbers, and quotients would be rounded.
         if not past or any(b * past != a * now for a, b in changes):
             return None
         return tuple(new + (new - old) * now // past for old, new in zip(early, late, strict=True))
@@ -108,6 +109,7 @@ class Repeats:
         @surround(nn.Module, "_call_impl")
         def called(run: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             steps = self._steps
+            # Inner modules run with the outermost, recomputed ones with the backward pass.
             if steps.depth != 1 or steps.in_backward:
                 return run(module, *args, **kwargs)
             if torch.is_grad_enabled():
@@ -147,6 +149,7 @@ class Repeats:
         passes.is_sure = form is not None and form == passes.result and found == sizes
         if has_gradient and _keeps_results(module):
             passes.is_sure = False  # a loss may be taken of them
+        # Sizes of another structure say nothing of the next pass.
         passes.known = [*passes.known[-1:], (asked, found)] if form == passes.result else [(asked, found)]
         passes.result = form
         return result
@@ -168,7 +171,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
-    """Structure of what a module gets or gives, hashable, None if it holds anything else; sizes and strides in it."""
+    """Hashable structure of inputs or results, None if they hold anything else; the sizes and strides in it."""
     leaves, structure = pytree.tree_flatten(value)
     found: list[Any] = []
     sizes: list[int] = []
@@ -186,7 +189,7 @@ def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
 
 
 def _derived(leaf: Any) -> Any:
-    """A tensor that a loss may be taken of, and changed in place, as those of a network."""
+    """A tensor that may enter a loss and be changed in place, as the results of a network may."""
     is_one = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.requires_grad_().clone() if is_one else leaf
 
@@ -398,9 +401,11 @@ def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> 
     objects[:] = [own] * len(objects)
 
 
+# The block size that ``create_block_mask`` takes by default.
 _BLOCK = 128
 _SAMPLED_BLOCKS = 24
 _MOST_VALUES = 1 << 18
+# Where the values of a mask are not known, it is taken for a causal one.
 _CAUSAL_SHARE = 0.5
 
 

@@ -206,7 +206,7 @@ def _caught() -> dict[str, Any]:
 
 
 def _refusal(error: BaseException | None) -> tuple[str, bool]:
-    """Words of the refusal behind an error, empty if it is one of the script; whether the processor has its values."""
+    """Words of the refusal behind an error, empty for an error of the script; True if the processor has the values."""
     depth = 0
     while error is not None and depth < 8:
         if type(error).__name__ in ("ValueNeededError", "RefusedError"):

@@ -245,21 +245,25 @@ class Steps:
     # Steps.
 
     def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        # A pass without gradients, or on tensors of the host, trains nothing.
         first = first_tensor((args, kwargs))
         if not torch.is_grad_enabled() or (first is not None and not self.recorder.is_traced(first)):
             return
+        # A script that changes its weights by hand has no update to end a step: its next forward pass does.
         if not self.optimizers and not self.keras_optimizers and self._saw_backward:
             self._step_ends()
         if id(module) not in self.roots:
             self.roots[id(module)] = module
             prefix = f"{type(module).__name__}." if len(self.roots) > 1 else ""
             for name, inner in module.named_modules():
+                # The first name stays: a module may stand in several networks.
                 self.names.setdefault(id(inner), f"{prefix}{name}".rstrip("."))
         if first is not None and first.dim():
             if not self.first_sizes:
                 self.reads_tokens = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
             self.input_shape = self.input_shape or tuple(first.shape[1:])
             self.first_sizes = self.first_sizes or tuple(first.shape[:2])
+            # Images of one channel are contiguous in both orders.
             if first.dim() == 4 and first.shape[1] > 1 and not first.is_contiguous():
                 self.is_channels_last |= first.is_contiguous(memory_format=torch.channels_last)
             if self._now is not None:
@@ -269,6 +273,7 @@ class Steps:
 
     def _trains(self, module: torch.nn.Module) -> bool:
         """True for a network whose weights are trained, and for a copy of it, such as that with averaged weights."""
+        # A copy has weights of its own: its class alone tells what it is a copy of.
         if id(module) in self.roots or (
             self.is_over and any(type(module) is type(root) for root in self.roots.values())
         ):
@@ -279,6 +284,7 @@ class Steps:
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
         most = max(self.num_updates.values())
+        # An optimizer that was made may still be about to update for the first time; but not for ever.
         if waiting and most < _IDLE_OPTIMIZER_STEPS:
             return False
         if self._last is None:
@@ -310,6 +316,7 @@ class Steps:
         self._open()
 
     def _open(self) -> None:
+        # The stream begins with what is alive; what is recorded anew after steps were forgotten, too.
         if not self.recorded:
             gc.collect()
             gc.disable()  # blocks are freed by their last reference, not when the collector happens to run
@@ -422,6 +429,7 @@ class Steps:
         ]
         common = math.gcd(*map(len, works))
         said = {o["value"] for o in options if "accum" in o["name"].lower() and type(o["value"]) is int}
+        # The largest number first: four equal passes are also two pairs of equal ones.
         for number in range(common, 1, -1):
             if common % number:
                 continue
@@ -499,6 +507,7 @@ def first_tensor(value: Any, depth: int = 0) -> torch.Tensor | None:
     """The first tensor in nested lists, tuples, dicts and mappings."""
     if isinstance(value, torch.Tensor):
         return value
+    # Structures may hold themselves.
     if depth > 4:
         return None
     if hasattr(value, "values") and callable(value.values):

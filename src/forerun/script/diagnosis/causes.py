@@ -55,7 +55,7 @@ class Cause(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The judgement of one function; ``hides_others`` of one that makes the other parts unsure."""
+    """The judgement of one cause; ``hides_others`` is set where it makes the other parts unsure."""
 
     cost_s: float
     evidence: str
@@ -134,6 +134,7 @@ def _more_workers(profile: Profile, wait_s: float) -> _Found:
             "a faster decoder, fewer transforms), or keep prepared samples",
         )
     best_s = min(_fed_s(profile, workers) for workers in range(1, cores + 1))
+    # The fewest that are as good: each worker takes a core and memory.
     chosen = next(w for w in range(1, cores + 1) if _fed_s(profile, w) <= 1.02 * best_s)
     knobs: dict[str, Any] = {"num_workers": chosen, "persistent_workers": True}
     if not profile.device.startswith("cpu"):
@@ -540,7 +541,7 @@ def _other_settings(seen: Observation) -> _Found | None:
 
 
 def busy_device(seen: Observation) -> Cause:
-    """The word for a step in which nothing but the kernels takes time, with what makes kernels faster."""
+    """The finding for a step in which only kernels take time, with ways to make them faster."""
     profile = seen.profile
     has_images = profile is not None and bool(profile.has_images)
     knobs: dict[str, Any] = {"amp": "bf16"} if seen.is_on_gpu else {}

@@ -175,6 +175,7 @@ def _of_command(
             trace=path,
             echo=echo,
         )
+        # The trace lies in the temporary folder, which is gone when the note is read.
         notes = [note for note in found.notes if "written to" not in note]
         if found.outcome not in ("done", "stopped"):
             notes.append(
@@ -220,7 +221,7 @@ def _step_s(measured: float | str, estimate: Estimate) -> float:
 
 
 def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
-    """Predicted steps with what is often not in force though it was asked for."""
+    """Predicted steps without settings that are often asked for and not in force."""
     changes: dict[str, dict[str, Any]] = {}
     if estimate.precision != "fp32":
         changes["fp32 in place of " + estimate.precision] = {"precision": "fp32"}
@@ -281,7 +282,7 @@ def _answer(source: str, seen: Observation, estimate: Estimate | None, notes: tu
 
 
 def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
-    """The causes, headed by the word that there is none where the step is as predicted."""
+    """The causes; where the step is as predicted, a sentence that there is none comes first."""
     found = causes_of(seen)
     predicted = None if seen.estimate is None else seen.estimate.step_time_s
     if predicted is not None and verdict != "slow" and (not found or found[0].share < _LARGE_SHARE):

@@ -236,6 +236,7 @@ def _on_gpu(trace: Trace, whole: Spans) -> dict[str, Any]:
     idle = whole.minus(busy).minus(communicating).minus(copies.spans)
     left = idle
     parts: dict[str, float] = {}
+    # Each takes of what those before it left, so that no idle time is counted twice.
     for name, taken in (
         ("compile_s", _marked(trace, _COMPILING)),
         ("allocator_s", trace.calls.named(_ALLOCATING).spans),
@@ -358,6 +359,7 @@ def _idle_parts(trace: Trace, idle: Spans, left: Spans, waits: Events) -> dict[s
     launched = np.concatenate([_launches(trace, kernels).end_s, _launches(trace, copies).end_s])
     order = np.argsort(begins, kind="stable")
     begins, launched = begins[order], launched[order]
+    # A gap ends where a kernel begins, but for the rounding of times.
     at = np.minimum(np.searchsorted(begins, left.end - 1e-9), len(begins) - 1)
     queued = np.clip(left.end - np.maximum(left.begin, launched[at] + _SHORT_S), 0.0, None)
     gap_begin = idle.begin[np.searchsorted(idle.begin, left.begin, side="right") - 1]
@@ -378,12 +380,14 @@ def _uneven(trace: Trace, kernels: Events) -> tuple[float, float]:
     """
     launch_s = _launches(trace, kernels).begin_s
     step = np.searchsorted(trace.steps[:, 0], launch_s, side="right") - 1
+    # A kernel belongs to the step that launched it; one launched after the last step, to none.
     step[launch_s >= trace.steps[-1, 1]] = -1
     counts = np.bincount(step[step >= 0], minlength=len(trace.steps))
     alike = np.flatnonzero(counts == np.bincount(counts).argmax())
     if len(alike) < 3 or not counts[alike[0]]:
         return 0.0, 0.0
     chosen = np.isin(step, alike)
+    # Stable, so that kernels keep their order within a step.
     in_order = np.argsort(step[chosen], kind="stable")
     table = kernels.where(chosen).durations_s[in_order].reshape(len(alike), -1)
     least = table.min(axis=0)

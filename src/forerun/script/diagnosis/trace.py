@@ -95,17 +95,17 @@ class Events:
         return self.end_s - self.begin_s
 
     def where(self, chosen: Bools | Ints) -> Events:
-        """A part of them."""
+        """The chosen events."""
         columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
         return Events(**{column: getattr(self, column)[chosen] for column in columns}, names=self.names)
 
     def named(self, pattern: re.Pattern[str]) -> Events:
-        """Those whose name has a pattern."""
+        """The events whose names match a pattern."""
         fits = np.array([pattern.search(name) is not None for name in self.names], dtype=bool)
         return self.where(fits[self.name] if len(self) else np.zeros(0, dtype=bool))
 
     def inside(self, begin_s: float, end_s: float) -> Events:
-        """Those that overlap a stretch, cut at its ends."""
+        """The events that overlap a stretch, cut at its ends."""
         found = self.where((self.end_s > begin_s) & (self.begin_s < end_s))
         np.clip(found.begin_s, begin_s, end_s, out=found.begin_s)
         np.clip(found.end_s, begin_s, end_s, out=found.end_s)

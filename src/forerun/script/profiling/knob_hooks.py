@@ -150,6 +150,7 @@ class KnobPatches:
         num_steps = self.knobs["cosine_epochs"] * self._num_training_batches
         share = min(1.0, self._num_steps / num_steps)
         for group in optimizer.param_groups:
+            # Kept with the group, since the rate itself is overwritten from the first step on.
             base = group.setdefault("forerun_base_lr", group["lr"])
             group["lr"] = base * 0.5 * (1 + math.cos(math.pi * share))
         self._num_steps += 1

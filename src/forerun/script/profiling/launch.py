@@ -373,7 +373,7 @@ def started_by(settings_file: Path) -> list[psutil.Process]:
 
 
 def _adopted(before: set[int]) -> list[psutil.Process]:
-    """Children of this process in other sessions than its own, where only a command was started since, with theirs."""
+    """Children of this process in other sessions, but for those that were there before, with their own children."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, OSError, AttributeError):  # other systems have no sessions

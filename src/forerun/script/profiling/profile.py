@@ -411,6 +411,7 @@ def _busy_machine(
     if len(table) < 2 or table[-1, 0] <= table[0, 0]:
         return None
     took_s = float(table[-1, 0] - table[0, 0])
+    # A negative time stands for a system that does not count it.
     if table[0, 2] >= 0:
         share = float(table[-1, 2] - table[0, 2]) / took_s
     elif is_on_cpu and process.window is not None:

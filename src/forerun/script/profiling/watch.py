@@ -332,6 +332,7 @@ def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:
             (copies if "HtoD" in name else kernels).append(span)
             totals[name] = totals.get(name, 0.0) + span[1] - span[0]
     on_device = bool(kernels)
+    # The loader's own operators run in the same thread, and are waited for.
     busy = kernels if on_device else minus(covered(operators), covered(waits))
     busy, copied = covered(busy), covered(copies)
     copied_alone = minus(copied, busy)

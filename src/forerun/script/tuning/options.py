@@ -49,7 +49,7 @@ class TuneSettings:
     )
     trial_s: float = setting(
         8.0,
-        help="Time of steps of a trial for speed.",
+        help="Time that a trial for speed spends on steps.",
         group="limits",
         default="8s",
         metavar="8s",
@@ -67,7 +67,7 @@ class TuneSettings:
     )
     memory_limit_bytes: float | None = setting(
         None,
-        help="Most memory of a trial.",
+        help="Most memory that a trial may use.",
         group="limits",
         default="that of the machine or the device",
         metavar="4GB",
@@ -76,7 +76,7 @@ class TuneSettings:
     )
     max_accuracy_loss: float = setting(
         0.01,
-        help="Loss of the metric that is accepted for speed: a share, of the value itself for losses.",
+        help="Loss of the metric that is accepted for speed: a share, relative to the value for losses.",
         group="limits",
         low=0,
         flag="max-loss",
@@ -127,20 +127,30 @@ class TuneSettings:
     )
     model: str | None = setting(
         None,
-        help="What the script trains, as in predict, not of Keras; its predicted steps and memory choose the first "
-        "trials, on a processor after forerun calibrate.",
+        help="Model that the script trains, as in predict, but not a Keras model; its predicted steps and memory "
+        "choose the first trials. On a processor this needs forerun calibrate first.",
         group="model",
         metavar="SPEC",
     )
     image_size: int | None = setting(
-        None, help="Height and width of its images, where no argument tells [pixels].", group="model", low=1
+        None,
+        help="Height and width of its images, if no argument of the script gives them [pixels].",
+        group="model",
+        low=1,
     )
     input_shape: tuple[int, ...] | None = setting(
-        None, help="Shape of one of its samples, instead.", group="model", metavar="3,224,224", low=1
+        None,
+        help="Shape of one of its samples, instead of an image size.",
+        group="model",
+        metavar="3,224,224",
+        low=1,
     )
     sequence_length: int | None = setting(None, help="Tokens of one of its samples.", group="model", low=1)
     check: bool = setting(
-        True, help="The best runs whole beside the script as it is.", group="main", default="yes"
+        True,
+        help="Run the best configuration in full beside the script as it is.",
+        group="main",
+        default="yes",
     )
     with_priors: bool = setting(
         True, help="The first trials come from the cost model.", group="main", default="yes"

@@ -76,6 +76,7 @@ def _train(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train, test = (_loader(options, part, device.type) for part in ("seg_train", "seg_test"))
     classes = train.dataset.classes
+    # Classes are numbered by their folders: another set would number them otherwise.
     if test.dataset.classes != classes:
         raise ValueError(f"expected the classes {', '.join(classes)} in seg_test, got {test.dataset.classes}")
     model = _model(options.weights, len(classes)).to(device)

@@ -1,4 +1,4 @@
-"""The scenarios of system D, run one after the other."""
+"""The scenarios of the built-in task, run one after the other."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _whole_run(
 def _measured(
     device: str, scenario: Scenario, words: tuple[str, ...], hooks: dict[str, Any]
 ) -> tuple[Launch, Profile]:
-    """A whole run, with nothing else on the device that forerun knows of."""
+    """A whole run, alone on the device as far as forerun knows."""
     with lock_device(device, wait_s=_LOCK_PATIENCE_S):
         settings = HookSettings(window_steps=0, knobs=hooks)
         run = launch(words, settings, device_index=device, environment=only_device(device))

@@ -248,7 +248,7 @@ class Tuner:
         found: list[Any],
         **more: Any,
     ) -> None:
-        """Writes a trial with its objectives, of which one that it did not reach is None."""
+        """Writes a trial with its objectives; one that it did not reach is None."""
         record = {
             "values": values,
             "result": result.as_dict(),

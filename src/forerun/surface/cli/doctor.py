@@ -108,7 +108,7 @@ def _health_page(found: _Health) -> Iterator[str]:
 
 @verb("Check this installation.", page=_health_page)
 def doctor() -> _Health:
-    """Check this installation: libraries, cache, processes that are still there, and what killed commands left."""
+    """Check this installation: libraries, cache, processes that still run, and what killed commands left behind."""
     from forerun import __version__
     from forerun.base.kept import cache_folder, remove_leftovers
 
@@ -147,6 +147,7 @@ def _processes() -> Iterator[int]:
     """Processes of this user that run forerun, this one and its parents left out."""
     import psutil
 
+    # Programs that start this one, such as timeout, have its name in their own words.
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter(["pid", "cmdline", "username"]):
         words = process.info["cmdline"] or []

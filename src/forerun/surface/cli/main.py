@@ -151,6 +151,7 @@ def error_line(error: BaseException) -> str:
         return _one_line(f"error: {error}")
     if isinstance(error, _ParserError):
         return _one_line(f"error: {_parser_message(error)}")
+    # A library that is missing deep inside must not end as an internal error.
     if extra := extra_of(error):
         return _one_line(f"error: {MissingExtraError('this command', extra)}")
     if isinstance(error, OSError) and error.strerror:

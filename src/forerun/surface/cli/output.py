@@ -124,7 +124,7 @@ class _Shown(logging.Handler):
                 self._timer.start()
 
     def end(self) -> None:
-        """Takes the words away."""
+        """Clears the line of words."""
         with self._held:
             if self._timer is not None:
                 self._timer.cancel()

@@ -211,7 +211,7 @@ def _read(path: Path) -> Any:
         ) from None
     except ValueError as error:
         raise UsageError(
-            f"{path}: expected an answer of 'forerun predict --json', got no JSON ({error}); make it anew"
+            f"{path}: expected an answer of 'forerun predict --json', but it is not JSON ({error}); make it anew"
         ) from None
 
 

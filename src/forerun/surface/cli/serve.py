@@ -47,7 +47,7 @@ def serve(
     ] = False,
     limit_s: Annotated[
         float,
-        typer.Option("--limit-s", help="Longest time of tracing one model, on processors [s].", min=1.0),
+        typer.Option("--limit-s", help="Longest processor time for tracing one model [s].", min=1.0),
     ] = 60.0,
     allow_host: Annotated[
         list[str] | None,
@@ -91,7 +91,7 @@ def _code_folder(path: Path | None) -> Path | None:
 
 
 def _hosts(host: str, allowed: list[str] | None) -> list[str]:
-    """Names that requests may have: the address that is listened on, those allowed, and addresses where any is."""
+    """Host names that requests may use: the address that is listened on, those allowed, and any on a public address."""
     return [host, *(allowed or []), *(["*"] if host not in _LOOPBACK else [])]
 
 

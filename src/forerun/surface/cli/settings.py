@@ -102,7 +102,7 @@ def parse_numbers(name: str, text: str) -> list[int]:
 
 
 def parse_time_s(flag: str, text: str) -> float:
-    """A duration such as 10min [s]; the option is named where it is none.
+    """A duration such as 10min [s]; a refusal names the option.
 
     >>> parse_time_s("--round", "10min")
     600.0
@@ -130,6 +130,7 @@ def read_settings(
 ) -> dict[str, Any]:
     """Takes the settings that were used out of the arguments of a command, read and checked."""
     read = {**_READERS, **readers}
+    # Taken out, so that what is left are the arguments of the verb alone.
     given = {name: arguments.pop(name) for name in known}
     settings = {
         name: read[name](value) if name in read else value
@@ -235,7 +236,7 @@ _PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {
 
 
 class GroupedHelp(PlainValues, TyperCommand):
-    """A command whose help lists its options under headings, and the other questions of its verb."""
+    """A command whose help lists its options under headings, then the other questions of its verb."""
 
     questions: TyperGroup | None = None
     examples: Sequence[str] = ()
@@ -403,14 +404,14 @@ UnsafeFilesOption = Annotated[
 TimeoutOption = Annotated[
     str,
     typer.Option(
-        "--timeout", metavar="120s", help="Longest time of building and tracing one model, on processors."
+        "--timeout", metavar="120s", help="Longest processor time for building and tracing one model."
     ),
 ]
 InProcessOption = Annotated[
     bool,
     typer.Option(
         "--in-process",
-        help="Build the model in this process, not in one of its own; without limits of time and memory.",
+        help="Build the model in this process, not in one of its own; without limits on time and memory.",
     ),
 ]
 

@@ -152,7 +152,9 @@ def sky_task(text: str, path: str) -> _Job:
     try:
         task = parsed_yaml(text)
     except ValueError as error:
-        raise UsageError(f"{path}: expected a task of SkyPilot, got no YAML ({error})") from None
+        raise UsageError(
+            f"{path}: expected the YAML of a SkyPilot task, but it cannot be read: {error}; correct the file"
+        ) from None
     if not isinstance(task, dict):
         raise UsageError(f"{path}: expected a task of SkyPilot, got {type(task).__name__}; see its examples")
     wanted = (task.get("resources") or {}).get("accelerators") or ""

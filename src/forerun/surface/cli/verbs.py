@@ -187,7 +187,7 @@ def verb(
 def told_in(
     *, rows: Callable[[Any], Any] | None = None, money: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Says more of the answer of a function that ``verb`` makes a command of.
+    """Declares more about the answer of a function that ``verb`` makes a command of.
 
     Args:
         rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.

@@ -159,6 +159,7 @@ def _svg(figure: Figure) -> str:
 
 def _bars(parts: Sequence[tuple[str, float]], kind: str) -> str:
     """Parts as bars with their sizes beside them; empty without parts."""
+    # A bar chart is drawn from below, and read from above.
     shown = [(name, value) for name, value in parts if value > 0][::-1]
     if not shown:
         return ""
@@ -292,7 +293,7 @@ def read_answer(text: str, where: str = "the input") -> Readable:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{where}: {_EXPECTED}, got no JSON ({error})") from error
+        raise UsageError(f"{where}: {_EXPECTED}, but it is not JSON ({error})") from error
     kinds: tuple[type[Readable], ...] = (Plan, Estimate, ScaleCurve)
     for kind in kinds:
         if isinstance(found, dict) and found.keys() >= set(needed_fields(kind)):

@@ -281,6 +281,7 @@ def predicted_versus_actual(
     axes.set(xlabel=times.label("actual"), ylabel=times.label("predicted"))
     if times.is_log:
         axes.set(xscale="log", yscale="log")
+        # Equal ends, so that y = x runs from corner to corner.
         ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
         axes.set(xlim=ends, ylim=ends)
         plain_log_ticks(axes.xaxis)

@@ -245,6 +245,7 @@ def plot_of(answer: Any) -> Any:
     if name not in _BARS:
         raise UsageError(f"{name} has no chart; see its to_frame()")
     axis, bars_of = _BARS[name]
+    # A bar chart is drawn from below, and read from above.
     bars = bars_of(answer)[::-1]
     figure = new_figure(width_in=7, height_in=0.9 + 0.35 * len(bars))
     axes = figure.add_subplot()

@@ -142,6 +142,7 @@ def _wrong_types(error: ValidationError, arguments: Mapping[str, Any]) -> str:
         name = str(part["loc"][0])
         wanted = "a value" if part["type"] == "missing" else part["msg"].removeprefix("Input should be ")
         given = f"{arguments[name]!r:.60}" if name in arguments else "none"
+        # Of a value that fits none of several types the first is said, not one sentence for each type.
         said.setdefault(name, f"{name}: expected {wanted}, got {given}")
     return "; ".join(said.values())
 

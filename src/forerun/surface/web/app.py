@@ -84,7 +84,7 @@ class _Desk:
         self._closing, self._loop = asyncio.Event(), asyncio.get_running_loop()
 
     def close_soon(self) -> None:
-        """Answers what waits with 503; may be called from anywhere."""
+        """Answers waiting questions with 503; may be called from anywhere."""
         if self._loop is not None and self._closing is not None:
             self._loop.call_soon_threadsafe(self._closing.set)
 
@@ -121,7 +121,7 @@ class _Desk:
     async def kept(
         self, work: Callable[[bytes], dict[str, Any]], request: Request, origin: str
     ) -> JSONResponse:
-        """The answer to a file that is sent, whose origin is said where it comes as another type."""
+        """The answer to a file that is sent; a refusal of another type says what the file is made by."""
         if request.headers.get("content-type") != _BYTES:  # no form of another site sends this type
             raise HTTPException(415, f"expected a file of {origin} as {_BYTES}")
         with self.clients.question(_client(request)):
@@ -129,7 +129,7 @@ class _Desk:
             return JSONResponse(await self.in_time(found))
 
     async def traced(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of work for which a child traces, whose own limit counts what it spends on processors."""
+        """The result of work for which a child traces; its own limit counts processor time."""
         longest_s = MOST_TIMES_THE_LIMIT * 2 * self.limit_s  # for what waits for a child
         return await self.in_time(self.tracing.run(work, *arguments), TimeLimit(longest_s))
 

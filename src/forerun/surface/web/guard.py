@@ -70,6 +70,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        # Start and end of the server come this way as well, and are no requests.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -47,7 +47,7 @@ class Lane:
             BusyError: Too many calls wait.
         """
         if self.num_calls >= self._num_places:
-            raise BusyError(f"too many questions wait to be {self._name}; ask again in some seconds")
+            raise BusyError(f"too many questions wait to be {self._name}; ask again in a few seconds")
         self.num_calls += 1
         future = self._pool.submit(work, *arguments)
         loop = asyncio.get_running_loop()
@@ -95,6 +95,7 @@ class ClientLimit:
         finally:
             self._of_client[client] -= 1
             if not self._of_client[client]:
+                # Else every address that ever asked would be kept.
                 del self._of_client[client]
 
 
@@ -131,7 +132,7 @@ _NICENESS = 10
 
 
 class BusyError(FailureError):
-    """More questions wait than may; ask again later.
+    """More questions wait than are allowed; ask again later.
 
     Args:
         message: The error in words.
@@ -182,7 +183,7 @@ class Tracer:
         """
         with self._lock:
             if self._num_taken >= self._num_places:
-                raise BusyError("too many models are being traced just now; ask again in some seconds")
+                raise BusyError("too many models are being traced just now; ask again in a few seconds")
             self._num_taken += 1
         try:
             worker = self._free.get()
@@ -191,6 +192,7 @@ class Tracer:
             finally:
                 self._free.put(worker)
         except IsolationError as error:
+            # The user can ask for less; that the process ended is the server's affair.
             if "took longer" in str(error):
                 raise UsageError(
                     f"the model took longer than {self._limit_s:g} s to trace, which is not answered over HTTP; "

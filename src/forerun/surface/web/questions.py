@@ -62,6 +62,7 @@ def check_model_name(model: str, reach: Reach = _NO_FILES) -> str:
         return f"capture:{reach.captures.file(text)}"
     if CONFIG_NAME.fullmatch(text):
         return config_file(text)
+    # Names of the catalogue may hold a slash, as a path does.
     if find_architecture(text) is not None and not text.startswith("hf:"):
         return text
     if (

@@ -85,12 +85,14 @@ class Reach:
             UsageError: A name reaches beyond the folders, a list or a text is too long, or a text is not one line.
         """
         for name, value in arguments.items():
+            # Names come from outside as well, and go into messages.
             _ = [*_texts("settings", name)]
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, Mapping):
                     self.check(part, known)
             is_path = name in _PATHS or (name in known and known[name].setting.is_local)
             for text in _texts(name, value):
+                # Several models stand in one text, and each may name a file.
                 for part in text.split(";"):
                     self.check_name(part.strip(), is_path=is_path)
 

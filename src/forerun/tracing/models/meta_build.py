@@ -142,6 +142,7 @@ def _replaced(value: Any, moved: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         is_scalar = value.dim() == 0 and not isinstance(value, torch.nn.Parameter)
         return value if is_scalar else moved(value)
+    # By exact type: a subclass, such as a named tuple, may not be made from an iterator.
     if type(value) in (list, tuple):
         return type(value)(_replaced(item, moved) for item in value)
     if type(value) is dict:

@@ -345,6 +345,7 @@ def _resized(value: Any, example_size: int, batch_size: int) -> Any:
         return torch.empty(shape, dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
         parts = [_resized(item, example_size, batch_size) for item in value]
+        # A named tuple takes its parts as single arguments.
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, Mapping):
         return {key: _resized(item, example_size, batch_size) for key, item in value.items()}

@@ -100,6 +100,7 @@ def keep_few_blocks(module: nn.Module) -> bool:
     if any(_description(block) != first for block in itertools.islice(blocks, 1, None)):
         return False
     kept = (blocks[0], blocks[1], blocks[-1])
+    # From the end, since a list numbers anew what follows a member that is taken out.
     for index in range(len(blocks) - 1, -1, -1):
         del members[index]
     members.extend(kept)

@@ -145,6 +145,7 @@ def streamed_blocks(
         block = module.get_submodule(key)
 
         def enter(_module: Any, _args: Any, index: int = index) -> None:
+            # A recomputed block runs forward within the backward pass, which goes the other way.
             if _C._current_autograd_node() is None:
                 state.run(index, 1)
 

@@ -170,11 +170,13 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
         freeze_modules(module, saving.freeze, name)
     if saving.loss is not Loss.PLAIN:
         fuse_loss(module, saving.loss, name)
+    # Before the adapters, whose own linear layers are not quantized.
     if saving.quantize is not None:
         quantize_linears(module, heads, saving, name)
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)
+        # Only now are there adapters to fuse.
         if FusedKernel.LORA in saving.fused_kernels:
             notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
     if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):

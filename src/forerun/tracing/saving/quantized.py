@@ -207,6 +207,7 @@ def _times_weight(
     return found
 
 
+# ``torch._scaled_mm`` takes no other sizes.
 _MULTIPLE = 16
 _FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 

@@ -131,6 +131,7 @@ def _train_step(
     def step() -> None:
         layers.zero_grad(set_to_none=True)
         for given in inputs:
+            # zero_grad clears parameters only; gradients of inputs would add up, by one kernel more a step.
             given.grad = None
         torch.autograd.backward(forward(), gradients)
         if optimizer is not None:

@@ -170,6 +170,7 @@ def make_real_optimizer(
                 raise InvalidSetupError(
                     f"{setup.optimizer} has no fused form in PyTorch; use optimizer_implementation foreach"
                 )
+            # PyTorch refuses both at once.
             group.update(foreach=False, fused=True)
     return optimizer
 
