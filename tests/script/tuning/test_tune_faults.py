@@ -116,7 +116,7 @@ BAD_REQUESTS = {
     "pruned for speed": (
         SPACE,
         ("tune", "space.yaml", "--prune", "--", "python", "train.py"),
-        "--prune --objective accuracy",
+        "give --objective accuracy as well",
     ),
     "bad budget": (
         SPACE,
