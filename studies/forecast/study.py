@@ -179,7 +179,9 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 def _target_times(held: HeldOutForecast) -> TargetTimes:
     """As ``forecast_curve`` answers."""
     result, prefix = held.result, held.result.prefix
-    futures = futures_of(mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles)
+    futures = futures_of(
+        mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles, held.tier
+    )
     seen = prefix.num_seen
     last = float(prefix.epochs[seen - 1])
     return target_times(futures, prefix.epochs[seen:], _wanted(result), last, prefix.noise)

@@ -54,6 +54,8 @@ def test_lightning_csv_logger_has_gaps(tmp_path):
     np.testing.assert_allclose(curve.values, 0.5 + 0.05 * np.arange(5))
     np.testing.assert_allclose(curve.learning_rates, 0.1)
     np.testing.assert_array_equal(curve.steps, 100 * np.arange(5) + 99)
+    np.testing.assert_allclose(curve.training_losses, 1 / np.arange(1, 6))
+    assert read_curve(tmp_path / "run.csv", "train_loss").training_losses is None
 
 
 def test_optimus_step_log_becomes_a_point_an_epoch_and_steps_are_no_epochs(tmp_path):

@@ -24,6 +24,7 @@ from forerun.jobs.forecasting.backtest_table import (
     BacktestTable,
     CutSummary,
     save_table,
+    share_kept,
     stored_quantiles,
     weighted_quantiles,
 )
@@ -77,6 +78,7 @@ class StoredRun:
         kind: What the metric is.
         metric: Its name; siblings have the same.
         span: As in ``Prefix``.
+        training_losses: As in ``Curve``, (n,), or None.
     """
 
     table: str
@@ -89,6 +91,7 @@ class StoredRun:
     origin: str = ""
     metric: str = ""
     span: float = 1.0
+    training_losses: Floats | None = None
 
     def __post_init__(self) -> None:
         if not self.origin:
@@ -140,6 +143,7 @@ def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Pref
         ),
         kind=run.kind,
         span=run.span,
+        training_losses=None if run.training_losses is None else run.training_losses[: len(seen)],
     )
 
 
@@ -327,9 +331,12 @@ def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
 
 def _end(forecast: TierResult, quantiles: Floats, level: float) -> float:
     """End of an interval of the final value, on the side of the forecast that the level says."""
-    moved = float(np.interp(level, LEVELS, quantiles[-1]))
-    moved = min(moved, 0.0) if level < 0.5 else max(moved, 0.0)
-    return max(0.0, float(forecast.errors[-1] + forecast.scale[-1] * moved))
+    error, moved = (
+        float(forecast.errors[-1]),
+        float(forecast.scale[-1] * np.interp(level, LEVELS, quantiles[-1])),
+    )
+    kept = float(share_kept(level, forecast.tier)) * max(forecast.result.prefix.level - error, 0.0)
+    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, kept)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,6 +475,7 @@ def _stored_runs(
                 kind=curve.kind,
                 metric=curve.metric,
                 span=scale.span,
+                training_losses=curve.training_losses,
             )
         )
     return found

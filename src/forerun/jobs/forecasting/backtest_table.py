@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
@@ -238,17 +239,36 @@ def stored_quantiles(tier: Tier, table: BacktestTable, progress: float) -> Float
     return np.tile(np.asarray(normal), (len(HORIZONS), 1))
 
 
-def futures_of(mix: Mixture, prefix: Prefix, stored: Floats) -> Floats:
+_MOST_KEPT = 0.7
+"""Least share of the fall forecast that the 95 % rank takes back, with nothing beside the curve. Where intervals lay
+below the present level, 6 to 20 % of back-tests ended above them, and 2 to 5 % elsewhere; with a schedule at most 6 %.
+The share has the least interval score."""
+
+
+def share_kept(ranks: npt.ArrayLike, tier: Tier) -> Floats:
+    """Least part of the fall forecast that a future of a rank takes back, same shape: a run may stay where it is.
+
+    0.7 ((rank - 0.5) / 0.45)^3      at ranks above one half; 0 beside finished runs, which show how runs fall
+    """
+    above = np.maximum(np.asarray(ranks, dtype=float) - 0.5, 0.0) / 0.45
+    return np.asarray(_MOST_KEPT * above**3 * (tier is Tier.CURVE), dtype=float)
+
+
+def futures_of(mix: Mixture, prefix: Prefix, stored: Floats, tier: Tier) -> Floats:
     """Errors of equally likely futures at the points to come, (ranks, m).
 
     Args:
         mix: The mixture.
         prefix: The run so far.
         stored: Quantiles of the scaled residual, (horizons, levels).
+        tier: What the mixture rests on.
     """
     seen = prefix.num_seen
-    moved = _quantile_curves(prefix, stored)
-    return np.asarray(np.maximum(mix.errors[seen:] + mix.scale[seen:] * moved, 0.0), dtype=float)
+    errors, moved = mix.errors[seen:], mix.scale[seen:] * _quantile_curves(prefix, stored)
+    kept = share_kept(RANKS, tier)[:, None] * np.maximum(prefix.level - errors, 0.0)
+    # A rank above one half is moved at least as far as is kept; below, nothing is.
+    moved = np.where(RANKS[:, None] > 0.5, np.maximum(moved, kept), moved)
+    return np.asarray(np.maximum(errors + moved, 0.0), dtype=float)
 
 
 def _quantile_curves(prefix: Prefix, stored: Floats) -> Floats:

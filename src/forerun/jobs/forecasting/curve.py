@@ -59,7 +59,7 @@ class MetricKind(StrEnum):
     """Word errors and alike, per word or in per cent; may begin above 1."""
 
 
-_COLUMNS = ("epochs", "values", "steps", "learning_rates", "elapsed_s")
+_COLUMNS = ("epochs", "values", "steps", "learning_rates", "elapsed_s", "training_losses")
 """Fields of a curve that have a value at each point."""
 
 
@@ -76,6 +76,7 @@ class Curve:
         steps: Optimizer steps done at each point, (n,), or None.
         learning_rates: Learning rate at each point, (n,), or None.
         elapsed_s: Time since the start of training at each point [s], (n,), or None.
+        training_losses: Mean training loss since the point before, (n,), beside a metric of validation; or None.
         unit: "epoch" or "step", what ``epochs`` counts.
         planned_end: Length that the log says the run was set up for, or None.
         notes: What was done to the rows of the file, sentences.
@@ -89,6 +90,7 @@ class Curve:
     steps: Floats | None = None
     learning_rates: Floats | None = None
     elapsed_s: Floats | None = None
+    training_losses: Floats | None = None
     unit: str = "epoch"
     planned_end: float | None = None
     notes: tuple[str, ...] = ()

@@ -63,6 +63,9 @@ _FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "
 _OF_RUN, _LEFT_OUT = " - ", ("__MIN", "__MAX")
 _METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
 _WHOLE_LOSS = re.compile(r"(^|/|(val|valid|eval|train|total|lm)_)loss$")
+_TRAINING_LOSS = re.compile(
+    r"(train(ing)?[_/ ]?)?((lm|total|epoch|avg|mean|box)[_ ])?loss([_/](epoch|train))?"
+)
 _NO_METRIC = re.compile(
     r"time|memory|seed|eta_|norm|per_second|scale|speed|num_|samples|throughput|^tps|^mfu"
 )
@@ -316,6 +319,7 @@ def curve_of_columns(
         steps=cut[step] if step else None,
         learning_rates=_between_rows(columns[step or epoch or ""], columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
+        training_losses=_training_losses(columns, chosen, keep),
         values=np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
@@ -329,6 +333,22 @@ def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_poin
     passed = f"{num_passed} rows without a value of {metric} were skipped"
     averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
     return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
+
+
+def _training_losses(
+    columns: Mapping[str, Floats], metric: str, keep: npt.NDArray[np.bool_]
+) -> Floats | None:
+    """Mean training loss of the rows since the kept row before, beside a metric of validation; None without one."""
+    named = [name for name in columns if _TRAINING_LOSS.fullmatch(name.lower()) and name != metric]
+    name = min(named, key=lambda name: "train" not in name.lower(), default=None)
+    of_validation = metric.lower().startswith((*_OF_VALIDATION, "test", "dev"))
+    is_unsaid = name is not None and "train" in name.lower() and "train" not in metric.lower()
+    if name is None or not (of_validation or is_unsaid):
+        return None
+    ends = np.flatnonzero(keep) + 1
+    parts = (columns[name][begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+    finite = [part[np.isfinite(part)] for part in parts]
+    return _filled(np.asarray([part.mean() if len(part) else np.nan for part in finite]))
 
 
 def _lost(columns: Mapping[str, Floats], metric: str) -> npt.NDArray[np.bool_]:
@@ -434,6 +454,7 @@ class _Rows:
     steps: Floats | None
     learning_rates: Floats | None
     elapsed_s: Floats | None
+    training_losses: Floats | None
     values: Floats
 
     def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
@@ -450,7 +471,7 @@ class _Rows:
             unit = "epoch"
             where, groups = self._epoch_positions()
         columns = {"epochs": where, "values": self.values, "steps": self.steps}
-        columns |= {"learning_rates": self.learning_rates, "elapsed_s": self.elapsed_s}
+        columns |= {name: getattr(self, name) for name in ("learning_rates", "elapsed_s", "training_losses")}
         given: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
         if groups is not None:
             given = {key: _per_group(column, groups, key) for key, column in given.items()}
