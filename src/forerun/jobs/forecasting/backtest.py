@@ -10,7 +10,7 @@ Leaving an origin out means leaving out all its runs, from the learned prior and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class StoredRun:
         metric: Its name; siblings have the same.
         span: As in ``Prefix``.
         training_losses: As in ``Curve``, (n,), or None.
+        cuts: Shares at which it is tested, those at which its metric would be taken.
     """
 
     table: str
@@ -92,6 +93,7 @@ class StoredRun:
     metric: str = ""
     span: float = 1.0
     training_losses: Floats | None = None
+    cuts: tuple[float, ...] = CUTS
 
     def __post_init__(self) -> None:
         if not self.origin:
@@ -160,7 +162,7 @@ def cut_results(
     found = []
     for index, run in enumerate(runs, start=1):
         siblings = [other for other in runs if _are_siblings(other, run)]
-        for cut in CUTS:
+        for cut in run.cuts:
             if not _FEWEST_POINTS <= points_seen(len(run.errors), cut) < len(run.errors):
                 continue
             prefix = prefix_at(run, cut, siblings)
@@ -458,8 +460,8 @@ def _stored_runs(
     is_rate_logged: bool,
 ) -> list[StoredRun]:
     found = []
-    for path in find_curve_files(folder):
-        cleaned = clean(read_curve(path, metric, rate=rate))
+    for path, curve, cuts in _read_at_cuts(find_curve_files(folder), metric, rate):
+        cleaned = clean(curve)
         if cleaned is None or len(cleaned.curve) < 9:
             continue
         curve = cleaned.curve
@@ -476,9 +478,24 @@ def _stored_runs(
                 metric=curve.metric,
                 span=scale.span,
                 training_losses=curve.training_losses,
+                cuts=cuts,
             )
         )
     return found
+
+
+def _read_at_cuts(
+    files: Iterable[Path], metric: str | None, rate: str | None
+) -> Iterator[tuple[Path, Curve, tuple[float, ...]]]:
+    """Each file's curve of each metric that is taken by what was seen at some cuts, with these."""
+    for path in files:
+        if metric is not None:
+            yield path, read_curve(path, metric, rate=rate), CUTS
+            continue
+        found = [read_curve(path, rate=rate, seen=cut) for cut in CUTS]
+        for curve in {curve.metric: curve for curve in found}.values():
+            at = (cut for cut, other in zip(CUTS, found, strict=True) if other.metric == curve.metric)
+            yield path, curve, tuple(at)
 
 
 def _planned_rates(curve: Curve, schedule: LearningRateSchedule | None) -> Floats | None:
