@@ -434,7 +434,7 @@ PRINTED = {
         lambda e: (
             "      Epoch    GPU_mem   box_loss   cls_loss  Instances       Size\n"
             f"       {e}/25     0.721G      1.222      1.679          5        512: 100% ━━━━ 94/94 2:04\n"
-            "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100% ━━━━ 94/94\n"
+            "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100% ━━ 94/94\n"
             f"                   all       1500       1699      0.823      0.739       0.82 {loss_at(e):.4f}"
         ),
         ("metrics/map50-95", "epoch", 25),
