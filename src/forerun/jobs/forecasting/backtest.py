@@ -254,7 +254,10 @@ def _neighbours(cut: float) -> tuple[float, ...]:
 
 
 def summarise(
-    found: Sequence[TierResult], provenance: Mapping[str, object], without_origin: str | None = None
+    found: Sequence[TierResult],
+    provenance: Mapping[str, object],
+    without_origin: str | None = None,
+    most_kept: float = 0.0,
 ) -> BacktestTable:
     """The table that a forecast needs, from back-tests; optionally as if an origin had never been seen.
 
@@ -276,7 +279,7 @@ def summarise(
                 np.stack([of.scores for of in near]), [(run.origin, run.job) for run in runs], LEVELS
             ),
         )
-    return BacktestTable(summaries=summaries, provenance=dict(provenance))
+    return BacktestTable(summaries=summaries, provenance=dict(provenance), most_kept=most_kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,10 +289,12 @@ class HeldOutForecast(TierResult):
     Attributes:
         ends: Ends of the 90 and 80 % intervals of its final value: low, high, low, high.
         quantiles: Of the scaled residual, (horizons, levels).
+        kept: Share of the fall that the 95 % rank takes back at least.
     """
 
     ends: tuple[float, float, float, float]
     quantiles: Floats
+    kept: float
 
     @property
     def forecast(self) -> float:
@@ -308,37 +313,40 @@ class HeldOutForecast(TierResult):
 
 
 def leave_origins_out(
-    results: Sequence[CutResult], prior_of: PriorOf = lambda origin: shipped_prior()
+    results: Sequence[CutResult],
+    prior_of: PriorOf = lambda origin: shipped_prior(),
+    most_kept: float = 0.0,
 ) -> list[HeldOutForecast]:
     """Every result in every tier it has the data for, its origin left out of the quantiles.
 
     Args:
         results: The cuts.
         prior_of: Of an origin, a prior that has not seen it; the shipped one has not seen a user's own runs.
+        most_kept: Of the tables.
     """
     forecasts = tier_results(results, prior_of)
     found = []
     for origin in dict.fromkeys(r.run.origin for r in results):
-        table = summarise(forecasts, {}, without_origin=origin)
+        table = summarise(forecasts, {}, origin, most_kept)
         found += [_held_out(f, table) for f in forecasts if f.result.run.origin == origin]
     return found
 
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
-    quantiles = stored_quantiles(forecast.tier, table, forecast.result.cut)
-    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, q) for q in (0.05, 0.95, 0.1, 0.9))
+    quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
+    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, kept, q) for q in (0.05, 0.95, 0.1, 0.9))
     ends = (low_90, high_90, low_80, high_80)
-    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles)
+    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles, kept=kept)
 
 
-def _end(forecast: TierResult, quantiles: Floats, level: float) -> float:
+def _end(forecast: TierResult, quantiles: Floats, kept: float, level: float) -> float:
     """End of an interval of the final value, on the side of the forecast that the level says."""
     error, moved = (
         float(forecast.errors[-1]),
         float(forecast.scale[-1] * np.interp(level, LEVELS, quantiles[-1])),
     )
-    kept = float(share_kept(level, forecast.tier)) * max(forecast.result.prefix.level - error, 0.0)
-    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, kept)))
+    back = float(share_kept(level, kept)) * max(forecast.result.prefix.level - error, 0.0)
+    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, back)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

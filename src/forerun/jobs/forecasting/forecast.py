@@ -331,7 +331,7 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress), tier)
+    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress), table.kept(tier))
     order = slice(None, None, -1) if curve.is_rising else slice(None)
     ranked = scale.values(futures)[order]  # ascending in the metric
 
