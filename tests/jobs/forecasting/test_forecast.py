@@ -77,6 +77,11 @@ def test_intervals_are_nested_and_inside_the_scale(question):
     assert sum(found.weights.values()) == pytest.approx(1)
 
 
+def test_no_share_is_forecast_below_zero():
+    noisy = [0.27, 0.27, 0.28, 0.21, 0.3, 0.15, 0.25, 0.39, 0.6, 0.05, 0.43, 0.37, 0.38, 0.46, 0.26, 0.43]
+    assert ask(accuracy_curve(16, values=noisy), end_epoch=32).final.low_90 >= 0
+
+
 def test_more_of_the_run_narrows_the_interval():
     whole = accuracy_curve(100)
     widths = []
