@@ -73,6 +73,7 @@ def _run(
     *,
     metric: str = "accuracy",
     origin: str | None = None,
+    training_losses: Floats | None = None,
 ) -> StoredRun:
     kind = metric_kind(metric, is_rising)
     scale = error_scale(values, is_rising, kind)
@@ -87,6 +88,7 @@ def _run(
         kind=kind,
         metric=metric,
         span=scale.span,
+        training_losses=training_losses,
     )
 
 
@@ -193,13 +195,17 @@ def _trials(folder: Path) -> Iterator[tuple[Any, Curve]]:
         values, steps = np.asarray(row.validation_metric, dtype=float), np.asarray(row.global_step, float)
         if len(values) >= _FEWEST_POINTS and np.all(np.diff(steps) > 0):
             metric = str(row.metric)
-            is_rising = metric not in ("loss", "wer")
-            yield (
-                row,
-                Curve(
-                    name=str(row.source_path), metric=metric, epochs=steps, values=values, is_rising=is_rising
-                ),
+            losses = np.asarray([] if row.train_loss is None else row.train_loss, float)
+            is_whole = len(losses) == len(values) and np.all(np.isfinite(losses))
+            curve = Curve(
+                name=str(row.source_path),
+                metric=metric,
+                epochs=steps,
+                values=values,
+                is_rising=metric not in ("loss", "wer"),
+                training_losses=losses if is_whole else None,
             )
+            yield row, curve
 
 
 def _job_of(row: Any) -> str:
@@ -229,6 +235,7 @@ def read_trials(folder: Path) -> list[StoredRun]:
             curve.is_rising,
             metric=curve.metric,
             origin="algoperf",
+            training_losses=curve.training_losses,
         )
         for row, curve in _trials(folder)
         if np.all(np.isfinite(curve.values))

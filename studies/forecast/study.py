@@ -28,7 +28,13 @@ from forerun.jobs.forecasting.backtest import (
     summary_of,
     tier_results,
 )
-from forerun.jobs.forecasting.backtest_table import TargetTimes, futures_of, save_table, target_times
+from forerun.jobs.forecasting.backtest_table import (
+    MOST_KEPT,
+    TargetTimes,
+    futures_of,
+    save_table,
+    target_times,
+)
 from forerun.jobs.forecasting.curve import Floats, final_error
 from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
@@ -90,7 +96,7 @@ def forecast_study(
     runs = read_all_curves(folder)
     results = cut_results(runs, report=report)
     priors = fit_priors(results)
-    held = leave_origins_out(results, priors.__getitem__)
+    held = leave_origins_out(results, priors.__getitem__, MOST_KEPT)
     everything = summary_of(results, held)
     if save is not None:
         _save_shipped(results, priors, everything, save)
@@ -179,7 +185,9 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 def _target_times(held: HeldOutForecast) -> TargetTimes:
     """As ``forecast_curve`` answers."""
     result, prefix = held.result, held.result.prefix
-    futures = futures_of(mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles)
+    futures = futures_of(
+        mixed_paths(prefix, result.paths, held.scale, held.weights), prefix, held.quantiles, held.kept
+    )
     seen = prefix.num_seen
     last = float(prefix.epochs[seen - 1])
     return target_times(futures, prefix.epochs[seen:], _wanted(result), last, prefix.noise)
@@ -203,6 +211,7 @@ def _save_shipped(
         "date": datetime.date.today().isoformat(),
         "coverage_90": found.rounded_coverage(),
     }
-    save_table(summarise(tier_results(results, priors.__getitem__), provenance), out)
+    tested = tier_results(results, priors.__getitem__)
+    save_table(summarise(tested, provenance, most_kept=MOST_KEPT), out)
     prior = json.dumps(prior_document(priors[""], source), separators=(",", ":"))
     out.with_name("prior.json").write_text(prior + "\n", encoding="utf-8")

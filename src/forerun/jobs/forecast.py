@@ -77,8 +77,8 @@ def forecast(
         ForecastError: The curve is too short, diverged, or does not move.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    whole = _curve(run, wanted, metric, rate_column(schedule))
-    curve = whole if cut is None else _first_share(whole, cut)
+    whole = _curve(run, wanted, metric, rate_column(schedule), 1.0 if cut is None else _share(cut))
+    curve = whole if cut is None else whole.first(whole.num_seen(cut))
     # A finished run that is cut ends where it really ended.
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
     planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
@@ -120,20 +120,19 @@ def _logged(curve: Curve, epochs: float | None) -> LearningRateSchedule:
     return logged_schedule(curve.epochs, curve.learning_rates, max(end, float(curve.epochs[-1])))
 
 
-def _first_share(curve: Curve, cut: float) -> Curve:
-    """The curve as it was after a share of its length."""
+def _share(cut: float) -> float:
     if not 0 < cut < 1:
         raise InvalidSetupError(f"a cut is a share of the run between 0 and 1, such as 0.3, got {cut:g}")
-    return curve.first(curve.num_seen(cut))
+    return cut
 
 
-def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None = None) -> Curve:
+def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None, seen: float) -> Curve:
     if isinstance(run, Curve):
         return run
     name = metric or (target.metric if target else None)
     rising = target.is_rising if target else None
     if isinstance(run, (str, Path)):
-        return read_curve(run, name, rising, rate)
+        return read_curve(run, name, rising, rate, seen=seen)
     values = np.asarray(run, dtype=float)
     if values.ndim != 1 or not len(values):
         raise InvalidSetupError(

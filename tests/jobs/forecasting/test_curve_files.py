@@ -54,6 +54,8 @@ def test_lightning_csv_logger_has_gaps(tmp_path):
     np.testing.assert_allclose(curve.values, 0.5 + 0.05 * np.arange(5))
     np.testing.assert_allclose(curve.learning_rates, 0.1)
     np.testing.assert_array_equal(curve.steps, 100 * np.arange(5) + 99)
+    np.testing.assert_allclose(curve.training_losses, 1 / np.arange(1, 6))
+    assert read_curve(tmp_path / "run.csv", "train_loss").training_losses is None
 
 
 def test_optimus_step_log_becomes_a_point_an_epoch_and_steps_are_no_epochs(tmp_path):
@@ -428,6 +430,23 @@ PRINTED = {
         lambda e: f"epoch     train_loss  valid_loss  time\n{e:<10}9.000000    {loss_at(e):.6f}    00:15",
         ("valid_loss", "epoch", None),
     ),
+    "yolo": (
+        lambda e: (
+            "      Epoch    GPU_mem   box_loss   cls_loss  Instances       Size\n"
+            f"       {e}/25     0.721G      1.222      1.679          5        512: 100% ━━━━ 94/94 2:04\n"
+            "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100% ━━ 94/94\n"
+            f"                   all       1500       1699      0.823      0.739       0.82 {loss_at(e):.4f}"
+        ),
+        ("metrics/map50-95", "epoch", 25),
+    ),
+    "stable-baselines3": (
+        lambda e: (
+            f"{'-' * 31}\n| rollout/           |          |\n|    ep_rew_mean     | {loss_at(e):.4f} |\n"
+            f"| time/              |          |\n|    time_elapsed    | {e}        |\n|    total_timesteps | {e} |\n"
+            "| train/             |          |\n|    loss            | 82.3     |"
+        ),
+        ("rollout/ep_rew_mean", "step", None),
+    ),
     "marian": (
         lambda e: f"[2019-02-01 00:00:03] Ep. 1 : Up. {e} : Sen. 7,000 : Cost {loss_at(e):.8f} : Time 14.53s",
         ("cost", "step", None),
@@ -450,6 +469,8 @@ def test_what_scripts_print_is_read(tmp_path, name):
     assert (curve.metric, curve.unit, curve.planned_end) == (metric, unit, planned)
     np.testing.assert_array_equal(curve.epochs, places)
     np.testing.assert_allclose(curve.values, loss_at(places), atol=1e-4)
+    if name == "keras":  # the line has both losses
+        np.testing.assert_allclose(curve.training_losses, 9.0)
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -495,6 +516,33 @@ def test_a_folder_of_checkpoints_is_its_last_state(tmp_path):
 def test_a_metric_of_three_values_is_not_taken_by_itself(tmp_path):
     rows = [f"{s},{10 / s},{9 / s if s % 4 == 0 else ''}" for s in range(1, 13)]
     assert read_curve(write(tmp_path, "\n".join(["step,loss,val_loss", *rows]))).metric == "loss"
+
+
+def test_the_metric_of_a_cut_is_that_of_a_log_that_ends_there(tmp_path):
+    rows = [f"{s},{10 / s},{9 / s if s % 4 == 0 else ''}" for s in range(1, 25)]
+    path = write(tmp_path, "\n".join(["step,loss,val_loss", *rows]))
+    assert [read_curve(path, seen=share).metric for share in (0.1, 0.5, 0.7, 1.0)] == ["loss"] * 2 + [
+        "val_loss"
+    ] * 2
+
+
+def test_episodes_and_progress_of_stable_baselines3(tmp_path):
+    episodes = [
+        '#{"t_start": 1708701891.7, "env_id": "Hopper"}',
+        "r,l,t",
+        "9.5,11,1.0",
+        "8.0,22,1.1",
+        "24.1,20,1.2",
+    ]
+    curve = read_curve(write(tmp_path, "\n".join(episodes), "monitor.csv"))
+    assert (curve.metric, curve.is_rising, curve.unit) == ("reward", True, "step")
+    np.testing.assert_array_equal(curve.epochs, [11, 33, 53])
+    header = "time/iterations,time/time_elapsed,rollout/ep_rew_mean,time/total_timesteps,train/loss"
+    rows = [header, *(f"{i},{2 * i},{-200 / i},{2048 * i},0.5" for i in range(1, 6))]
+    curve = read_curve(write(tmp_path, "\n".join(rows), "progress.csv"))
+    assert (curve.metric, curve.is_rising, curve.training_losses) == ("rollout/ep_rew_mean", True, None)
+    np.testing.assert_array_equal(curve.epochs, 2048 * np.arange(1, 6))
+    np.testing.assert_array_equal(curve.elapsed_s, 2 * np.arange(1, 6))
 
 
 def test_a_text_without_such_lines_is_refused_and_no_curve_of_a_folder(tmp_path):

@@ -77,6 +77,11 @@ def test_intervals_are_nested_and_inside_the_scale(question):
     assert sum(found.weights.values()) == pytest.approx(1)
 
 
+def test_no_share_is_forecast_below_zero():
+    noisy = [0.27, 0.27, 0.28, 0.21, 0.3, 0.15, 0.25, 0.39, 0.6, 0.05, 0.43, 0.37, 0.38, 0.46, 0.26, 0.43]
+    assert ask(accuracy_curve(16, values=noisy), end_epoch=32).final.low_90 >= 0
+
+
 def test_more_of_the_run_narrows_the_interval():
     whole = accuracy_curve(100)
     widths = []
@@ -232,6 +237,25 @@ def test_a_validation_loss_that_rises_by_overfitting_has_not_diverged_and_is_fol
     values = 0.3 + 0.5 / epochs + 0.006 * epochs
     found = ask(loss_curve(values, "val_loss"), end_epoch=80)
     assert found.final.value > 1.2 * values.min()
+
+
+def test_a_run_that_goes_on_learning_its_training_data_alone_stays_where_it_is():
+    epochs = np.arange(1.0, 41)
+    curve = loss_curve(0.3 + 0.7 / epochs, "val_loss")
+    falling, alike = (replace(curve, training_losses=losses) for losses in (0.94**epochs, curve.values))
+    bare, overfit, learning = (ask(c, end_epoch=80) for c in (curve, falling, alike))
+    assert overfit.weights["plateau"] > 0.7
+    assert bare.final.value < overfit.final.value < curve.values[-1]
+    assert bare.final == learning.final
+    told = (ask(c, end_epoch=80, schedule=parse_schedule("cosine:epochs=80")).final for c in (curve, falling))
+    assert len(set(told)) == 1
+
+
+def test_with_nothing_beside_the_curve_the_interval_holds_most_of_the_way_back():
+    found = ask(end_epoch=60)
+    now = float(np.median(found.curve.values[-3:]))
+    assert found.final.value > now
+    assert found.final.low_90 <= found.final.value - 0.7 * (found.final.value - now) + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ Leaving an origin out means leaving out all its runs, from the learned prior and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from forerun.jobs.forecasting.backtest_table import (
     BacktestTable,
     CutSummary,
     save_table,
+    share_kept,
     stored_quantiles,
     weighted_quantiles,
 )
@@ -77,6 +78,8 @@ class StoredRun:
         kind: What the metric is.
         metric: Its name; siblings have the same.
         span: As in ``Prefix``.
+        training_losses: As in ``Curve``, (n,), or None.
+        cuts: Shares at which it is tested, those at which its metric would be taken.
     """
 
     table: str
@@ -89,6 +92,8 @@ class StoredRun:
     origin: str = ""
     metric: str = ""
     span: float = 1.0
+    training_losses: Floats | None = None
+    cuts: tuple[float, ...] = CUTS
 
     def __post_init__(self) -> None:
         if not self.origin:
@@ -140,6 +145,7 @@ def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Pref
         ),
         kind=run.kind,
         span=run.span,
+        training_losses=None if run.training_losses is None else run.training_losses[: len(seen)],
     )
 
 
@@ -156,7 +162,7 @@ def cut_results(
     found = []
     for index, run in enumerate(runs, start=1):
         siblings = [other for other in runs if _are_siblings(other, run)]
-        for cut in CUTS:
+        for cut in run.cuts:
             if not _FEWEST_POINTS <= points_seen(len(run.errors), cut) < len(run.errors):
                 continue
             prefix = prefix_at(run, cut, siblings)
@@ -248,7 +254,10 @@ def _neighbours(cut: float) -> tuple[float, ...]:
 
 
 def summarise(
-    found: Sequence[TierResult], provenance: Mapping[str, object], without_origin: str | None = None
+    found: Sequence[TierResult],
+    provenance: Mapping[str, object],
+    without_origin: str | None = None,
+    most_kept: float = 0.0,
 ) -> BacktestTable:
     """The table that a forecast needs, from back-tests; optionally as if an origin had never been seen.
 
@@ -270,7 +279,7 @@ def summarise(
                 np.stack([of.scores for of in near]), [(run.origin, run.job) for run in runs], LEVELS
             ),
         )
-    return BacktestTable(summaries=summaries, provenance=dict(provenance))
+    return BacktestTable(summaries=summaries, provenance=dict(provenance), most_kept=most_kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,10 +289,12 @@ class HeldOutForecast(TierResult):
     Attributes:
         ends: Ends of the 90 and 80 % intervals of its final value: low, high, low, high.
         quantiles: Of the scaled residual, (horizons, levels).
+        kept: Share of the fall that the 95 % rank takes back at least.
     """
 
     ends: tuple[float, float, float, float]
     quantiles: Floats
+    kept: float
 
     @property
     def forecast(self) -> float:
@@ -302,34 +313,40 @@ class HeldOutForecast(TierResult):
 
 
 def leave_origins_out(
-    results: Sequence[CutResult], prior_of: PriorOf = lambda origin: shipped_prior()
+    results: Sequence[CutResult],
+    prior_of: PriorOf = lambda origin: shipped_prior(),
+    most_kept: float = 0.0,
 ) -> list[HeldOutForecast]:
     """Every result in every tier it has the data for, its origin left out of the quantiles.
 
     Args:
         results: The cuts.
         prior_of: Of an origin, a prior that has not seen it; the shipped one has not seen a user's own runs.
+        most_kept: Of the tables.
     """
     forecasts = tier_results(results, prior_of)
     found = []
     for origin in dict.fromkeys(r.run.origin for r in results):
-        table = summarise(forecasts, {}, without_origin=origin)
+        table = summarise(forecasts, {}, origin, most_kept)
         found += [_held_out(f, table) for f in forecasts if f.result.run.origin == origin]
     return found
 
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
-    quantiles = stored_quantiles(forecast.tier, table, forecast.result.cut)
-    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, q) for q in (0.05, 0.95, 0.1, 0.9))
+    quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
+    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, kept, q) for q in (0.05, 0.95, 0.1, 0.9))
     ends = (low_90, high_90, low_80, high_80)
-    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles)
+    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles, kept=kept)
 
 
-def _end(forecast: TierResult, quantiles: Floats, level: float) -> float:
+def _end(forecast: TierResult, quantiles: Floats, kept: float, level: float) -> float:
     """End of an interval of the final value, on the side of the forecast that the level says."""
-    moved = float(np.interp(level, LEVELS, quantiles[-1]))
-    moved = min(moved, 0.0) if level < 0.5 else max(moved, 0.0)
-    return max(0.0, float(forecast.errors[-1] + forecast.scale[-1] * moved))
+    error, moved = (
+        float(forecast.errors[-1]),
+        float(forecast.scale[-1] * np.interp(level, LEVELS, quantiles[-1])),
+    )
+    back = float(share_kept(level, kept)) * max(forecast.result.prefix.level - error, 0.0)
+    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, back)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,8 +468,8 @@ def _stored_runs(
     is_rate_logged: bool,
 ) -> list[StoredRun]:
     found = []
-    for path in find_curve_files(folder):
-        cleaned = clean(read_curve(path, metric, rate=rate))
+    for path, curve, cuts in _read_at_cuts(find_curve_files(folder), metric, rate):
+        cleaned = clean(curve)
         if cleaned is None or len(cleaned.curve) < 9:
             continue
         curve = cleaned.curve
@@ -468,9 +485,25 @@ def _stored_runs(
                 kind=curve.kind,
                 metric=curve.metric,
                 span=scale.span,
+                training_losses=curve.training_losses,
+                cuts=cuts,
             )
         )
     return found
+
+
+def _read_at_cuts(
+    files: Iterable[Path], metric: str | None, rate: str | None
+) -> Iterator[tuple[Path, Curve, tuple[float, ...]]]:
+    """Each file's curve of each metric that is taken by what was seen at some cuts, with these."""
+    for path in files:
+        if metric is not None:
+            yield path, read_curve(path, metric, rate=rate), CUTS
+            continue
+        found = [read_curve(path, rate=rate, seen=cut) for cut in CUTS]
+        for curve in {curve.metric: curve for curve in found}.values():
+            at = (cut for cut, other in zip(CUTS, found, strict=True) if other.metric == curve.metric)
+            yield path, curve, tuple(at)
 
 
 def _planned_rates(curve: Curve, schedule: LearningRateSchedule | None) -> Floats | None:

@@ -39,9 +39,21 @@ _LARGEST_FRACTION = 5.0
 
 _RISING_WORDS: tuple[str, ...] = (
     *("acc", "top1", "top5", "top-1", "top-5", "f1", "auc", "map", "bleu", "precision", "recall", "hit"),
-    *("score", "iou", "meaniu", "dice", "r2", "ndcg", "exact_match", "correlation"),
+    *(
+        "score",
+        "iou",
+        "meaniu",
+        "dice",
+        "r2",
+        "ndcg",
+        "exact_match",
+        "correlation",
+        "ep_rew",
+        "reward",
+        "return",
+    ),
 )
-_UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu")
+_UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu", "ep_rew", "reward", "return")
 _FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")
 _RATE_OF_ERRORS = re.compile(r"(^|[^a-z])(wer|cer|error_?rate)([^a-z]|$)")
 _AVERAGE_PRECISION = re.compile(r"(^|[^a-z])ap(\d*|[sml])$")
@@ -59,7 +71,7 @@ class MetricKind(StrEnum):
     """Word errors and alike, per word or in per cent; may begin above 1."""
 
 
-_COLUMNS = ("epochs", "values", "steps", "learning_rates", "elapsed_s")
+_COLUMNS = ("epochs", "values", "steps", "learning_rates", "elapsed_s", "training_losses")
 """Fields of a curve that have a value at each point."""
 
 
@@ -76,6 +88,7 @@ class Curve:
         steps: Optimizer steps done at each point, (n,), or None.
         learning_rates: Learning rate at each point, (n,), or None.
         elapsed_s: Time since the start of training at each point [s], (n,), or None.
+        training_losses: Median training loss since the point before, (n,), beside a metric of validation; or None.
         unit: "epoch" or "step", what ``epochs`` counts.
         planned_end: Length that the log says the run was set up for, or None.
         notes: What was done to the rows of the file, sentences.
@@ -89,6 +102,7 @@ class Curve:
     steps: Floats | None = None
     learning_rates: Floats | None = None
     elapsed_s: Floats | None = None
+    training_losses: Floats | None = None
     unit: str = "epoch"
     planned_end: float | None = None
     notes: tuple[str, ...] = ()
@@ -202,8 +216,8 @@ def error_scale(values: npt.ArrayLike, is_rising: bool, kind: MetricKind = Metri
         )
     if found[0] <= 0:
         raise RecordError(
-            f"a metric that falls must begin above zero, got {found[0]:g}; if larger is better, write the "
-            "target with >="
+            f"a metric that falls must begin above zero, which is its scale, got {found[0]:g}; name another metric, "
+            "or, if larger is better as of a reward, write the target with >="
         )
     if kind is MetricKind.ERROR_RATE:
         return ErrorScale(is_rising=False, span=1.0 if float(np.max(found)) <= _LARGEST_FRACTION else 100.0)

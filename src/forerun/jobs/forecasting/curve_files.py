@@ -47,10 +47,10 @@ from forerun.jobs.forecasting.log_files import (
 )
 from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
 
-_STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
+_STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch", "time/total_timesteps", "total_timesteps")
 # YOLO's first group are biases, whose rate comes down from 0.1 in the warm-up.
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
-_TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
+_TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time", "time/time_elapsed")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
@@ -63,6 +63,9 @@ _FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "
 _OF_RUN, _LEFT_OUT = " - ", ("__MIN", "__MAX")
 _METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
 _WHOLE_LOSS = re.compile(r"(^|/|(val|valid|eval|train|total|lm)_)loss$")
+_TRAINING_LOSS = re.compile(
+    r"(train(ing)?[_/ ]?)?((lm|total|epoch|avg|mean|box)[_ ])?loss([_/](epoch|train))?"
+)
 _NO_METRIC = re.compile(
     r"time|memory|seed|eta_|norm|per_second|scale|speed|num_|samples|throughput|^tps|^mfu"
 )
@@ -78,6 +81,7 @@ def read_curve(
     rate: str | None = None,
     *,
     by_step: bool = False,
+    seen: float = 1.0,
 ) -> Curve:
     """The curve of a metric.
 
@@ -87,6 +91,7 @@ def read_curve(
         is_rising: Whether larger is better; by its name if None.
         rate: Column of the learning rate; one of the usual names if None.
         by_step: Whether each row is a point at its step, where the file has steps, and none are averaged.
+        seen: Share of the rows, the first, by which a metric that is not named is taken.
 
     Raises:
         RecordError: The file cannot be read, is empty, or holds text where a number should be.
@@ -94,9 +99,8 @@ def read_curve(
     """
     file, run = _file_and_run(Path(path))
     log = _log_of(file, run)
-    curve = curve_of_columns(
-        log.columns, run or file.name, metric, is_rising, rate, by_step=by_step, is_sparse=log.is_sparse
-    )
+    how = {"by_step": by_step, "is_sparse": log.is_sparse}
+    curve = curve_of_columns(log.columns, run or file.name, metric, is_rising, rate, seen=seen, **how)
     planned = log.planned_end if log.planned_unit == curve.unit else None
     return replace(curve, planned_end=planned)
 
@@ -224,6 +228,7 @@ def read_columns(file: Path) -> dict[str, Floats]:
     try:
         with file.open(newline="", encoding=encoding_of(file)) as opened:
             text = opened.read()
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("#{"))
         first = text.partition("\n")[0]
         mark = max(",;\t", key=first.count)
         rows = list(csv.reader(text.splitlines(), delimiter=mark))
@@ -235,6 +240,9 @@ def read_columns(file: Path) -> dict[str, Floats]:
             f"{file}: expected a header and rows such as 'epoch,accuracy', got {len(rows)} row{'s'[len(rows) == 1 :]}"
         )
     names = [name.strip() for name in rows[0]]
+    is_monitor = names[:3] == ["r", "l", "t"]  # of Stable-Baselines3: reward, steps and time of each episode
+    if is_monitor:
+        names[:3] = "reward", "step", "elapsed_s"
     if len(names) < 2:
         raise RecordError(
             f"{file}: expected at least two columns, epoch or step and a metric, got only '{names[0]}'"
@@ -247,11 +255,12 @@ def read_columns(file: Path) -> dict[str, Floats]:
     cells = [row + [""] * (len(names) - len(row)) for row in rows[1:]]
     if mark != ",":
         cells = [[cell.replace(",", ".") for cell in row] for row in cells]  # 0,98 where commas are points
-    return {
+    columns = {
         name: np.asarray([_cell(row[i], name, number, file) for number, row in enumerate(cells, start=2)])
         for i, name in enumerate(names)
         if name and any(_number(row[i]) is not None for row in cells)
     }
+    return columns | ({"step": np.cumsum(columns["step"])} if is_monitor else {})
 
 
 def _number(text: str) -> float | None:
@@ -286,6 +295,7 @@ def curve_of_columns(
     *,
     by_step: bool = False,
     is_sparse: bool = False,
+    seen: float = 1.0,
 ) -> Curve:
     """The curve in some columns of equal length, as in ``LogColumns``; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
@@ -303,7 +313,7 @@ def curve_of_columns(
             f"{', '.join(columns)}"
         )
     places = [c for c in (epoch, step, rate, elapsed) if c is not None]
-    chosen = _metric_column(columns, name, metric, places)
+    chosen = _metric_column(columns, name, metric, places, seen)
     if not np.isfinite(columns[chosen]).any():
         raise RecordError(
             f"{name}: every value of '{chosen}' is NaN or empty; the run has no number to go by"
@@ -316,6 +326,7 @@ def curve_of_columns(
         steps=cut[step] if step else None,
         learning_rates=_between_rows(columns[step or epoch or ""], columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
+        training_losses=_training_losses(columns, chosen, keep),
         values=np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
@@ -329,6 +340,22 @@ def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_poin
     passed = f"{num_passed} rows without a value of {metric} were skipped"
     averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
     return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
+
+
+def _training_losses(
+    columns: Mapping[str, Floats], metric: str, keep: npt.NDArray[np.bool_]
+) -> Floats | None:
+    """Median training loss of the rows since the kept row before, beside a metric of validation; None without one."""
+    named = [name for name in columns if _TRAINING_LOSS.fullmatch(name.lower()) and name != metric]
+    name = min(named, key=lambda name: "train" not in name.lower(), default=None)
+    of_validation = metric.lower().startswith((*_OF_VALIDATION, "test", "dev"))
+    is_unsaid = "train" in (name or "").lower() and "train" not in metric.lower() and "/" not in metric
+    if name is None or not (of_validation or is_unsaid):
+        return None
+    ends = np.flatnonzero(keep) + 1
+    parts = (columns[name][begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+    finite = [part[np.isfinite(part)] for part in parts]
+    return _filled(np.asarray([np.median(part) if len(part) else np.nan for part in finite]))
 
 
 def _lost(columns: Mapping[str, Floats], metric: str) -> npt.NDArray[np.bool_]:
@@ -350,12 +377,15 @@ def _measured(values: Floats) -> npt.NDArray[np.bool_]:
     return finite
 
 
-def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None, places: list[str]) -> str:
+def _metric_column(
+    columns: Mapping[str, Floats], name: str, metric: str | None, places: list[str], seen: float
+) -> str:
     others = [c for c in columns if c not in places]
     if not others:
         raise RecordError(f"{name}: expected a metric beside {', '.join(places)}, got none")
     if metric is None:
-        return _default_metric(columns, others)
+        first = {c: columns[c][: max(1, round(seen * len(columns[c])))] for c in others}
+        return _default_metric(first, [c for c in others if np.isfinite(first[c]).any()] or others)
     lowered = {c.lower(): c for c in others}
     wanted = metric.lower()
     tried = [wanted, _ALIASES.get(wanted, wanted)]
@@ -434,6 +464,7 @@ class _Rows:
     steps: Floats | None
     learning_rates: Floats | None
     elapsed_s: Floats | None
+    training_losses: Floats | None
     values: Floats
 
     def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
@@ -450,7 +481,7 @@ class _Rows:
             unit = "epoch"
             where, groups = self._epoch_positions()
         columns = {"epochs": where, "values": self.values, "steps": self.steps}
-        columns |= {"learning_rates": self.learning_rates, "elapsed_s": self.elapsed_s}
+        columns |= {name: getattr(self, name) for name in ("learning_rates", "elapsed_s", "training_losses")}
         given: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
         if groups is not None:
             given = {key: _per_group(column, groups, key) for key, column in given.items()}

@@ -286,6 +286,7 @@ def _prefix(
         siblings=np.asarray(found) if found else None,
         kind=curve.kind,
         span=scale.span,
+        training_losses=curve.training_losses,
     )
 
 
@@ -330,7 +331,9 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress))
+    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress), table.kept(tier))
+    if is_share_metric(curve.metric):  # below 0 only where it has been there, as r2 may
+        futures = np.minimum(futures, max(1.0, float(prefix.errors.max())))
     order = slice(None, None, -1) if curve.is_rising else slice(None)
     ranked = scale.values(futures)[order]  # ascending in the metric
 

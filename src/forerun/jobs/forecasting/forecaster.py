@@ -41,6 +41,7 @@ class Prefix:
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
         kind: What the metric is.
         span: Value of a metric of one error; for a loss its first value, see ``curve.error_scale``.
+        training_losses: Beside errors of validation, (k,), or None.
         noise: Relative spread of single evaluations.
     """
 
@@ -50,6 +51,7 @@ class Prefix:
     siblings: Floats | None = None
     kind: MetricKind = MetricKind.ACCURACY
     span: float = 1.0
+    training_losses: Floats | None = None
     noise: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     Epoch(val) [1][625/625]  coco/bbox_mAP: 0.31                OpenMMLab
     Ep. 1 : Up. 100 : Sen. 7,000 : Cost 9.8                     Marian
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
+    Epoch GPU_mem box_loss; 1/25 0.7G 1.22; Class Images mAP50; all 15 0.8     YOLO: two headers and their rows
+    | rollout/ | |; | ep_rew_mean | -159 |; | total_timesteps | 16384 |        Stable-Baselines3: a box is a row
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
 ("train_iters ... 5000"). A line without a place belongs to the last one. Lines that begin with date and time say how
@@ -46,7 +48,7 @@ _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "up", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
-    r"loss|acc|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^cost$|^(val|train|t[er]l)$"
+    r"loss|acc|_rew|reward|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^cost$|^(val|train|t[er]l)$"
 )
 _NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
 _RATES = ("lr", "learning_rate", "train_lr")
@@ -57,6 +59,12 @@ _VALIDATION = re.compile(
 _SPLIT_BEHIND = re.compile(r"^(\w+?)[/_](train|val|valid|validation|eval|test)$")
 _PART = re.compile(r"(?=\[(?:train|val|valid|eval|test)\])", re.IGNORECASE)
 _PLACE_FIRST = re.compile(r"\b(\d+)[ _]?(epoch) results")
+_BOX = re.compile(r"(?:^\|[^|\n]*\|[^|\n]*\|[ \t]*$\n?)+", re.MULTILINE)
+_YOLO_HEADER, _YOLO_ROW = (
+    re.compile(r"^\s*(Epoch\s+GPU_mem|Class\s+Images)\s"),
+    re.compile(r"^\s*((\d+)/(\d+)|all)\s"),
+)
+_YOLO_END = "epochs completed in"
 _WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
 _LENGTHS = {
     "step": re.compile(
@@ -118,7 +126,9 @@ class _Reading:
         self._place: dict[str, float] = {}
         self._bar = (0.0, 0.0)
         self._header: list[str] = []
-        for line in _COLOURS.sub("", text).splitlines():
+        self._yolo: list[str] = []
+        self._first = 1
+        for line in _BOX.sub(_line_of_box, _COLOURS.sub("", text)).splitlines():
             self._read(line)
 
     def _read(self, line: str) -> None:
@@ -139,8 +149,11 @@ class _Reading:
         if first := _PLACE_FIRST.search(line):
             place[first[2]] = float(first[1])
         for part in _PART.split(line):  # ESPnet has both sets in a line: [train] loss=..., [valid] loss=...
-            of_validation = bool(_VALIDATION.search(part))
-            for words, value in self._numbers(part):
+            numbers = self._numbers(part)
+            # Keras has both sets in a line, and names those of validation.
+            says_which = any(words.lower().startswith(("val_", "test ")) for words, _ in numbers)
+            of_validation = bool(_VALIDATION.search(part)) and not says_which
+            for words, value in numbers:
                 name = re.sub(r"\(.*?\)|\.$", "", words.strip().lower())
                 name = name.removesuffix(" value").removesuffix(" is").replace(" ", "_")
                 if unit := _unit(name):
@@ -149,6 +162,8 @@ class _Reading:
                     found["lr"] = value
                 elif name == "train_time_ms":
                     found["elapsed_s"] = value / 1000
+                elif name == "time/time_elapsed":
+                    found["elapsed_s"] = value
                 elif _METRIC.search(name) and not _NO_METRIC.search(name):
                     name = _SPLIT_BEHIND.sub(r"\2_\1", _NAMES.get(name, name))  # loss/val is val_loss
                     name = re.sub("^test", "val", name)
@@ -169,12 +184,26 @@ class _Reading:
             return [("step", float(plain["step"])), (plain["name"], float(plain["value"]))]
         if "{" in line:
             return _object_of(line)
+        if _YOLO_HEADER.match(line) or _YOLO_END in line:
+            self._yolo = [] if _YOLO_END in line else re.findall(r"[\w-]+", line.replace("Box(P", "P"))[1:]
+        elif self._yolo and (row := _YOLO_ROW.match(line)):
+            return self._of_yolo(row)
         cells = line.split()
         if len(cells) > 1 and all(map(_WORD.fullmatch, cells)):
             self._header = cells if _unit(cells[0].lower()) else []
         elif self._header and len(cells) == len(self._header) and _CELL.fullmatch(cells[0]):
             return [(n, float(c)) for n, c in zip(self._header, cells, strict=True) if _CELL.fullmatch(c)]
         return self._pairs(line)
+
+    def _of_yolo(self, row: re.Match[str]) -> list[tuple[str, float]]:
+        """Losses of an epoch by the header above, or metrics of all classes, which belong to the last epoch."""
+        cells = zip(self._yolo, row.string[row.end() :].replace(":", " ").split(), strict=False)
+        found = [(name, float(cell)) for name, cell in cells if _CELL.fullmatch(cell)]
+        if row[1] == "all":
+            return [(f"metrics/{name}", value) for name, value in found]
+        self._first = min(self._first, int(row[2]))
+        self.lengths["epoch"] = float(row[3]) + (self._first == 0)  # v5 counts from 0
+        return [("epoch", float(row[2])), *((f"train/{name}", value) for name, value in found)]
 
     def _pairs(self, line: str) -> list[tuple[str, float]]:
         found = []
@@ -184,6 +213,18 @@ class _Reading:
             if match["total"] and (unit := _unit(name.lower())):
                 self.lengths[unit] = float(match["total"])
         return found
+
+
+def _line_of_box(box: re.Match[str]) -> str:
+    """A box of Stable-Baselines3 as one line; any other table of two columns as it is."""
+    if "total_timesteps" not in box[0]:
+        return box[0]
+    group, found = "", []
+    for row in box[0].splitlines():
+        name, value = (cell.strip() for cell in row.split("|")[1:3])
+        group = name if name.endswith("/") else group
+        found.append(f"{'step' if name == 'total_timesteps' else group + name}: {value}")
+    return ", ".join(found) + "\n"
 
 
 def _seconds(clock: str) -> float:
