@@ -525,3 +525,54 @@ if __name__ == "__main__":
         optimizer.zero_grad()
     torch.save(net.state_dict(), "net.pt")
 """
+
+TURNS = """
+import copy
+import torch
+critic, actor = torch.nn.Linear(6, 1).cuda(), torch.nn.Linear(4, 2).cuda()
+target = copy.deepcopy(critic)
+first = torch.optim.Adam(critic.parameters())
+second = torch.optim.Adam(actor.parameters())
+for step in range(1000):
+    if step > 100:
+        seen = torch.randn(32, 4, device="cuda")
+        with torch.no_grad():
+            goal = target(torch.cat([seen, actor(seen)], 1))
+        first.zero_grad()
+        (critic(torch.cat([seen, torch.randn(32, 2, device="cuda")], 1)) - goal).square().mean().backward()
+        first.step()
+        if step % 2 == 0:
+            second.zero_grad()
+            (-critic(torch.cat([seen, actor(seen)], 1)).mean()).backward()
+            second.step()
+            for slow, weight in zip(target.parameters(), critic.parameters()):
+                slow.data.copy_(0.1 * weight.data + 0.9 * slow.data)
+torch.save(actor.state_dict(), "actor.pt")
+"""
+
+CARRIED = """
+import copy
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+network = torch.nn.Linear(4, 2).cuda()
+average = copy.deepcopy(network).eval().requires_grad_(False)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(44, 4)), batch_size=2)
+test_x, noise = torch.randn(20, 4).cuda(), torch.randn(5, 4).cuda()
+num_rounds = steps = 0
+for epoch in range(3):
+    for (x,) in loader:
+        network(x.cuda()).square().mean().backward()
+        num_rounds += 1
+        accumulates = num_rounds % 4 != 0
+        if not accumulates:
+            optimizer.step()
+            optimizer.zero_grad()
+            for slow, weight in zip(average.parameters(), network.parameters()):
+                slow.copy_(weight.lerp(slow, 0.9))
+            if steps % 3 == 0:
+                shown = average(noise)
+            if steps % 5 == 0:
+                print(network(test_x).argmax(1).sum().item())
+            steps += 1
+"""

@@ -11,6 +11,7 @@ import pytest
 from scripts_captured import (
     ACCUMULATING,
     BY_HAND,
+    CARRIED,
     CHANGING,
     FUNCTIONAL,
     GAN,
@@ -30,6 +31,7 @@ from scripts_captured import (
     TICKING,
     TIED,
     TRAINER,
+    TURNS,
     WHOLE,
 )
 
@@ -274,6 +276,22 @@ def test_a_refusal_that_the_script_catches_is_still_the_reason(captured):
 def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):
     with pytest.raises(TraceError, match="trains in a process that it starts itself"):
         captured(SPAWNING)
+
+
+def test_a_round_is_a_step_though_only_some_update_the_actor_and_targets_are_no_average(captured):
+    found = captured(TURNS)
+    facts = found.facts
+    assert (facts.max_steps, facts.batch_size, facts.num_micro_steps, facts.averages) == (899, 32, 1, False)
+    assert [part.num_uses for part in facts.optimizers] == [1, 1]
+    assert set(found.graph.ops.count) == {0.5}  # of two rounds, one with both updates
+    assert captured(TURNS + 'torch.save(target.state_dict(), "target.pt")\n').facts.averages
+
+
+def test_micro_steps_go_on_over_the_end_of_an_epoch_and_previews_are_none(captured):
+    facts = captured(CARRIED).facts
+    assert (facts.num_micro_steps, facts.batch_size, facts.averages) == (4, 2, True)
+    assert (facts.steps_per_epoch, facts.max_steps) == (5, 16)  # of 22 and 66 micro-steps
+    assert facts.validation == CapturedPause(unit="steps", every=5)
 
 
 def test_equal_micro_steps_are_not_all_run(captured):

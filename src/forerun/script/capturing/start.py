@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import collections
 import contextlib
 import faulthandler
 import functools
@@ -16,12 +17,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.isolation import isolate
 from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
 from forerun.script.profiling.messages import CaptureSettings, read_settings
+
+if TYPE_CHECKING:
+    from forerun.script.capturing.job import Counters
 
 CAPTURED_STATUS = 78
 """Exit status of a script whose steps were captured."""
@@ -262,7 +266,7 @@ class _Session:
         from forerun.script.capturing import pretend
         from forerun.script.capturing.checkpoints import Checkpoints
         from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
-        from forerun.script.capturing.job import Counters
+        from forerun.script.capturing.job import Counters, round_of
         from forerun.script.capturing.patches import Loaders, cover_ignite, cover_keras, cover_torch
         from forerun.script.capturing.pauses import Pauses
         from forerun.script.capturing.script_recorder import ScriptRecorder
@@ -287,8 +291,9 @@ class _Session:
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
         steps.goes_on = self._stepped
-        self.counters = Counters()
-        steps.ends = lambda: self.counters.note(sys._getframe(1))
+        self._by_optimizer: dict[int, Counters] = collections.defaultdict(Counters)
+        steps.ends = lambda key: self._by_optimizer[key].note(sys._getframe(1))
+        steps.round_now = lambda: round_of(sys._getframe(1))
         steps.has_other_data = self.loaders.evaluates
         steps.evaluates = self._evaluates
         self.parallel = Parallelism(settings, steps)
@@ -335,6 +340,11 @@ class _Session:
             self.pretence.notes_guesses = True
             return
         self.refuse_pretence()
+
+    @property
+    def counters(self) -> Counters:
+        """What the loops count, as it was at each end of a step."""
+        return self._by_optimizer[self.steps.last or 0]
 
     def refuse_pretence(self) -> None:
         """The script trains on the processor: the caller records it there."""
