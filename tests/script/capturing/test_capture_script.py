@@ -40,7 +40,10 @@ from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, Tr
 from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
 from forerun.script.capture_script import ScriptServer, capture_command, captured_by
+from forerun.script.capturing.job import enclosing_loops
+from forerun.script.capturing.pretend import ValueNeededError
 from forerun.script.command_words import parse_command
+from forerun.script.patching import CaptureState, begin_capture, capture_state
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +274,20 @@ def test_labels_that_are_no_padding_are_all_and_what_follows_the_loop_of_a_main_
 def test_a_refusal_that_the_script_catches_is_still_the_reason(captured):
     with pytest.raises(ScriptError, match="size of its result depends on values"):
         captured(LABELLED.replace('if "foreground" in sys.argv', "if True"))
+
+
+def test_captures_in_one_process_do_not_see_each_other():
+    states = []
+    for _ in range(2):
+        states.append(begin_capture())
+        for _ in range(1):
+            (loop,) = enclosing_loops(sys._getframe())[1:]  # one is not hidden by the capture before
+            capture_state().within_steps.add((__file__, loop.lineno))
+            assert len(enclosing_loops(sys._getframe())) == 1
+        ValueNeededError("a size depends on values")
+    assert states[0] is not states[1]
+    assert [state.refusals for state in states] == [["a size depends on values"]] * 2
+    assert begin_capture() == CaptureState()
 
 
 def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):

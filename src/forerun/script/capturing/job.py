@@ -22,22 +22,16 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from forerun.script.capturing.steps import first_tensor
-from forerun.script.patching import follow_arguments, is_of_library, is_of_script
+from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
 """Batches of a loader, or rounds of a loop, that stand for no limit."""
 
-_options: list[dict[str, Any]] = []
-
 
 def remember_arguments(module: Any) -> None:
     """Follows ``argparse``, so that the options a script knows can be found."""
-    follow_arguments(module, lambda options: _options.extend(o for o in options if o["value"] is not None))
-
-
-def argument_options() -> list[dict[str, Any]]:
-    """Options of the script's parsers with their values."""
-    return _options
+    options = capture_state().options
+    follow_arguments(module, lambda found: options.extend(o for o in found if o["value"] is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,32 +188,24 @@ class Counters:
             )
             if not is_same or not isinstance(loop, ast.For) or _rounds(loop.iter, inner)[0] == 1:
                 break
-            _within_steps.add(place)
+            capture_state().within_steps.add(place)
         self._rounds.clear()
         for path, line, counter in self._seen:
-            _per_step[path, counter] = self._added(path, line, counter)
+            capture_state().per_step[path, counter] = self._added(path, line, counter)
 
 
 def _loaded(target: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(target), mode="eval").body
 
 
-_per_step: dict[tuple[str, str], float] = {}
-"""Added by a step to a counter of a file."""
-
-
 def added_per_step(counted: ast.expr, frame: FrameType) -> float:
     """Number that a step adds to a counter in an expression, such as 4 batches; 1 if it is not known."""
     for node in ast.walk(counted):
         if isinstance(node, (ast.Name, ast.Attribute)):
-            found = _per_step.get((frame.f_code.co_filename, ast.unparse(node)), 0.0)
+            found = capture_state().per_step.get((frame.f_code.co_filename, ast.unparse(node)), 0.0)
             if found > 1:
                 return found
     return 1.0
-
-
-_within_steps: set[tuple[str, int]] = set()
-"""File and line of loops that are parts of a step."""
 
 
 def _are_same(first: list[Any], second: Any) -> bool:
@@ -237,7 +223,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     """
     trainer = progress.trainer or {}
     loops = loops_around(frame, progress.num_steps, counters)
-    named_epochs = named_length(frame, EPOCH_NAMES, _options)
+    named_epochs = named_length(frame, EPOCH_NAMES, capture_state().options)
     named_epochs = named_epochs or next(
         (
             NamedLength(name="epochs", value=loop.rounds)
@@ -246,7 +232,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         ),
         None,
     )
-    named_steps = named_length(frame, STEP_NAMES, _options)
+    named_steps = named_length(frame, STEP_NAMES, capture_state().options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
     if per_epoch is None and named_epochs is not None:
         per_epoch = _of_ranges(loops, named_epochs.value, progress)
@@ -430,7 +416,8 @@ def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
             isinstance(node, ast.For) and not (_is_of_optimizers(node, frame) or _is_of_phases(node, frame))
         ):
             loops.append(node)
-    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in _within_steps]
+    within = capture_state().within_steps
+    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in within]
 
 
 def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:

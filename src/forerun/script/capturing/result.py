@@ -440,7 +440,7 @@ def _targets(steps: Steps, frame: FrameType) -> list[torch.Tensor]:
     given = [module for key, module in steps.untrained.items() if key in every]
     frames = frames_around(frame)
     return [
-        p
+        unwrapped(p)
         for module in given
         if not any(_keeps(inner, {id(p) for p in module.parameters()}, trained) for inner in frames)
         for p in module.parameters()

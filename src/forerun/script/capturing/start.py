@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.isolation import isolate
-from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
+from forerun.script.patching import (
+    after_import,
+    begin_capture,
+    capture_state,
+    error_words,
+    place_in_script,
+    place_of,
+    trainer_patches,
+)
 from forerun.script.profiling.messages import CaptureSettings, read_settings
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ def install(settings_file: Path) -> None:
     isolate(request, settings.files)
     # Just before its time is over the process says where it is.
     faulthandler.dump_traceback_later(0.98 * settings.timeout_s, file=(request / LATE_FILE).open("w"))
+    begin_capture()
     end = _End(request)
     end.cover()
     session = _Session(settings, end)
@@ -204,8 +213,7 @@ class _Proxy:
 
 def _caught() -> dict[str, Any]:
     """The last refusal that the script itself caught."""
-    pretend = sys.modules.get("forerun.script.capturing.pretend")
-    texts = pretend.ValueNeededError.texts if pretend is not None else []
+    texts = capture_state().refusals
     return {"refusal": texts[-1], "place": "", "needs_values": True} if texts else {}
 
 
@@ -353,13 +361,12 @@ class _Session:
 
     def finish(self) -> None:
         """Writes the result; ends the process, or lets the script go on to what it does after an epoch."""
-        from forerun.script.capturing.job import argument_options
         from forerun.script.capturing.result import write_result
 
         recorder = self.steps.recorder
         recorder.records_ops = False
         recorder.is_paused = True
-        self.flags["options"] = argument_options()
+        self.flags["options"] = capture_state().options
         self.flags["configurator"] = _names_of_main()
         counters = self.counters
         counters.close(sys._getframe())

@@ -297,7 +297,7 @@ class Steps:
 
     def _trains_any(self, module: torch.nn.Module) -> bool:
         trained = {id(p) for p in self.trained()}
-        return any(id(p) in trained for p in module.parameters())
+        return any(id(unwrapped(p)) in trained for p in module.parameters())
 
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
