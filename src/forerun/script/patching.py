@@ -32,7 +32,7 @@ class RefusedError(RuntimeError):
 
 @dataclass(slots=True)
 class CaptureState:
-    """What one capture has seen of its script; the next one in the same process begins with its own.
+    """Findings of one capture in its script; the next one in the same process begins with its own.
 
     Attributes:
         options: Options of the script's parsers with their values.

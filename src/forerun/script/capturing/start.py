@@ -351,7 +351,7 @@ class _Session:
 
     @property
     def counters(self) -> Counters:
-        """What the loops count, as it was at each end of a step."""
+        """Counters of the loops, as they were at each end of a step."""
         return self._by_optimizer[self.steps.last or 0]
 
     def refuse_pretence(self) -> None:
