@@ -576,3 +576,23 @@ for epoch in range(3):
                 print(network(test_x).argmax(1).sum().item())
             steps += 1
 """
+
+WITH_GRADIENTS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+network = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+train, held_out = (DataLoader(TensorDataset(torch.randn(n, 4)), batch_size=8) for n in (13, 5))
+
+def test(loader):
+    network.eval()
+    return sum(network(x.cuda()).argmax(1).sum().item() for (x,) in loader)
+
+for epoch in range(9):
+    network.train()
+    for (x,) in train:
+        network(x.cuda()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(test(train), test(held_out))
+"""

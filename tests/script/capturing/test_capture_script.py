@@ -33,6 +33,7 @@ from scripts_captured import (
     TRAINER,
     TURNS,
     WHOLE,
+    WITH_GRADIENTS,
 )
 
 import forerun
@@ -309,6 +310,12 @@ def test_micro_steps_go_on_over_the_end_of_an_epoch_and_previews_are_none(captur
     assert (facts.num_micro_steps, facts.batch_size, facts.averages) == (4, 2, True)
     assert (facts.steps_per_epoch, facts.max_steps) == (5, 16)  # of 22 and 66 micro-steps
     assert facts.validation == CapturedPause(unit="steps", every=5)
+
+
+def test_batches_of_an_evaluation_with_gradients_are_none_of_a_step(captured):
+    facts = captured(WITH_GRADIENTS).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs, facts.dataset_size) == (8, 2, 9, 13)
+    assert replace(facts.validation, num_samples=None) == CapturedPause(unit="epochs")
 
 
 def test_equal_micro_steps_are_not_all_run(captured):

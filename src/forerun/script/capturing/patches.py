@@ -297,6 +297,7 @@ class Loaders:
         self.last_iterator: Any = None
         self.evaluated: Any = None
         self.num_samples = 0
+        self._before: tuple[Any, Any, int] | None = None
 
     def cover(self) -> None:
         """Wraps PyTorch's loaders."""
@@ -359,7 +360,9 @@ class Loaders:
             finally:
                 recorder.is_paused, steps.in_loader = was_paused, False
             is_of_steps = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            self._before = None
             if is_of_steps and not steps.is_over:
+                self._before = self.last, self.last_iterator, self.num_samples
                 self.last, self.last_iterator = iterator._forerun_loader, iterator
                 self.num_samples = getattr(iterator, "_forerun_samples", 0) or _samples_of(batch)
                 steps.batch_loaded(self.num_samples)
@@ -375,6 +378,11 @@ class Loaders:
         if iterator._forerun_loader.dataset is getattr(self.last, "dataset", None):
             self._pauses.epoch_ended()
         raise StopIteration
+
+    def give_back(self) -> None:
+        """The last batch was that of an evaluation: the loader before it feeds the steps."""
+        if self._before is not None and self.evaluated is self.last:
+            (self.last, self.last_iterator, self.num_samples), self._before = self._before, None
 
     def evaluates(self) -> bool:
         """True if another loader than that of the steps gave the last batch."""

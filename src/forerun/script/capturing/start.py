@@ -389,6 +389,7 @@ class _Session:
 
     def _evaluates(self) -> None:
         self._count(is_step=False)
+        self.loaders.give_back()
         self.pauses.saw("validation", self.loaders.evaluated_samples())
 
     def _count(self, *, is_step: bool) -> None:

@@ -112,6 +112,7 @@ class Steps:
         self._alone: float = 0
         self._rounds: dict[int, list[tuple[Any, ...]]] = {}
         self._order: list[int] = []
+        self._num_fetched = 0
         self._num_before = 0
         self.depth = 0
         self.in_backward = False
@@ -185,6 +186,7 @@ class Steps:
         self._num_passes += 1
         self.recorder.default_kind = AllocationKind.ACTIVATION
         if self._now is not None:
+            self._num_fetched = len(self._now.loader_samples)
             self._now.backward_ends.append(len(self.recorder.rows))
             self._now.micro_events.append(len(self.recorder.events))
 
@@ -192,11 +194,16 @@ class Steps:
         """A module begins its forward pass."""
         self.num_modules += 1
         if self.depth == 0 and not self.in_backward and not self.in_loader:
-            evaluates = not (torch.is_grad_enabled() or (module.training and not self.has_other_data()))
+            if torch.is_grad_enabled():
+                evaluates = not module.training and id(module) in self.trained_once
+            else:
+                evaluates = not module.training or self.has_other_data()
             if evaluates and self._trains(module):
                 self.evaluates()
                 if self._now is not None:
                     self._now.num_evaluations += 1
+                    if torch.is_grad_enabled():  # its batch was taken for one of a step
+                        del self._now.loader_samples[self._num_fetched :]
             elif not self.is_over:
                 self._root_begins(module, args, kwargs)
                 # What is frozen and in evaluation mode is a teacher in all steps, or draws samples in few of them.
@@ -353,6 +360,7 @@ class Steps:
             gc.collect()
             gc.disable()  # blocks are freed by their last reference, not when the collector happens to run
             self.recorder.begin(self._static(), self.trained())
+        self._num_fetched = 0
         self._now = RecordedStep(first_row=len(self.recorder.rows), first_event=len(self.recorder.events))
         self.recorder.num_reads = 0
         self.recorder.mark(MemoryEvent.FORWARD_BEGINS)
