@@ -222,7 +222,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     with usual names (``epochs``, ``max_iters``) count where no loop says it.
     """
     trainer = progress.trainer or {}
-    loops = loops_around(frame, progress.num_steps, counters)
+    loops = _without_other_lists(loops_around(frame, progress.num_steps, counters), progress)
     named_epochs = named_length(frame, EPOCH_NAMES, capture_state().options)
     named_epochs = named_epochs or next(
         (
@@ -254,6 +254,8 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         )
     # 0.1 epochs of 10 steps is one step, not two by the last bit of a product.
     whole = None if epochs is None or per_epoch is None else math.ceil(epochs * per_epoch - 1e-9)
+    if whole and limit and of_loops is None and not trainer and limit > whole and not limit % whole:
+        whole, epochs = None, None  # a job made several times, such as once for each setting of a list
     batches, fetches = _batches_of_pass(loops, progress)
     if whole is not None and batches is not None and epochs and not trainer and _carries_rest(frame):
         whole = max(whole, math.floor(epochs * batches / fetches + 1e-9))
@@ -287,6 +289,19 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         max_steps=total,
         notes=tuple(notes),
     )
+
+
+def _without_other_lists(loops: Sequence[Loop], progress: Progress) -> list[Loop]:
+    """Loops of which those around another one go through the loader's batches, or else through no data."""
+    return [
+        replace(loop, is_data=False)
+        if loop is not loops[-1]
+        and not loop.is_of_argument
+        and loop.rounds is not None
+        and progress.num_batches not in (None, loop.rounds)
+        else loop
+        for loop in loops
+    ]
 
 
 def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
