@@ -298,10 +298,17 @@ for epoch in range(1, epochs + 1):
 
 KERAS_STEP = """
 import os
+import threading
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import numpy
 import torch
+
+class Told(keras.callbacks.Callback):
+    async_safe = True  # Keras would call it in a thread of its own, which has no pretended device
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert threading.current_thread() is threading.main_thread()
 
 class Network(keras.Model):
     def train_step(self, data):
@@ -317,7 +324,7 @@ class Network(keras.Model):
 inputs = keras.Input((8,))
 network = Network(inputs, keras.layers.Dense(2)(inputs))
 network.compile(optimizer="adam", loss="mse")
-network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0)
+network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0, callbacks=[Told()])
 """
 
 MOMENTUM = """

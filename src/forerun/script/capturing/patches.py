@@ -257,7 +257,18 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
             ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
         )
 
-    return {"keras.src.backend.torch.trainer": trainer, "keras.src.optimizers.base_optimizer": optimizer}
+    def callbacks(module: Any) -> None:
+        @surround(module.CallbackList, "_on_begin")
+        def begun(begin: Any, callbacks: Any) -> None:
+            # The pretended device is that of this thread alone.
+            callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+            begin(callbacks)
+
+    return {
+        "keras.src.backend.torch.trainer": trainer,
+        "keras.src.optimizers.base_optimizer": optimizer,
+        "keras.src.callbacks.callback_list": callbacks,
+    }
 
 
 def cover_ignite(pauses: Pauses) -> dict[str, Callable[[Any], None]]:
