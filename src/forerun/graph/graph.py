@@ -223,7 +223,7 @@ class OpTable:
         step_part: ``StepPart``, (n,).
         kernel: Index into ``kernel_names``, (n,).
         module: Index into ``module_names``: the module whose forward caused the row, (n,).
-        count: Kernels of this shape launched by the row, (n,).
+        count: Kernels of this shape launched by the row, (n,); a part of one where few steps launch it.
         element_bytes: Element size of the operands [bytes], (n,).
         flops: Floating-point operations of one kernel [FLOP], (n, 2).
         read_bytes: Traffic read if every operand is read once [bytes], (n, 2).
@@ -250,7 +250,7 @@ class OpTable:
     step_part: Ints = field(metadata=_kind(0, max(StepPart)))
     kernel: Ints = field(metadata=_kind(0, "kernel_names"))
     module: Ints = field(metadata=_kind(0, "module_names"))
-    count: Floats = field(metadata=_number(1.0, 1e9))
+    count: Floats = field(metadata=_number(1e-3, 1e9))
     element_bytes: Floats = field(metadata=_number(0.5, 64.0))
     flops: Floats = field(metadata=_size(Share.WORK))
     read_bytes: Floats = field(metadata=_size(Share.READ))

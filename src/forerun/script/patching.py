@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType, TracebackType
@@ -27,6 +28,38 @@ Patch = Callable[[ModuleType], None]
 
 class RefusedError(RuntimeError):
     """The script does something that cannot be captured."""
+
+
+@dataclass(slots=True)
+class CaptureState:
+    """Findings of one capture in its script; the next one in the same process begins with its own.
+
+    Attributes:
+        options: Options of the script's parsers with their values.
+        refusals: Words of refusals, which the script may have caught.
+        within_steps: File and line of loops that are parts of a step.
+        per_step: Added by a step to a counter of a file.
+    """
+
+    options: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    within_steps: set[tuple[str, int]] = field(default_factory=set)
+    per_step: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+_state = CaptureState()
+
+
+def capture_state() -> CaptureState:
+    """The state of the capture that runs now: patches of PyTorch are those of the whole process, so there is one."""
+    return _state
+
+
+def begin_capture() -> CaptureState:
+    """Begins a capture: what earlier ones saw is left to whoever holds it."""
+    global _state
+    _state = CaptureState()
+    return _state
 
 
 class _PatchingLoader(importlib.abc.Loader):

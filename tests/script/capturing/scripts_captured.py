@@ -298,10 +298,17 @@ for epoch in range(1, epochs + 1):
 
 KERAS_STEP = """
 import os
+import threading
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import numpy
 import torch
+
+class Told(keras.callbacks.Callback):
+    async_safe = True  # Keras would call it in a thread of its own, which has no pretended device
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert threading.current_thread() is threading.main_thread()
 
 class Network(keras.Model):
     def train_step(self, data):
@@ -317,7 +324,7 @@ class Network(keras.Model):
 inputs = keras.Input((8,))
 network = Network(inputs, keras.layers.Dense(2)(inputs))
 network.compile(optimizer="adam", loss="mse")
-network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0)
+network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3, verbose=0, callbacks=[Told()])
 """
 
 MOMENTUM = """
@@ -524,4 +531,75 @@ if __name__ == "__main__":
         optimizer.step()
         optimizer.zero_grad()
     torch.save(net.state_dict(), "net.pt")
+"""
+
+TURNS = """
+import copy
+import torch
+critic, actor = torch.nn.Linear(6, 1).cuda(), torch.nn.Linear(4, 2).cuda()
+target = copy.deepcopy(critic)
+first = torch.optim.Adam(critic.parameters())
+second = torch.optim.Adam(actor.parameters())
+for step in range(1000):
+    if step > 100:
+        seen = torch.randn(32, 4, device="cuda")
+        with torch.no_grad():
+            goal = target(torch.cat([seen, actor(seen)], 1))
+        first.zero_grad()
+        (critic(torch.cat([seen, torch.randn(32, 2, device="cuda")], 1)) - goal).square().mean().backward()
+        first.step()
+        if step % 2 == 0:
+            second.zero_grad()
+            (-critic(torch.cat([seen, actor(seen)], 1)).mean()).backward()
+            second.step()
+            for slow, weight in zip(target.parameters(), critic.parameters()):
+                slow.data.copy_(0.1 * weight.data + 0.9 * slow.data)
+torch.save(actor.state_dict(), "actor.pt")
+"""
+
+CARRIED = """
+import copy
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+network = torch.nn.Linear(4, 2).cuda()
+average = copy.deepcopy(network).eval().requires_grad_(False)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(44, 4)), batch_size=2)
+test_x, noise = torch.randn(20, 4).cuda(), torch.randn(5, 4).cuda()
+num_rounds = steps = 0
+for epoch in range(3):
+    for (x,) in loader:
+        network(x.cuda()).square().mean().backward()
+        num_rounds += 1
+        accumulates = num_rounds % 4 != 0
+        if not accumulates:
+            optimizer.step()
+            optimizer.zero_grad()
+            for slow, weight in zip(average.parameters(), network.parameters()):
+                slow.copy_(weight.lerp(slow, 0.9))
+            if steps % 3 == 0:
+                shown = average(noise)
+            if steps % 5 == 0:
+                print(network(test_x).argmax(1).sum().item())
+            steps += 1
+"""
+
+WITH_GRADIENTS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+network = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+train, held_out = (DataLoader(TensorDataset(torch.randn(n, 4)), batch_size=8) for n in (13, 5))
+
+def test(loader):
+    network.eval()
+    return sum(network(x.cuda()).argmax(1).sum().item() for (x,) in loader)
+
+for epoch in range(9):
+    network.train()
+    for (x,) in train:
+        network(x.cuda()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(test(train), test(held_out))
 """

@@ -11,6 +11,7 @@ import pytest
 from scripts_captured import (
     ACCUMULATING,
     BY_HAND,
+    CARRIED,
     CHANGING,
     FUNCTIONAL,
     GAN,
@@ -30,7 +31,9 @@ from scripts_captured import (
     TICKING,
     TIED,
     TRAINER,
+    TURNS,
     WHOLE,
+    WITH_GRADIENTS,
 )
 
 import forerun
@@ -38,7 +41,10 @@ from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, Tr
 from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
 from forerun.script.capture_script import ScriptServer, capture_command, captured_by
+from forerun.script.capturing.job import enclosing_loops
+from forerun.script.capturing.pretend import ValueNeededError
 from forerun.script.command_words import parse_command
+from forerun.script.patching import CaptureState, begin_capture, capture_state
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +277,45 @@ def test_a_refusal_that_the_script_catches_is_still_the_reason(captured):
         captured(LABELLED.replace('if "foreground" in sys.argv', "if True"))
 
 
+def test_captures_in_one_process_do_not_see_each_other():
+    states = []
+    for _ in range(2):
+        states.append(begin_capture())
+        for _ in range(1):
+            (loop,) = enclosing_loops(sys._getframe())[1:]  # one is not hidden by the capture before
+            capture_state().within_steps.add((__file__, loop.lineno))
+            assert len(enclosing_loops(sys._getframe())) == 1
+        ValueNeededError("a size depends on values")
+    assert states[0] is not states[1]
+    assert [state.refusals for state in states] == [["a size depends on values"]] * 2
+    assert begin_capture() == CaptureState()
+
+
 def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):
     with pytest.raises(TraceError, match="trains in a process that it starts itself"):
         captured(SPAWNING)
+
+
+def test_a_round_is_a_step_though_only_some_update_the_actor_and_targets_are_no_average(captured):
+    found = captured(TURNS)
+    facts = found.facts
+    assert (facts.max_steps, facts.batch_size, facts.num_micro_steps, facts.averages) == (899, 32, 1, False)
+    assert [part.num_uses for part in facts.optimizers] == [1, 1]
+    assert set(found.graph.ops.count) == {0.5}  # of two rounds, one with both updates
+    assert captured(TURNS + 'torch.save(target.state_dict(), "target.pt")\n').facts.averages
+
+
+def test_micro_steps_go_on_over_the_end_of_an_epoch_and_previews_are_none(captured):
+    facts = captured(CARRIED).facts
+    assert (facts.num_micro_steps, facts.batch_size, facts.averages) == (4, 2, True)
+    assert (facts.steps_per_epoch, facts.max_steps) == (5, 16)  # of 22 and 66 micro-steps
+    assert facts.validation == CapturedPause(unit="steps", every=5)
+
+
+def test_batches_of_an_evaluation_with_gradients_are_none_of_a_step(captured):
+    facts = captured(WITH_GRADIENTS).facts
+    assert (facts.batch_size, facts.steps_per_epoch, facts.epochs, facts.dataset_size) == (8, 2, 9, 13)
+    assert replace(facts.validation, num_samples=None) == CapturedPause(unit="epochs")
 
 
 def test_equal_micro_steps_are_not_all_run(captured):

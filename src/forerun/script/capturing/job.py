@@ -22,22 +22,16 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from forerun.script.capturing.steps import first_tensor
-from forerun.script.patching import follow_arguments, is_of_library, is_of_script
+from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
 """Batches of a loader, or rounds of a loop, that stand for no limit."""
 
-_options: list[dict[str, Any]] = []
-
 
 def remember_arguments(module: Any) -> None:
     """Follows ``argparse``, so that the options a script knows can be found."""
-    follow_arguments(module, lambda options: _options.extend(o for o in options if o["value"] is not None))
-
-
-def argument_options() -> list[dict[str, Any]]:
-    """Options of the script's parsers with their values."""
-    return _options
+    options = capture_state().options
+    follow_arguments(module, lambda found: options.extend(o for o in found if o["value"] is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +120,8 @@ class Counters:
             for loop in enclosing_loops(inner):
                 place = inner.f_code.co_filename, loop.lineno
                 values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
+                raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
+                values |= {ast.unparse(target): value_in(_loaded(target), inner) for target in raised}
                 if isinstance(loop, ast.For):
                     names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
                     items = [inner.f_locals.get(name) for name in names]
@@ -192,28 +188,24 @@ class Counters:
             )
             if not is_same or not isinstance(loop, ast.For) or _rounds(loop.iter, inner)[0] == 1:
                 break
-            _within_steps.add(place)
+            capture_state().within_steps.add(place)
         self._rounds.clear()
         for path, line, counter in self._seen:
-            _per_step[path, counter] = self._added(path, line, counter)
+            capture_state().per_step[path, counter] = self._added(path, line, counter)
 
 
-_per_step: dict[tuple[str, str], float] = {}
-"""Added by a step to a counter of a file."""
+def _loaded(target: ast.expr) -> ast.expr:
+    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def added_per_step(counted: ast.expr, frame: FrameType) -> float:
     """Number that a step adds to a counter in an expression, such as 4 batches; 1 if it is not known."""
     for node in ast.walk(counted):
         if isinstance(node, (ast.Name, ast.Attribute)):
-            found = _per_step.get((frame.f_code.co_filename, ast.unparse(node)), 0.0)
+            found = capture_state().per_step.get((frame.f_code.co_filename, ast.unparse(node)), 0.0)
             if found > 1:
                 return found
     return 1.0
-
-
-_within_steps: set[tuple[str, int]] = set()
-"""File and line of loops that are parts of a step."""
 
 
 def _are_same(first: list[Any], second: Any) -> bool:
@@ -230,8 +222,8 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     with usual names (``epochs``, ``max_iters``) count where no loop says it.
     """
     trainer = progress.trainer or {}
-    loops = loops_around(frame, progress.num_steps, counters)
-    named_epochs = named_length(frame, EPOCH_NAMES, _options)
+    loops = _without_other_lists(loops_around(frame, progress.num_steps, counters), progress)
+    named_epochs = named_length(frame, EPOCH_NAMES, capture_state().options)
     named_epochs = named_epochs or next(
         (
             NamedLength(name="epochs", value=loop.rounds)
@@ -240,7 +232,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         ),
         None,
     )
-    named_steps = named_length(frame, STEP_NAMES, _options)
+    named_steps = named_length(frame, STEP_NAMES, capture_state().options)
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
     if per_epoch is None and named_epochs is not None:
         per_epoch = _of_ranges(loops, named_epochs.value, progress)
@@ -262,6 +254,11 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         )
     # 0.1 epochs of 10 steps is one step, not two by the last bit of a product.
     whole = None if epochs is None or per_epoch is None else math.ceil(epochs * per_epoch - 1e-9)
+    if whole and limit and of_loops is None and not trainer and limit > whole and not limit % whole:
+        whole, epochs = None, None  # a job made several times, such as once for each setting of a list
+    batches, fetches = _batches_of_pass(loops, progress)
+    if whole is not None and batches is not None and epochs and not trainer and _carries_rest(frame):
+        whole = max(whole, math.floor(epochs * batches / fetches + 1e-9))
     total = min((number for number in (limit, whole) if number is not None), default=None)
     planned = _planned_steps(progress.num_steps)
     if total is None and planned is not None:
@@ -284,7 +281,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         )
     if total is None:
         return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
-    if whole is not None and total == whole:
+    if epochs is not None and per_epoch is not None and total == math.ceil(epochs * per_epoch - 1e-9):
         return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
     return Job(
         epochs=total / per_epoch if per_epoch else None,
@@ -294,21 +291,40 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     )
 
 
+def _without_other_lists(loops: Sequence[Loop], progress: Progress) -> list[Loop]:
+    """Loops of which those around another one go through the loader's batches, or else through no data."""
+    return [
+        replace(loop, is_data=False)
+        if loop is not loops[-1]
+        and not loop.is_of_argument
+        and loop.rounds is not None
+        and progress.num_batches not in (None, loop.rounds)
+        else loop
+        for loop in loops
+    ]
+
+
 def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
-    """Steps of a pass over the data, by the loop that goes through it, else by the length of the loader."""
+    """Steps of a pass over the data."""
+    batches, fetches = _batches_of_pass(loops, progress)
+    if batches is None:
+        return None
+    keeps_rest = progress.keeps_last or any(loop.keeps_rest for loop in loops if loop.is_data and loop.rounds)
+    return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
+
+
+def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | None, int]:
+    """Batches of a pass over the data, by the loop that goes through it or the loader; and those that a step takes."""
     data = next((loop for loop in loops if loop.is_data and loop.rounds), None)
     batches = data.rounds if data is not None else progress.num_batches
     if data is not None and data.is_of_argument and progress.num_batches is not None:
         batches = progress.num_batches
-    if batches is None or batches >= _ENDLESS:
-        return None
     fetches = progress.num_fetches or progress.num_micro_steps
     if data is not None and not data.is_update_skipped and not progress.num_fetches:
         fetches = 1  # micro-steps are inside the loop's rounds
     if data is not None and fetches > 1 and not data.is_cut and progress.num_batches not in (None, batches):
         fetches = 1  # a loop over something else than the loader's batches
-    keeps_rest = progress.keeps_last or (data is not None and data.keeps_rest)
-    return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
+    return (batches if batches is not None and batches < _ENDLESS else None), fetches
 
 
 def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int | None:
@@ -415,7 +431,8 @@ def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
             isinstance(node, ast.For) and not (_is_of_optimizers(node, frame) or _is_of_phases(node, frame))
         ):
             loops.append(node)
-    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in _within_steps]
+    within = capture_state().within_steps
+    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in within]
 
 
 def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:
@@ -491,9 +508,7 @@ def _read(
     if isinstance(loop, ast.For) and rounds is not None and not is_data:
         seen_steps = _seen_steps(loop, frame, rounds, counters)
         rounds = rounds if is_outer or seen_steps is None else seen_steps
-    inside = path_to(frame)
-    tests = [node.test for node in inside[inside.index(loop) + 1 :] if isinstance(node, ast.If)]
-    skipping = [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
+    skipping = _tests_with_remainder(loop, frame)
     return Loop(
         rounds=rounds,
         is_cut=is_cut,
@@ -506,6 +521,54 @@ def _read(
         names_epochs=any("epoch" in name for name in own),
         place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
     )
+
+
+def _tests_with_remainder(loop: ast.For | ast.While, frame: FrameType) -> list[ast.expr]:
+    """Conditions within a loop around a frame's line that hold every so many rounds."""
+    inside = path_to(frame)
+    tests = [
+        written_out(node.test, frame) for node in inside[inside.index(loop) + 1 :] if isinstance(node, ast.If)
+    ]
+    return [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
+
+
+def _carries_rest(frame: FrameType | None) -> bool:
+    """True if rounds without an update are counted on from epoch to epoch: a step may begin in one and end in the next.
+
+    Their counter is raised in the innermost loop, and none of the loops sets it anew.
+    """
+    around = [(inner, loops) for inner in frames_around(frame) if (loops := enclosing_loops(inner))]
+    for inner, loops in around[:1]:
+        nodes = [node for test in _tests_with_remainder(loops[-1], inner) for node in ast.walk(test)]
+        divided = [
+            node.left for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+        ]
+        raised: set[str] = set()
+        others: set[str] = set()
+        for part, node in changed_around(inner).items():
+            (raised if isinstance(node, ast.AugAssign) else others).add(ast.unparse(part))
+        kept = set().union(*map(_parts, divided)) & raised - others
+        # A function's own variable begins anew with each call.
+        kept -= set(inner.f_code.co_varnames) if len(around) > 1 else set()
+        return bool(kept) and not any(isinstance(node, ast.Or) for node in nodes)
+    return False
+
+
+def round_of(frame: FrameType | None) -> tuple[Any, ...]:
+    """The innermost loop around a frame's line, and what tells its rounds apart; empty without one.
+
+    They are told apart by what the loop goes through, or by the counters that end it.
+    """
+    for inner in frames_around(frame):
+        for loop in reversed(enclosing_loops(inner)):
+            place = inner.f_code.co_filename, loop.lineno
+            if isinstance(loop, ast.While):
+                return place, *(limit.value for limit in _limits(loop, inner))
+            found = (
+                inner.f_locals.get(node.id) for node in ast.walk(loop.target) if isinstance(node, ast.Name)
+            )
+            return place, *(item if isinstance(item, int) else id(item) for item in found)
+    return ()
 
 
 def _first_of(loop: ast.For | ast.While, frame: FrameType) -> int:
@@ -702,6 +765,32 @@ def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
             return ast.copy_location(ast.Constant(number), node) if is_counter else super().visit(node)
 
     return ast.fix_missing_locations(Writer().visit(copy.deepcopy(expression)))  # type: ignore[no-any-return]
+
+
+def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
+    """Parts of what the loops around a frame's line set, each with the statement that sets it."""
+    return {
+        part: node
+        for loop in enclosing_loops(frame)[:1]
+        for node in ast.walk(loop)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for part in ast.walk(target)
+    }
+
+
+def written_out(test: ast.expr, frame: FrameType) -> ast.expr:
+    """A condition with names such as ``last_step`` replaced by what the loop says they are."""
+    names = [(part.id, node) for part, node in changed_around(frame).items() if isinstance(part, ast.Name)]
+    said = {name: node for name, node in names if sum(name == other for other, _ in names) == 1}
+
+    class Writer(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            value = getattr(said.get(node.id), "value", None)
+            return value if isinstance(value, (ast.Compare, ast.BoolOp)) else node
+
+    written: ast.expr = Writer().visit(copy.deepcopy(test))
+    return written
 
 
 def first_number(holds: Callable[[int], bool]) -> int | None:

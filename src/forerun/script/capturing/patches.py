@@ -257,7 +257,18 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
             ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
         )
 
-    return {"keras.src.backend.torch.trainer": trainer, "keras.src.optimizers.base_optimizer": optimizer}
+    def callbacks(module: Any) -> None:
+        @surround(module.CallbackList, "_on_begin")
+        def begun(begin: Any, callbacks: Any) -> None:
+            # The pretended device is that of this thread alone.
+            callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+            begin(callbacks)
+
+    return {
+        "keras.src.backend.torch.trainer": trainer,
+        "keras.src.optimizers.base_optimizer": optimizer,
+        "keras.src.callbacks.callback_list": callbacks,
+    }
 
 
 def cover_ignite(pauses: Pauses) -> dict[str, Callable[[Any], None]]:
@@ -297,6 +308,7 @@ class Loaders:
         self.last_iterator: Any = None
         self.evaluated: Any = None
         self.num_samples = 0
+        self._before: tuple[Any, Any, int] | None = None
 
     def cover(self) -> None:
         """Wraps PyTorch's loaders."""
@@ -359,7 +371,9 @@ class Loaders:
             finally:
                 recorder.is_paused, steps.in_loader = was_paused, False
             is_of_steps = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            self._before = None
             if is_of_steps and not steps.is_over:
+                self._before = self.last, self.last_iterator, self.num_samples
                 self.last, self.last_iterator = iterator._forerun_loader, iterator
                 self.num_samples = getattr(iterator, "_forerun_samples", 0) or _samples_of(batch)
                 steps.batch_loaded(self.num_samples)
@@ -375,6 +389,11 @@ class Loaders:
         if iterator._forerun_loader.dataset is getattr(self.last, "dataset", None):
             self._pauses.epoch_ended()
         raise StopIteration
+
+    def give_back(self) -> None:
+        """The last batch was that of an evaluation: the loader before it feeds the steps."""
+        if self._before is not None and self.evaluated is self.last:
+            (self.last, self.last_iterator, self.num_samples), self._before = self._before, None
 
     def evaluates(self) -> bool:
         """True if another loader than that of the steps gave the last batch."""

@@ -8,7 +8,6 @@ under a condition such as ``step % 500 == 0``.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import json
 import math
@@ -22,10 +21,13 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import torch
+
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing.job import (
     added_per_step,
     called_name,
+    changed_around,
     enclosing_loops,
     evaluated,
     first_number,
@@ -34,6 +36,7 @@ from forerun.script.capturing.job import (
     path_to,
     value_in,
     with_number,
+    written_out,
 )
 from forerun.script.patching import is_of_library, is_of_script
 
@@ -44,7 +47,8 @@ _CPU_S, _LIBRARY_CPU_S, _OPEN_CPU_S, _WALL_S, _POLL_S = 4.0, 10.0, 15.0, 60.0, 0
 _EVALUATES = re.compile(
     r"^_?(run_|do_|log_)?(eval|evaluate|evaluation|valid|validate|validation|test|val)(_|$)|^estimate_loss$"
 )
-_SAVES = re.compile(
+_OTHER_DATA = re.compile(r"(^|_)(eval|valid|validate|validation|test|val|dev)(_|$)")
+SAVES = re.compile(
     r"^_?(maybe_)?save(_(checkpoint|ckpt|model|state|weights|pretrained|on_master|file|training)|$)|"
     r"^(write|make)_checkpoint|^checkpoint$"
 )
@@ -290,7 +294,7 @@ def _interval(test: ast.expr, frame: FrameType, raised: Mapping[str, int] | None
 
     0 if the script has switched that off. ``raised`` has the rounds in which a counter is raised once.
     """
-    for node in ast.walk(_written_out(test, frame)):
+    for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and (found := _from_mark(node, frame)):
             return found
         divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
@@ -311,7 +315,7 @@ _NAMED = (ast.Name, ast.Attribute)
 
 def _from_mark(test: ast.Compare, frame: FrameType) -> int | None:
     """Steps until a comparison of a counter with an earlier value of it, such as ``step >= saved + 500``, turns."""
-    changed = _changed(frame)
+    changed = changed_around(frame)
     kept = {
         ast.unparse(part): ast.unparse(value)
         for part, node in changed.items()
@@ -361,7 +365,7 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
     if any(isinstance(node, (ast.Mod, ast.Call)) for node in ast.walk(test)) or not names:
         return False
-    if names & {part.id for part in _changed(frame) if isinstance(part, ast.Name)}:
+    if names & {part.id for part in changed_around(frame) if isinstance(part, ast.Name)}:
         return False
     try:
         return not eval(compile(ast.Expression(test), "<test>", "eval"), frame.f_globals, frame.f_locals)  # noqa: S307 - names and attributes alone
@@ -369,36 +373,12 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
         return False
 
 
-def _changed(frame: FrameType) -> dict[ast.AST, ast.AST]:
-    """Parts of what the loops around a frame's line set, each with the statement that sets it."""
-    return {
-        part: node
-        for loop in enclosing_loops(frame)[:1]
-        for node in ast.walk(loop)
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        for part in ast.walk(target)
-    }
-
-
-def _written_out(test: ast.expr, frame: FrameType) -> ast.expr:
-    """A condition with names such as ``last_step`` replaced by what the loop says they are."""
-    names = [(part.id, node) for part, node in _changed(frame).items() if isinstance(part, ast.Name)]
-    said = {name: node for name, node in names if sum(name == other for other, _ in names) == 1}
-
-    class Writer(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            value = getattr(said.get(node.id), "value", None)
-            return value if isinstance(value, (ast.Compare, ast.BoolOp)) else node
-
-    written: ast.expr = Writer().visit(copy.deepcopy(test))
-    return written
-
-
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = {ast.unparse(part) for part in _changed(frame) if isinstance(part, (ast.Name, ast.Attribute))}
-    for node in ast.walk(_written_out(test, frame)):
+    changed = {
+        ast.unparse(part) for part in changed_around(frame) if isinstance(part, (ast.Name, ast.Attribute))
+    }
+    for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
                 is_counter = any(ast.unparse(part) in changed for part in ast.walk(one))
@@ -462,7 +442,7 @@ def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
     calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
     for node in sorted(calls, key=lambda node: node.lineno):
         name = called_name(node.func)
-        if node.lineno <= call.lineno or _SAVES.search(name):
+        if node.lineno <= call.lineno or SAVES.search(name):
             continue
         if name == "train" and ast.unparse(node.func).startswith(network):
             return False
@@ -517,15 +497,21 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
     ):
         return "validation"
-    if _SAVES.search(name) or (owner, name) == ("pickle", "dump"):
+    if SAVES.search(name) or (owner, name) == ("pickle", "dump"):
         return "" if owner in _OTHER_SAVERS else "checkpoints"
     if name in ("no_grad", "inference_mode"):
         return "validation" if _goes_through(within, frame) else ""
     known = value_in(function, frame)
+    if isinstance(known, torch.nn.Module) and any(_names_other_data(given) for given in call.args):
+        return "validation"  # with gradients, and without evaluation mode
     known = getattr(known, "__func__", known)  # of a bound method
     if isinstance(known, FunctionType) and _is_followed(known.__code__):
         return "checkpoints" if _saves(known.__code__, known.__globals__) else ""
     return ""
+
+
+def _names_other_data(given: ast.expr) -> bool:
+    return any(_OTHER_DATA.search(getattr(node, "id", getattr(node, "attr", ""))) for node in ast.walk(given))
 
 
 def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:

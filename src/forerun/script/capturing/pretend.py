@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.script.patching import place_in_script
+from forerun.script.patching import capture_state, place_in_script
 
 _META = torch.device("meta")
 _aten = torch.ops.aten
@@ -45,11 +45,9 @@ _FALSE_WHEN_CLEAN = {"any", "isnan", "isinf", "isneginf", "isposinf", "gt", "lt"
 class ValueNeededError(RuntimeError):
     """The script computes something whose size depends on values that are not known without computing."""
 
-    texts: ClassVar[list[str]] = []
-
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.texts.append(text)  # a script may catch and print it
+        capture_state().refusals.append(text)  # a script may catch and print it
 
 
 def is_pretended(tensor: Any) -> bool:

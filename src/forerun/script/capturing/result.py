@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import json
@@ -19,8 +20,9 @@ import torch
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import Counters, Job, Progress, job_of
+from forerun.script.capturing.job import Counters, Job, Progress, called_name, frames_around, job_of, parsed
 from forerun.script.capturing.patches import Loaders
+from forerun.script.capturing.pauses import SAVES
 from forerun.script.capturing.stand_ins import Parallelism
 from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
@@ -67,6 +69,8 @@ def write_result(
     num_micro_steps = steps.micro_steps(chosen, flags["options"])
     named = [(name, tuple(p.shape)) for name, p in _named_parameters(steps)]
     rows, place = _rows(steps, chosen, num_micro_steps)
+    if mean := _mean_rows(steps) if num_micro_steps == 1 else []:
+        rows, place, chosen = mean, (lambda row: row - steps.recorded[0].first_row), pair[1]
     events, names = _events(steps, pair, num_micro_steps, place if chosen is pair[1] else None)
     batch_size = _batch_size(steps, chosen, num_micro_steps, flags["options"])
     raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
@@ -93,8 +97,8 @@ def write_result(
     # A trainer that begins with single micro-steps says how many follow; the graph has one of them in either case.
     num_micro_steps = max(num_micro_steps, flags.get("job", {}).get("num_micro_steps", 1))
     job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), counters)
-    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps)
-    notes = _notes(steps, chosen, guesses, flags)
+    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps, frame)
+    notes = _notes(steps, chosen, guesses, flags, is_mean=bool(mean))
     document = {
         "facts": asdict(facts) | {"not_captured": [*facts.not_captured, *notes]},
         "options": flags["options"],
@@ -173,6 +177,18 @@ def _rows(
         kept += rows[ends[-2] : piece.last_row]
     places.append(len(kept))
     return kept, lambda row: places[row - step.first_row]
+
+
+def _mean_rows(steps: Steps) -> list[RecordedRow]:
+    """The rows of all recorded steps, each with its part in a mean step, if the optimizers take turns; else none."""
+    used, period = steps.turns()
+    takes_turns = any(step.updates.keys() != used for step in steps.recorded)
+    number = min(period, len(steps.recorded)) if takes_turns else 0
+    return [
+        replace(row, cost=replace(row.cost, count=row.cost.count / number))
+        for step in steps.recorded[:number]
+        for row in steps.rows_of(step)
+    ]
 
 
 def _leading(rows: list[RecordedRow]) -> list[RecordedRow]:
@@ -366,9 +382,11 @@ def _facts(
     flags: dict[str, Any],
     batch_size: int,
     num_micro_steps: int,
+    frame: FrameType,
 ) -> CaptureFacts:
     every = [*steps.optimizers.values(), *steps.keras_optimizers.values()]
-    used = [(o, step.updates.get(id(o), 0)) for o in every]
+    # A critic may update in each step and its actor in few of them.
+    used = [(o, max(each.updates.get(id(o), 0) for each in steps.recorded)) for o in every]
     samples_global = batch_size * num_micro_steps * parallel.world_size
     dataset_size = _dataset_size(loader, job.steps_per_epoch, samples_global)
     epochs = job.epochs
@@ -396,7 +414,8 @@ def _facts(
         optimizer_implementation=_implementation([o for o, n in used if n], flags),
         recomputes=steps.has_recomputation,
         clips=steps.clips,
-        averages=steps.recorder.averages or any(map(_averages_weights, gc.get_objects())),
+        averages=steps.recorder.averages(_targets(steps, frame))
+        or any(map(_averages_weights, gc.get_objects())),
         num_reads=step.num_reads,
         world_size=parallel.world_size,
         strategy=parallel.strategy if parallel.world_size > 1 or parallel.strategy == "fsdp" else "",
@@ -414,6 +433,41 @@ def _facts(
         not_captured=(),
         torch_version=torch.__version__,
     )
+
+
+def _targets(steps: Steps, frame: FrameType) -> list[torch.Tensor]:
+    """Weights of networks that only give the steps their targets: in each step they run, and nothing saves them.
+
+    Parts of a network that is trained, such as a momentum encoder, are kept with it.
+    """
+    trained = {id(p) for p in steps.trained()}
+    every = set.intersection(*(step.untrained for step in steps.recorded))
+    given = [module for key, module in steps.untrained.items() if key in every]
+    frames = frames_around(frame)
+    return [
+        unwrapped(p)
+        for module in given
+        if not any(_keeps(inner, {id(p) for p in module.parameters()}, trained) for inner in frames)
+        for p in module.parameters()
+    ]
+
+
+def _keeps(frame: FrameType, weights: set[int], trained: set[int]) -> bool:
+    """True if a frame has a network with some weights that is trained too, or its file saves it by its name."""
+    known = {**frame.f_globals, **getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
+    held = {n: {id(p) for p in v.parameters()} for n, v in known.items() if isinstance(v, torch.nn.Module)}
+    names = {name for name, own in held.items() if own & weights}
+    if any(held[name] & trained for name in names):
+        return True
+    source = parsed(frame.f_code.co_filename)
+    calls = [node for node in ast.walk(source) if isinstance(node, ast.Call)] if source else []
+    saved: list[ast.expr] = [
+        arg for call in calls if SAVES.search(called_name(call.func)) for arg in call.args
+    ]
+    saved += [
+        c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "state_dict"
+    ]
+    return any(called_name(node) in names for node in saved)
 
 
 def _averages_weights(thing: Any) -> bool:
@@ -538,13 +592,15 @@ def _implementation(optimizers: list[Any], flags: dict[str, Any]) -> str:
     return "for-loop" if loops and all(loops) else "foreach"
 
 
-def _notes(steps: Steps, step: RecordedStep, guesses: dict[str, int], flags: dict[str, Any]) -> list[str]:
+def _notes(
+    steps: Steps, step: RecordedStep, guesses: dict[str, int], flags: dict[str, Any], *, is_mean: bool
+) -> list[str]:
     notes = []
     if len(steps.recorded) > 2:
         work = [steps.flops_of(each) * 1e-9 for each in steps.recorded]
         notes.append(
-            f"steps differ, {len(work)} had {min(work):,.3g} to {max(work):,.3g} GFLOP: the time is that of the one "
-            "nearest to their mean, the memory that of the largest"
+            f"steps differ, {len(work)} had {min(work):,.3g} to {max(work):,.3g} GFLOP: the time is "
+            f"{'their mean' if is_mean else 'that of the one nearest to their mean'}, the memory that of the largest"
         )
     if guesses:
         where = ", ".join(list(guesses)[:3])

@@ -67,14 +67,19 @@ class ScriptRecorder(StepRecorder):
         self._averaged: set[int | None] = set()
         self._others: dict[int, int | None] = {}
 
-    @property
-    def averages(self) -> bool:
+    def averages(self, but: list[torch.Tensor]) -> bool:
         """True if the script changes about as many tensors as it has weights, or gives new data to other parameters.
 
         Changes count outside networks and optimizers; new data do in parameters of the shapes of weights.
+
+        Args:
+            but: Parameters that do not count.
         """
-        renewed = (p for p in _parameters() if self._others.get(id(p), self.block_of(p)) != self.block_of(p))
-        return len(self._averaged) + sum(1 for _ in renewed) >= max(1, self._num_trained / 2)
+        left_out = {id(p) for p in but}
+        renewed = [p for p in _parameters() if self._others.get(id(p), self.block_of(p)) != self.block_of(p)]
+        number = len(self._averaged - {self.block_of(p) for p in but})
+        number += sum(id(p) not in left_out for p in renewed)
+        return number >= max(1, self._num_trained / 2)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operation; records it unless it belongs to the loader."""

@@ -9,6 +9,7 @@ whole. Functions of scores are left out.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import multiprocessing.process
@@ -90,7 +91,7 @@ class Repeats:
     A pass of an outermost module in evaluation mode gives empty results where their sizes are foreseen, once those of
     the pass before were as foreseen: of equal inputs, or of inputs that grow as before, such as a text that is written
     token by token. In recorded steps, of which a few may be part, sixteen run whole. So do those whose inputs or
-    results hold more than tensors of the device and plain values, such as caches of keys.
+    results hold more than tensors of the device and plain values, such as caches of keys that are changed in place.
 
     With gradients it is a pass of a micro-step after the third and before the last of an update, which are equal.
 
@@ -173,6 +174,12 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
     """Hashable structure of inputs or results, None if they hold anything else; the sizes and strides in it."""
     leaves, structure = pytree.tree_flatten(value)
+    while of_own := {type(leaf) for leaf in leaves if dataclasses.is_dataclass(type(leaf))}:
+        if not all(part.init for kind in of_own for part in dataclasses.fields(kind)):
+            return None, ()
+        for kind in of_own:  # such as one with the keys and values of the tokens so far
+            pytree.register_dataclass(kind)
+        leaves, structure = pytree.tree_flatten(value)
     found: list[Any] = []
     sizes: list[int] = []
     for leaf in leaves:

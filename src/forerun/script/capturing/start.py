@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import collections
 import contextlib
 import faulthandler
 import functools
@@ -16,12 +17,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.isolation import isolate
-from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
+from forerun.script.patching import (
+    after_import,
+    begin_capture,
+    capture_state,
+    error_words,
+    place_in_script,
+    place_of,
+    trainer_patches,
+)
 from forerun.script.profiling.messages import CaptureSettings, read_settings
+
+if TYPE_CHECKING:
+    from forerun.script.capturing.job import Counters
 
 CAPTURED_STATUS = 78
 """Exit status of a script whose steps were captured."""
@@ -53,6 +65,7 @@ def install(settings_file: Path) -> None:
     isolate(request, settings.files)
     # Just before its time is over the process says where it is.
     faulthandler.dump_traceback_later(0.98 * settings.timeout_s, file=(request / LATE_FILE).open("w"))
+    begin_capture()
     end = _End(request)
     end.cover()
     session = _Session(settings, end)
@@ -200,8 +213,7 @@ class _Proxy:
 
 def _caught() -> dict[str, Any]:
     """The last refusal that the script itself caught."""
-    pretend = sys.modules.get("forerun.script.capturing.pretend")
-    texts = pretend.ValueNeededError.texts if pretend is not None else []
+    texts = capture_state().refusals
     return {"refusal": texts[-1], "place": "", "needs_values": True} if texts else {}
 
 
@@ -262,7 +274,7 @@ class _Session:
         from forerun.script.capturing import pretend
         from forerun.script.capturing.checkpoints import Checkpoints
         from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
-        from forerun.script.capturing.job import Counters
+        from forerun.script.capturing.job import Counters, round_of
         from forerun.script.capturing.patches import Loaders, cover_ignite, cover_keras, cover_torch
         from forerun.script.capturing.pauses import Pauses
         from forerun.script.capturing.script_recorder import ScriptRecorder
@@ -287,8 +299,9 @@ class _Session:
         self.pauses = Pauses(Path(settings.folder), self._leave)
         self.loaders = Loaders(settings, steps, self.pauses)
         steps.goes_on = self._stepped
-        self.counters = Counters()
-        steps.ends = lambda: self.counters.note(sys._getframe(1))
+        self._by_optimizer: dict[int, Counters] = collections.defaultdict(Counters)
+        steps.ends = lambda key: self._by_optimizer[key].note(sys._getframe(1))
+        steps.round_now = lambda: round_of(sys._getframe(1))
         steps.has_other_data = self.loaders.evaluates
         steps.evaluates = self._evaluates
         self.parallel = Parallelism(settings, steps)
@@ -336,6 +349,11 @@ class _Session:
             return
         self.refuse_pretence()
 
+    @property
+    def counters(self) -> Counters:
+        """Counters of the loops, as they were at each end of a step."""
+        return self._by_optimizer[self.steps.last or 0]
+
     def refuse_pretence(self) -> None:
         """The script trains on the processor: the caller records it there."""
         self._end.note("no device")
@@ -343,13 +361,12 @@ class _Session:
 
     def finish(self) -> None:
         """Writes the result; ends the process, or lets the script go on to what it does after an epoch."""
-        from forerun.script.capturing.job import argument_options
         from forerun.script.capturing.result import write_result
 
         recorder = self.steps.recorder
         recorder.records_ops = False
         recorder.is_paused = True
-        self.flags["options"] = argument_options()
+        self.flags["options"] = capture_state().options
         self.flags["configurator"] = _names_of_main()
         counters = self.counters
         counters.close(sys._getframe())
@@ -372,6 +389,7 @@ class _Session:
 
     def _evaluates(self) -> None:
         self._count(is_step=False)
+        self.loaders.give_back()
         self.pauses.saw("validation", self.loaders.evaluated_samples())
 
     def _count(self, *, is_step: bool) -> None:

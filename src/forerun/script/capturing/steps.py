@@ -1,8 +1,8 @@
 """Finds the steps of a training script by its optimizers, and records two of them.
 
-A step ends when the optimizer that updates least often has updated. The first step shows which optimizers there are;
-the second and third are recorded. A script without an optimizer ends its steps where a forward pass follows a backward
-pass.
+A step ends when the optimizer that updates least often has updated; where another one updates in more rounds of the
+same loop, each round is a step. The first step shows which optimizers there are; the second and third are recorded. A
+script without an optimizer ends its steps where a forward pass follows a backward pass.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class RecordedStep:
         samples: Samples of each batch that was used, those before a backward pass first.
         loader_samples: Samples of each batch the loader gave.
         num_reads: Values that the host read.
-        num_evaluations: Passes of the trained networks in evaluation mode.
+        num_evaluations: Passes of the trained networks in evaluation mode, and of frozen ones.
+        untrained: Networks without trained weights that ran, by their identity.
         collectives: Calls and bytes of each collective that the script called itself.
     """
 
@@ -62,6 +63,7 @@ class RecordedStep:
     loader_samples: list[int] = field(default_factory=list)
     num_reads: int = 0
     num_evaluations: int = 0
+    untrained: set[int] = field(default_factory=set)
     collectives: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -83,9 +85,11 @@ class Steps:
         self.num_updates: dict[int, int] = {}
         self.keras_optimizers: dict[int, Any] = {}
         self.roots: dict[int, torch.nn.Module] = {}
+        self.untrained: dict[int, torch.nn.Module] = {}
         self.names: dict[int, str] = {}
         self.recorded: list[RecordedStep] = []
         self.num_steps = 0
+        self.last: int | None = None  # the optimizer whose update ends a step
         self.num_backwards = 0
         self.num_modules = 0
         self.has_recomputation = False
@@ -98,14 +102,18 @@ class Steps:
         self.is_over = False
         self.evaluates: Callable[[], None] = lambda: None
         self.has_other_data: Callable[[], bool] = lambda: False
-        self.ends: Callable[[], None] = lambda: None
+        self.ends: Callable[[int], None] = lambda key: None
+        self.round_now: Callable[[], tuple[Any, ...]] = tuple
         self.goes_on: Callable[[], None] = lambda: None
         self.trained_once: set[int] = set()
         self.differentiates = False
         self._num_passes = 0
         self._most_passes: dict[int, int] = {}
-        self._last: int | None = None
         self._alone: float = 0
+        self._rounds: dict[int, list[tuple[Any, ...]]] = {}
+        self._order: list[int] = []
+        self._num_fetched = 0
+        self._num_before = 0
         self.depth = 0
         self.in_backward = False
         self._saw_backward = False
@@ -130,13 +138,19 @@ class Steps:
         self.recorder.default_kind = AllocationKind.ACTIVATION
         key = id(optimizer)
         self.num_updates[key] += 1
+        if not self.is_over:
+            self._order.append(key)
         self._most_passes[key] = max(self._num_passes, self._most_passes.get(key, 0))
         self._num_passes = 0
         if self._now is not None:
             self._now.updates[key] = self._now.updates.get(key, 0) + 1
             self._now.update_ends.append((len(self.recorder.rows), len(self.recorder.events)))
+        if (now := self.round_now()) not in (rounds := self._rounds.setdefault(key, []))[-1:]:
+            rounds.append(now)
         if self._is_boundary(key):
-            self._step_ends()
+            self._step_ends(key)
+        elif not self.recorded and key != self.last:
+            self.ends(key)  # it may turn out to end the steps
 
     def closure_begins(self) -> None:
         """An optimizer calls the script's closure for the loss."""
@@ -172,6 +186,7 @@ class Steps:
         self._num_passes += 1
         self.recorder.default_kind = AllocationKind.ACTIVATION
         if self._now is not None:
+            self._num_fetched = len(self._now.loader_samples)
             self._now.backward_ends.append(len(self.recorder.rows))
             self._now.micro_events.append(len(self.recorder.events))
 
@@ -179,13 +194,24 @@ class Steps:
         """A module begins its forward pass."""
         self.num_modules += 1
         if self.depth == 0 and not self.in_backward and not self.in_loader:
-            evaluates = not (torch.is_grad_enabled() or (module.training and not self.has_other_data()))
+            if torch.is_grad_enabled():
+                evaluates = not module.training and id(module) in self.trained_once
+            else:
+                evaluates = not module.training or self.has_other_data()
             if evaluates and self._trains(module):
                 self.evaluates()
                 if self._now is not None:
                     self._now.num_evaluations += 1
+                    if torch.is_grad_enabled():  # its batch was taken for one of a step
+                        del self._now.loader_samples[self._num_fetched :]
             elif not self.is_over:
                 self._root_begins(module, args, kwargs)
+                # What is frozen and in evaluation mode is a teacher in all steps, or draws samples in few of them.
+                if self._now is not None and not module.training and _is_frozen(module):
+                    self._now.num_evaluations += 1
+            if self._now is not None and not self._trains_any(module):
+                self.untrained[id(module)] = module
+                self._now.untrained.add(id(module))
         elif self.in_backward:
             # Nothing but checkpointing runs a module's forward pass while gradients are computed.
             self.has_recomputation = True
@@ -281,35 +307,55 @@ class Steps:
         first = next((id(p) for p in module.parameters() if p.requires_grad), None)
         return first is not None and any(first == id(p) for p in self.trained())
 
+    def _trains_any(self, module: torch.nn.Module) -> bool:
+        trained = {id(p) for p in self.trained()}
+        return any(id(unwrapped(p)) in trained for p in module.parameters())
+
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
         most = max(self.num_updates.values())
         # An optimizer that was made may still be about to update for the first time; but not for ever.
         if waiting and most < _IDLE_OPTIMIZER_STEPS:
             return False
-        if self._last is None:
+        if self.last is None:
             used = {k: n for k, n in self.num_updates.items() if n}
             fewest = min(used.values())
             # Among optimizers that update equally often, the one that came last ends the step.
             rarest = [k for k, n in used.items() if n == fewest]
-            self._last = key if key in rarest else rarest[-1]
+            self.last = key if key in rarest else rarest[-1]
             self._alone = -1 if len(used) > 1 else -math.inf
+            self.num_steps = self._num_before = self.num_updates[self.last] - (key == self.last)
+        if not self.recorded and len(self.num_updates) > 1:
+            self._follow_rounds(key)
         # An update that follows that of a step without one of the others is a regularization now and then.
-        self._alone = self._alone + 1 if key == self._last else min(self._alone, -1)
-        return key == self._last and (self._alone < 1 or self._alone >= _IDLE_OPTIMIZER_STEPS)
+        self._alone = self._alone + 1 if key == self.last else min(self._alone, -1)
+        return key == self.last and (self._alone < 1 or self._alone >= _IDLE_OPTIMIZER_STEPS)
 
-    def _step_ends(self) -> None:
+    def _follow_rounds(self, key: int) -> None:
+        """Lets each round of a loop be a step if an optimizer updates in more of them than the one that ends a step.
+
+        They share a round, and in one that is over only the other one updated, as a critic does before its actor.
+        """
+        now, ending = self._rounds[key][-1], self._rounds[self.last or key]
+        for other, rounds in self._rounds.items():
+            without = [one for one in rounds if one != now and one not in ending]
+            if without and any(one in ending for one in rounds) and len(rounds) == self.num_updates[other]:
+                self.last, self._alone, self._now = other, -math.inf, None
+                self.num_steps = self._num_before = self.num_updates[other] - (key == other)
+                return
+
+    def _step_ends(self, key: int = 0) -> None:
         if self.is_over:
             self.goes_on()
             return
         self._saw_backward = False
         self.num_steps += 1
-        self.ends()
+        self.ends(key)
         if self._now is not None:
             self._close()
-        elif self.num_steps == 1:
+        elif self.num_steps == self._num_before + 1:
             self._at_end_of_first()
-        if len(self.recorded) >= 2 and (len(self.recorded) >= _MOST_STEPS or not self._vary()):
+        if len(self.recorded) >= 2 and (len(self.recorded) >= _MOST_STEPS or self._is_enough()):
             self.is_over = True
             self._finish()
             return
@@ -321,6 +367,7 @@ class Steps:
             gc.collect()
             gc.disable()  # blocks are freed by their last reference, not when the collector happens to run
             self.recorder.begin(self._static(), self.trained())
+        self._num_fetched = 0
         self._now = RecordedStep(first_row=len(self.recorder.rows), first_event=len(self.recorder.events))
         self.recorder.num_reads = 0
         self.recorder.mark(MemoryEvent.FORWARD_BEGINS)
@@ -332,7 +379,7 @@ class Steps:
         self._now.num_reads = self.recorder.num_reads
         self.recorded.append(self._now)
         self._now = None
-        if self.num_steps <= _MOST_STEPS:
+        if self.num_steps - self._num_before <= _MOST_STEPS:
             self._leave_evaluations_out()
 
     def _leave_evaluations_out(self) -> None:
@@ -351,10 +398,20 @@ class Steps:
         """Work of a recorded step [FLOP]."""
         return sum(row.cost.flops * row.cost.count for row in self.rows_of(step))
 
-    def _vary(self) -> bool:
-        """True if recorded steps differ in their work, such as those of sentences of different lengths."""
+    def _is_enough(self) -> bool:
+        """True if all optimizers updated in recorded steps, and those did the same work, unlike texts of any length."""
         work = [self.flops_of(step) for step in self.recorded]
-        return max(work) - min(work) > _DIFFERENT * max(work)
+        used = {key for key, number in self.num_updates.items() if number}
+        return used <= self.turns()[0] and max(work) - min(work) <= _DIFFERENT * max(work)
+
+    def turns(self) -> tuple[set[int], int]:
+        """Optimizers of the recorded steps, and steps after which their turns repeat: two if an actor waits for one."""
+        distances = []
+        for key in {*self._order}:
+            before = itertools.accumulate(other == self.last for other in self._order)
+            seen = [number for number, other in zip(before, self._order, strict=True) if other == key]
+            distances.append(max((b - a for a, b in itertools.pairwise(seen)), default=1))
+        return set().union(*(step.updates for step in self.recorded)), math.lcm(*distances)
 
     # Tensors.
 
@@ -445,6 +502,10 @@ class Steps:
             for row in rows
             if row.step_part == StepPart.FORWARD and row.cost.op_class in _HEAVY
         ]
+
+
+def _is_frozen(module: torch.nn.Module) -> bool:
+    return not any(p.requires_grad for p in module.parameters())
 
 
 def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
