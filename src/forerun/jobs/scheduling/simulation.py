@@ -268,6 +268,7 @@ class _Simulation:
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
         for view in () if is_round else views:
             view.is_held |= view.current is not None
+        held = [view.is_held for view in views]
         given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {
@@ -277,6 +278,9 @@ class _Simulation:
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
         if not getattr(self.policy, "is_raw", False):
+            # A job that keeps its share, as another does not pay, may still come together.
+            for view, is_held in zip(views, held, strict=True):
+                view.is_held = is_held
             consolidate(views, self.cluster, self.jobs, given, placed)
         waiting = [state for state in self.active if state.job.name not in given]
         waits_s = self._until_urgent_s(waiting, now_s)
