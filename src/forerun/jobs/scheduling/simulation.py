@@ -363,10 +363,13 @@ class _Simulation:
             if rate <= 0 or time_s >= end_s:
                 break
             # The rate holds for one phase: the worth of a batch changes with the progress of the job.
-            until_s = min(end_s, time_s + state.next_phase_samples() / rate)
-            done = state.done_samples + rate * (until_s - time_s)
-            time_s = until_s
-            total = state.actual.work_samples
+            samples, total = state.next_phase_samples(), state.actual.work_samples
+            until_s = time_s + samples / rate
+            # A phase too short for the clock still ends, or the loop would not.
+            if until_s > time_s:
+                until_s = min(end_s, until_s)
+                samples = rate * (until_s - time_s)
+            done, time_s = state.done_samples + samples, until_s
             if done >= total * (1 - 1e-9):
                 state.done_samples, state.end_s = total, time_s
                 break
