@@ -23,6 +23,15 @@ def test_jobs_and_nodes():
     assert found.notes == ("job ml/cpu asks for no nvidia.com/gpu: left alone",)
 
 
+def test_devices_of_pods_of_no_job_are_not_given_away():
+    other = copy.deepcopy(next(item for item in KUBECTL["items"] if item["kind"] == "Pod"))
+    other["metadata"]["labels"] = {"training.kubeflow.org/job-name": "long"}
+    other["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+    found = kubernetes_cluster({"items": [*KUBECTL["items"], other]}, NOW_S)
+    assert [node.num_devices for node in found.nodes] == [1]
+    assert found.notes[0] == "1 of the GPUs of k1 are those of pods of no Job: left alone"
+
+
 def test_a_job_of_volcano():
     task = {
         "name": "worker",

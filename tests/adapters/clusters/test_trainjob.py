@@ -119,6 +119,15 @@ def test_the_smallest_size_that_surely_fits_with_its_launch_arguments_and_memory
     assert trainjob(found, predict)["spec"]["trainer"]["resourcesPerNode"]["requests"]["memory"] == "12Gi"
 
 
+def test_a_job_with_the_words_of_its_runtime_needs_none_of_its_own():
+    predict, questions = asked_of(lambda device: "yes")
+    job = changed(OF_KUEUE)
+    for part in ("command", "args"):
+        job["spec"]["trainer"].pop(part, None)
+    assert trainjob(job, predict)["spec"]["trainer"]["numProcPerNode"] == 1
+    assert questions == [{"model": "cnn:depth=2", "device": "t4"}]
+
+
 def test_whole_nodes_follow_a_full_node_and_a_limit_of_time_counts():
     predict, questions = asked_of(lambda device: "yes")
     slow = changed(OF_KUEUE, within="time<=2h", max_nodes="2")

@@ -1,5 +1,6 @@
 """Placement: packing, first fit, and jobs on more nodes than they need."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import job, server_job, view, with_cores
@@ -97,3 +98,29 @@ def test_there_must_be_room():
     of = job(num_workers=4, sync_s=0.3, is_elastic=False)
     others = [("b", (NodeShare(0, 2),)), ("c", (NodeShare(1, 2),))]
     assert after(of, None, others) == SPREAD
+
+
+@pytest.mark.parametrize(
+    ("restart_s", "is_held", "comes_together"),
+    [(10.0, False, True), (1e5, False, False), (10.0, True, False)],
+)
+def test_jobs_of_one_node_make_room_where_that_pays_their_restarts(restart_s, is_held, comes_together):
+    sizes = {"a": 4, "b": 2, "c": 2}
+    jobs = {
+        name: job(name, num_workers=n, sync_s=0.3, is_elastic=False, restart_s=restart_s)
+        for name, n in sizes.items()
+    }
+    given = {name: Allocation("t4", n) for name, n in sizes.items()}
+    placed = {"a": SPREAD, "b": (NodeShare(0, 2),), "c": (NodeShare(1, 2),)}
+    views = [
+        view(of, CLUSTER, i, current=given[name], is_held=is_held and name != "a")
+        for i, (name, of) in enumerate(jobs.items())
+    ]
+    consolidate(views, CLUSTER, jobs, given, placed)
+    used = [0] * CLUSTER.num_nodes
+    for name, placement in placed.items():
+        assert sum(share.num_workers for share in placement) == sizes[name]
+        for share in placement:
+            used[share.node] += share.num_workers
+    assert max(used) <= 4
+    assert [len(placed[name]) for name in sizes] == ([1, 1, 1] if comes_together else [2, 1, 1])

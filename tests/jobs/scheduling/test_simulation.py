@@ -43,6 +43,12 @@ def test_a_job_starts_when_it_comes_or_devices_come_free(policy):
     assert first.num_restarts == 0
 
 
+def test_a_job_shorter_than_the_clock_can_tell_ends():
+    jobs = [job("a", work=1e-9, restart_s=1.0, arrival_s=1e4), job("b", work=1e-9, restart_s=1.0)]
+    found = simulate(jobs, parse_cluster("1x1xt4"), find_policy("foresight"))
+    assert [outcome.end_s for outcome in found.outcomes] == pytest.approx([1.0, 10_001.0])
+
+
 @pytest.mark.parametrize("arrival_s", [1e-300, 1e-8, 300 + 1e-7, 3e5 + 2e-7])
 def test_a_job_a_moment_after_a_round_is_let_in(arrival_s):
     outcome = run([job(arrival_s=arrival_s)], round_s=300.0).outcomes[0]

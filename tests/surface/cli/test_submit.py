@@ -28,20 +28,53 @@ def job(tmp_path):
     [
         ("--gres=gpu:t4:2", "2xt4", False),
         ("--gpus-per-node=a100:8 --nodes=4 --time=1:00:00", "4x8xa100", True),
+        ("--gpus=a30:8 -N2 -t60", "2x4xa30", True),
+        ("--gpus-per-task=1 --ntasks-per-node=8 -N 64 -G 512", "", False),
+        ("--gres=nvme:100,gpu:v100:2", "2xv100", False),
+        ("--gres=shard:1", "", False),
+        ("--gres=gpu:4090:2", "2x4090", False),
         ("-G 4", "", False),
         ("--gres gpu:4 -t 60", "", True),
     ],
 )
 def test_the_device_of_a_job_is_that_of_its_directives(directives, device, has_time):
     found = slurm_job(f"#SBATCH {directives}\npython train.py --epochs 3", "job.sh", ())
-    assert (found.device, found.has_time) == (device, has_time)
+    assert (found.on(), found.has_time) == (device, has_time)
     assert found.words == ("--", "python", "train.py", "--epochs", "3")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node $N t.py > log 2>&1",
+         "torchrun --nnodes=2 --nproc_per_node 4 t.py"),
+        ("PYTHONPATH=. python t.py | tee log", "python t.py"),
+        ("conda run -n env python -u t.py", "python -u t.py"),
+        ("uv run torchrun -m apps.train\npython -m pip list\necho python t.py", "torchrun -m apps.train"),
+        ("deepspeed --num_gpus=4 t.py", "deepspeed --num_gpus=4 t.py"),
+    ],
+)  # fmt: skip
+def test_the_command_of_a_job_is_without_its_wrapping(line, words):
+    found = slurm_job(f"#SBATCH -N 2 --gres=gpu:4\n{line}\n", "job.sh", ())
+    assert found.words == ("--", *words.split())
+    # A kind that is asked for has the numbers of the job, and numbers of its own count.
+    assert (found.on("t4"), found.on("8xt4")) == ("2x4xt4", "8xt4")
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "device"),
+    [("A100:8", "8xa100-sxm4-40gb"), ("[L4, T4:2]", "l4"), ("{H100: 8, A100: 8}", "8xh100-sxm")],
+)
+def test_accelerators_of_skypilot_are_the_catalogue_s_devices(accelerators, device):
+    assert sky_task(f"resources: {{accelerators: {accelerators}}}\nrun: python t.py", "t.yaml").on() == device
+    with pytest.raises(UsageError, match=r"a job has whole devices"):
+        sky_task("resources: {accelerators: 'A100:0.5'}\nrun: python t.py", "t.yaml")
 
 
 def test_a_task_of_skypilot_names_its_accelerators_and_command():
     text = "resources:\n  accelerators: L4:2\nnum_nodes: 2\nrun: |\n  cd code\n  torchrun \\\n    train.py\n"
     found = sky_task(text, "task.yaml")
-    assert found.device == "2x2xl4"
+    assert found.on() == "2x2xl4"
     assert found.words == ("--", "torchrun", "train.py")
     for wrong in ("- a", "{", "run: echo"):
         with pytest.raises(UsageError, match=r"task\.yaml: expected"):
@@ -77,7 +110,7 @@ def test_a_job_without_a_device_asks_for_it(job):
 )
 def test_a_job_of_a_megabyte_is_read_in_a_moment(part):
     begin_s = time.process_time()
-    assert slurm_job(f"#SBATCH --gres=gpu:t4:2 # two\n{part}python train.py", "job.sh", ()).device == "2xt4"
+    assert slurm_job(f"#SBATCH --gres=gpu:t4:2 # two\n{part}python train.py", "job.sh", ()).on() == "2xt4"
     assert time.process_time() - begin_s < 2.0
 
 

@@ -13,6 +13,7 @@ from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.job import time_limit_s
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.predict import predict
+from forerun.surface.cli.submit import SKYPILOT_ACCELERATORS
 
 
 def slurm_time(answer: Plan | Estimate) -> str:
@@ -69,28 +70,6 @@ def _job_time(answer: Plan | Estimate) -> Interval:
 def _days(limit_s: int) -> str:
     days, rest = divmod(limit_s, 86400)
     return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:00"
-
-
-SKYPILOT_ACCELERATORS: Mapping[str, str] = {
-    "A10": "a10",
-    "A10G": "a10g",
-    "A100": "a100-sxm4-40gb",
-    "A100-80GB": "a100-pcie-80gb",
-    "A100-80GB-SXM": "a100-sxm4-80gb",
-    "A40": "a40",
-    "H100": "h100-sxm",
-    "H100-SXM": "h100-sxm",
-    "H200": "h200-sxm",
-    "L4": "l4",
-    "L40S": "l40s",
-    "P100": "p100-pcie-16gb",
-    "P4": "p4",
-    "RTX3090": "rtx-3090",
-    "RTX4090": "rtx-4090",
-    "T4": "t4",
-    "V100": "v100-sxm2-16gb",
-}
-"""SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
 
 
 def _line(answer: Plan | Estimate, words: str) -> str:

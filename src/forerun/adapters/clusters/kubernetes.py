@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -57,14 +58,24 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for item in wanted_list(document, "items", "kubectl get -o json"):
         by_kind.setdefault(str(item.get("kind")), []).append(item)
-    nodes = tuple(node for item in by_kind.get("Node", []) for node in _node(item))
-    if not nodes:
+    notes: list[str] = []
+    pods = _pods_by_job(by_kind.get("Pod", []))
+    ours = {(_namespace(item), str(inside(item, "metadata", "name"))) for item in by_kind.get("Job", [])}
+    held: dict[str, int] = {}
+    for key, shares in pods.items():
+        for name, devices in shares if key not in ours else []:
+            held[name] = held.get(name, 0) + devices
+    notes += [
+        f"{n} of the GPUs of {name} are those of pods of no Job: left alone" for name, n in held.items() if n
+    ]
+    found = [node for item in by_kind.get("Node", []) for node in _node(item)]
+    left = {node.name: node.num_devices - held.get(node.name, 0) for node in found}
+    nodes = tuple(replace(node, num_devices=left[node.name]) for node in found if left[node.name] > 0)
+    if not found:
         raise RecordError(
             f"kubectl get -o json: expected nodes with {_GPU} among the items, got {', '.join(by_kind) or 'none'}; ask "
             "for jobs,pods,nodes"
         )
-    notes: list[str] = []
-    pods = _pods_by_job(by_kind.get("Pod", []))
     jobs = [job for item in by_kind.get("Job", []) if (job := _job(item, pods, now_s, notes)) is not None]
     return LiveCluster(system="kubernetes", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
 
@@ -83,15 +94,15 @@ def _namespace(item: Mapping[str, Any]) -> str:
 
 
 def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[str, int]]]:
-    """Nodes and devices of the running pods of each job."""
+    """Nodes and devices of the running pods of each job, and under no name those of all others."""
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for pod in pods:
         labels = inside(pod, "metadata", "labels") or {}
         job = next((labels[name] for name in _JOB_LABELS if labels.get(name)), None)
         node, phase = inside(pod, "spec", "nodeName"), inside(pod, "status", "phase")
         # A pending pod that has a node holds its devices already.
-        if job and node and phase in ("Running", "Pending"):
-            key = (_namespace(pod), str(job))
+        if node and phase in ("Running", "Pending"):
+            key = (_namespace(pod), str(job or ""))
             found.setdefault(key, []).append((str(node), _gpus(inside(pod, "spec") or {})))
     return found
 

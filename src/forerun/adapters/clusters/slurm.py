@@ -22,7 +22,9 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-_GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
+_GRES = re.compile(
+    r"(?:gres[:/])?gpu(?::([^:=(,]+(?=[:=]\d)|[^:=(,]*[^:=(,\d][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?"
+)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
 _WAITING, _RUNNING = "PENDING", "RUNNING"
 _OWN_REASONS = {
@@ -199,8 +201,10 @@ def _devices(text: str) -> dict[str, int]:
 
     A count of a kind stands beside the count of all kinds in ``tres_req_str``; the kind counts.
 
-    >>> _devices("gpu:a100:4(IDX:0-3),shard:8"), _devices("cpu=8,gres/gpu=2"), _devices("gres:gpu")
-    ({'a100': 4}, {'gpu': 2}, {'gpu': 1})
+    >>> _devices("gpu:a100:4(IDX:0-3),shard:8"), _devices("cpu=8,gres/gpu=2"), _devices("gpu:4090:2")
+    ({'a100': 4}, {'gpu': 2}, {'4090': 2})
+    >>> _devices("gpu:1g.10gb:7"), _devices("gres:gpu"), _devices("gpu:4")
+    ({'1g.10gb': 7}, {'gpu': 1}, {'gpu': 4})
     """
     found: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", text):

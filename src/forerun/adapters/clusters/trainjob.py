@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -230,7 +231,7 @@ def _words(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and values among command and arguments: ``name=value``, ``--name value``, ``--name``."""
     trainer = inside(job, "spec", "trainer") or {}
     words = [str(word) for word in [*(trainer.get("command") or []), *(trainer.get("args") or [])]]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if equals:
             yield name.lstrip("-"), value

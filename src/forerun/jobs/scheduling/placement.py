@@ -286,45 +286,114 @@ def consolidate(
 ) -> None:
     """Moves jobs that lie on more nodes than they need, in place, where they are then done sooner.
 
-    Each is offered fewer nodes of its kind and, if it starts now, as many devices of another kind. A running job pays
-    its restart twice, as for any change of its own.
+    Each is offered fewer nodes of its kind and, if it starts now, as many devices of another kind. Where none are free,
+    jobs of one node make room and get what it leaves. A running job pays its restart twice, as for any change of its
+    own; one that makes room pays once.
 
     Args:
-        views: Jobs as a policy sees them.
+        views: Jobs as a policy sees them; those that are held stay.
         cluster: What there is.
         jobs: Jobs by name.
         given: What each has, changed in place.
         placed: Where each is, changed in place.
     """
-    state: _Nodes | None = None  # few decisions have such a job, and a large cluster's is dear
-    for view in views:
+
+    def is_spread(view: JobView) -> bool:
+        now = given.get(view.job.name)
+        if now is None or view.is_held or not isinstance(view.job.training, DataParallelTraining):
+            return False
+        return len(placed.get(view.job.name, ())) > _fewest(now.num_workers, now.device, cluster)
+
+    spread = [view for view in views if is_spread(view)]
+    if not spread:
+        return  # few decisions have such a job, and the room of a large cluster is dear to count
+    state = _Nodes(cluster)
+    for name, placement in placed.items():
+        state.keep(jobs[name], placement)
+    for view in spread:
         name = view.job.name
-        now, where = given.get(name), placed.get(name, ())
-        if now is None or not isinstance(view.job.training, DataParallelTraining) or view.is_held:
-            continue
-        if len(where) <= _fewest(now.num_workers, now.device, cluster):
-            continue
-        if state is None:
-            state = _Nodes(cluster)
-            for other, placement in placed.items():
-                state.keep(jobs[other], placement)
+        now, where = given[name], placed[name]
         state.give_back(view.job, where)
         is_started = view.current is not None and view.current == now
         best_s = placed_remaining_s(view, now, len(where), cluster)
         price_s = 2 * view.job.restart_s if is_started else 0.0
+        best = {name: where}
         for kind in view.curves:
             option = Allocation(kind, now.num_workers)
             if (view.current is not None and kind != now.device) or view.rate(option) <= 0:
                 continue
             found = state.fewest_nodes(view.job, option)
-            if not found:
-                continue
             state.give_back(view.job, found)
-            left_s = placed_remaining_s(view, option, len(found), cluster) + price_s
-            if left_s < best_s:
-                best_s = left_s
-                given[name], placed[name] = option, found
-        state.keep(view.job, placed[name])
+            ways = [({name: found}, 0.0)] if found else []
+            if len(found) != _fewest(option.num_workers, kind, cluster):
+                ways += _cleared(view, option, views, state, given, placed)
+            for moved, lost_s in ways:
+                left_s = placed_remaining_s(view, option, len(moved[name]), cluster)
+                left_s += price_s + lost_s / view.job.weight
+                if left_s < best_s:
+                    best_s, best, given[name] = left_s, moved, option
+        for other in best.keys() - {name}:
+            state.give_back(jobs[other], placed[other])
+        placed |= best
+        for other in best:
+            state.keep(jobs[other], placed[other])
+
+
+def _cleared(
+    view: JobView,
+    option: Allocation,
+    views: Sequence[JobView],
+    state: _Nodes,
+    given: Mapping[str, Allocation],
+    placed: Mapping[str, Placement],
+) -> list[tuple[dict[str, Placement], float]]:
+    """The fewest nodes for a job with new ones for those that make room, and the weighted restarts of these [s].
+
+    The nodes that cost least to clear are taken; none where one of those that make room finds no single node.
+    """
+    group, first = state.cluster.group(option.device), state.cluster.first_node(option.device)
+    on: dict[int, list[JobView]] = {node: [] for node in range(first, first + group.num_nodes)}
+    for one in views:
+        where = placed.get(one.job.name, ())
+        is_movable = (
+            one is not view and not one.is_held and isinstance(one.job.training, DataParallelTraining)
+        )
+        if is_movable and len(where) == 1 and where[0].node in on:
+            on[where[0].node].append(one)
+    wanted = min(option.num_workers, group.devices_per_node)
+
+    def lost_s(one: JobView) -> float:
+        return one.job.restart_s * one.job.weight if one.current == given[one.job.name] else 0.0
+
+    ways: list[tuple[float, int, list[JobView]]] = []
+    for node, there in on.items():
+        free, leaving = state.devices[node], list[JobView]()
+        for one in sorted(there, key=lambda other: (lost_s(other), other.order)):
+            if free < wanted:
+                leaving.append(one)
+                free += given[one.job.name].num_workers
+        if free >= wanted:
+            ways.append((sum(map(lost_s, leaving)), node, leaving))
+    chosen = sorted(ways, key=lambda way: way[:2])[
+        : _fewest(option.num_workers, option.device, state.cluster)
+    ]
+    if len(chosen) * wanted < option.num_workers:
+        return []
+    left = [option.num_workers - i * wanted for i in range(len(chosen))]
+    place = tuple(NodeShare(node, min(n, wanted)) for n, (_, node, _) in zip(left, chosen, strict=True))
+    movers = [one for _, _, leaving in chosen for one in leaving]
+    for one in movers:
+        state.give_back(one.job, placed[one.job.name])
+    taken = [(view.job, state.keep(view.job, place))]
+    largest_first = sorted(movers, key=lambda other: -given[other.job.name].num_workers)
+    taken += [(one.job, state.fewest_nodes(one.job, given[one.job.name])) for one in largest_first]
+    # Only a trial so far: whether it pays is asked later, so that all is put back.
+    for job, new in taken:
+        state.give_back(job, new)
+    for one in movers:
+        state.keep(one.job, placed[one.job.name])
+    fits = all(len(new) == 1 for _, new in taken[1:])
+    return [({job.name: new for job, new in taken}, sum(way[0] for way in chosen))] if fits else []
 
 
 def _fewest(num_devices: int, kind: str, cluster: SharedCluster) -> int:

@@ -269,6 +269,7 @@ class _Simulation:
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
         for view in () if is_round else views:
             view.is_held |= view.current is not None
+        held = [view.is_held for view in views]
         given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {
@@ -278,6 +279,9 @@ class _Simulation:
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
         if not getattr(self.policy, "is_raw", False):
+            # A job that keeps its share, as another does not pay, may still come together.
+            for view, is_held in zip(views, held, strict=True):
+                view.is_held = is_held
             consolidate(views, self.cluster, self.jobs, given, placed)
         waiting = [state for state in self.active if state.job.name not in given]
         waits_s = self._until_urgent_s(waiting, now_s)
@@ -361,10 +365,13 @@ class _Simulation:
             if rate <= 0 or time_s >= end_s:
                 break
             # The rate holds for one phase: the worth of a batch changes with the progress of the job.
-            until_s = min(end_s, time_s + state.next_phase_samples() / rate)
-            done = state.done_samples + rate * (until_s - time_s)
-            time_s = until_s
-            total = state.actual.work_samples
+            samples, total = state.next_phase_samples(), state.actual.work_samples
+            until_s = time_s + samples / rate
+            # A phase too short for the clock still ends, or the loop would not.
+            if until_s > time_s:
+                until_s = min(end_s, until_s)
+                samples = rate * (until_s - time_s)
+            done, time_s = state.done_samples + samples, until_s
             # A job may fall short of its work by rounding alone, and would never end.
             if done >= total * (1 - 1e-9):
                 state.done_samples, state.end_s = total, time_s

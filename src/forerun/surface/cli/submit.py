@@ -14,7 +14,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +22,48 @@ import typer
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.received import parsed_yaml
-from forerun.question.devices.cluster import joined_spec
+from forerun.question.devices.cluster import joined_spec, split_spec
 from forerun.surface.cli.verbs import verb
 
-_LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
-_GPUS = re.compile(r"(?:gpu:)?(?P<name>[A-Za-z][\w.-]*)?:?(?P<number>\d+)?")
+_LAUNCHERS = re.compile(r"torchrun|accelerate|deepspeed|python(\d(\.\d+)?)?")
+_WRAPPERS = ("srun", "exec", "time", "nohup", "env", "uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "mpirun",
+             "mpiexec", "numactl", "singularity", "apptainer")  # fmt: skip
+"""Programs before a launcher on the same line; any other, such as ``echo``, only speaks of one."""
+
+_NO_TRAINING = ("pip", "venv", "virtualenv", "ensurepip", "ipykernel", "json.tool", "nltk.downloader")
+"""Modules that Python runs to prepare a training."""
+
+_COUNTS = re.compile(
+    r"--(?:(?P<devices>nproc[-_]per[-_]node|num_gpus)|nnodes|num[-_](?:machines|nodes))(?:=|$)"
+)
+_GPUS = re.compile(
+    r"(?:gres[:/])?(?:gpu(?![A-Za-z0-9]):?)?(?P<name>[\w.-]+(?=:\d)|[A-Za-z][\w.-]*)?:?(?P<number>\d+)?"
+)
 _OWN = re.compile(r"^[ \t]*#FORERUN[ \t]+(.*)$", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _REMARK = re.compile(r"(?:^|\s)#")
 _LARGEST_CHARACTERS = 2**20
+
+SKYPILOT_ACCELERATORS: Mapping[str, str] = {
+    "A10": "a10",
+    "A10G": "a10g",
+    "A100": "a100-sxm4-40gb",
+    "A100-80GB": "a100-pcie-80gb",
+    "A100-80GB-SXM": "a100-sxm4-80gb",
+    "A40": "a40",
+    "H100": "h100-sxm",
+    "H100-SXM": "h100-sxm",
+    "H200": "h200-sxm",
+    "L4": "l4",
+    "L40S": "l40s",
+    "P100": "p100-pcie-16gb",
+    "P4": "p4",
+    "RTX3090": "rtx-3090",
+    "RTX4090": "rtx-4090",
+    "T4": "t4",
+    "V100": "v100-sxm2-16gb",
+}
+"""SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
 
 OnOption = Annotated[
     str | None,
@@ -57,13 +90,22 @@ class _Job:
 
     Attributes:
         words: The words of ``forerun predict`` about it: a model and options, or -- and a command.
-        device: Device with its numbers, such as 2x8xh100-sxm; empty where the file names none.
+        kind: Kind of its devices; empty where the file names none.
+        num_nodes, devices_per_node: Its size.
         has_time: Whether it has a time limit.
     """
 
     words: tuple[str, ...]
-    device: str
-    has_time: bool
+    kind: str = ""
+    num_nodes: int = 1
+    devices_per_node: int = 1
+    has_time: bool = True
+
+    def on(self, asked: str | None = None) -> str:
+        """Devices with their numbers, such as 2x8xh100-sxm; a kind that was asked for alone has those of the job."""
+        kind = asked or self.kind
+        is_whole = not kind or split_spec(kind)[2] != kind
+        return kind if is_whole else joined_spec(self.num_nodes, self.devices_per_node, kind)
 
 
 def _text_of(path: str) -> str:
@@ -84,12 +126,9 @@ def _training_words(text: str, path: str) -> tuple[str, ...]:
         return tuple(shlex.split(own[1]))
     # The training is the last such line: those before prepare data or the environment.
     for line in reversed(text.replace("\\\n", " ").splitlines()):
-        words = [] if line.lstrip().startswith("#") else _split(line)
-        while words and (
-            words[0] in ("exec", "srun", "time") or (words[0].startswith("-") and ".py" not in words[0])
-        ):
-            words = words[1:]
-        if words and Path(words[0]).name in _LAUNCHERS and any(word.endswith(".py") for word in words):
+        words = [] if line.lstrip().startswith("#") else _command(_split(line))
+        module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+        if (module and module not in _NO_TRAINING) or any(word.endswith(".py") for word in words):
             return ("--", *words)
     raise UsageError(
         f"{path}: expected a line such as 'python train.py' or '#FORERUN torchvision:resnet50 --dataset imagenet "
@@ -104,9 +143,26 @@ def _split(line: str) -> list[str]:
         return []
 
 
-def _numbered(device: str, per_node: int, num_nodes: int) -> str:
-    """A device with its numbers, as ``--on`` takes it."""
-    return joined_spec(num_nodes, per_node, device) if device else ""
+def _command(words: list[str]) -> list[str]:
+    """The training command of a line, without what wraps it and where its output goes; empty if it is none."""
+    words = list(dropwhile(lambda word: re.match(r"\w+=", word), words))
+    first = next((i for i, word in enumerate(words) if _LAUNCHERS.fullmatch(Path(word).name)), None)
+    if first is None or (first and Path(words[0]).name not in _WRAPPERS):
+        return []
+    return list(takewhile(lambda word: not re.match(r"\d?[>|&;<]", word), words[first:]))
+
+
+def _counted(words: tuple[str, ...], num_nodes: int, per_node: int) -> tuple[str, ...]:
+    """The words with the size of the job where a launcher is told variables of a shell."""
+    found = list(words)
+    for i, (word, following) in enumerate(pairwise([*words, ""])):
+        match = _COUNTS.match(word)
+        count = "" if match is None else str(per_node if match["devices"] else num_nodes)
+        if match and "=" in word and "$" in word:
+            found[i] = f"{word.partition('=')[0]}={count}"
+        elif match and following.startswith("$"):
+            found[i + 1] = count
+    return tuple(found)
 
 
 def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
@@ -121,24 +177,41 @@ def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
     words = [word for line in _SBATCH.findall(text) for word in _split(_REMARK.split(line, 1)[0])] + list(
         more
     )
-    # Slurm takes "--gres=gpu:2" and "--gres gpu:2".
+    # Slurm takes "--gres=gpu:2" and "--gres gpu:2", "-N 2" and "-N2".
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
-        if name.startswith("-"):
+        if re.match(r"-[A-Za-z].", word):
+            options[word[:2]] = word[2:].removeprefix("=")
+        elif name.startswith("-"):
             options[name] = value if equals else following
-    gpus = (
-        options.get("--gres")
-        or options.get("--gpus-per-node")
-        or options.get("--gpus")
-        or options.get("-G")
-        or ""
-    )
-    found = _GPUS.fullmatch(gpus.split(",")[0])
-    name, number = (found["name"] or "", int(found["number"] or 1)) if found else ("", 1)
-    nodes = (options.get("--nodes") or options.get("-N") or "1").partition("-")[0]
+
+    def count(*names: str) -> int:
+        found = next((options[name].partition("-")[0] for name in names if name in options), "")
+        return int(found) if found.isdigit() else 0
+
+    num_nodes = count("--nodes", "-N") or 1
+    tasks = count("--ntasks-per-node", "--tasks-per-node") or max(1, count("--ntasks", "-n") // num_nodes)
+    kind, per_node = "", 1
+    # The whole job's devices are shared by its nodes, a task's are those of each of its tasks.
+    ways = {
+        "--gres": 1.0,
+        "--gpus-per-node": 1.0,
+        "--gpus-per-task": tasks,
+        "--gpus": 1 / num_nodes,
+        "-G": 1 / num_nodes,
+    }
+    for name, times in ways.items():
+        parts = [part for part in options.get(name, "").split(",") if part]
+        if name == "--gres":  # which may also ask for disks and shares of a device
+            parts = [part for part in parts if part.startswith("gpu")]
+        if parts and (found := _GPUS.fullmatch(parts[0])):
+            kind, per_node = found["name"] or "", max(1, int(int(found["number"] or 1) * times))
+            break
     return _Job(
-        words=_training_words(text, path),
-        device=_numbered("" if name == "gpu" else name, number, int(nodes) if nodes.isdigit() else 1),
+        words=_counted(_training_words(text, path), num_nodes, per_node),
+        kind="" if kind == "gpu" else kind,
+        num_nodes=num_nodes,
+        devices_per_node=per_node,
         has_time=bool({"--time", "-t"} & options.keys()),
     )
 
@@ -158,14 +231,22 @@ def sky_task(text: str, path: str) -> _Job:
     if not isinstance(task, dict):
         raise UsageError(f"{path}: expected a task of SkyPilot, got {type(task).__name__}; see its examples")
     wanted = (task.get("resources") or {}).get("accelerators") or ""
+    # The first of several is what the task would like best.
     if isinstance(wanted, dict):
-        wanted = next((f"{name}:{number}" for name, number in wanted.items()), "")
-    name, _, number = str(wanted).partition(":")
+        wanted = [f"{name}:{number or 1}" for name, number in wanted.items()]
+    first = str(next(iter(wanted), "") if isinstance(wanted, list) else wanted)
+    name, _, number = first.partition(":")
+    if number and not number.isdigit():
+        raise UsageError(
+            f"{path}: expected accelerators such as L4:2, got '{first}'; a job has whole devices"
+        )
     source = text if _OWN.search(text) else str(task.get("run") or "")
+    num_nodes, per_node = int(task.get("num_nodes") or 1), int(number or 1)
     return _Job(
-        words=_training_words(source, path),
-        device=_numbered(name.lower(), int(number or 1), int(task.get("num_nodes") or 1)),
-        has_time=True,
+        words=_counted(_training_words(source, path), num_nodes, per_node),
+        kind=SKYPILOT_ACCELERATORS.get(name.upper(), name.lower()),
+        num_nodes=num_nodes,
+        devices_per_node=per_node,
     )
 
 
@@ -175,7 +256,7 @@ def _estimate_of(job: _Job, on: str | None, within: str) -> Any:
     Raises:
         UsageError: No device is named, or a limit is broken.
     """
-    device = on or job.device
+    device = job.on(on)
     if not device:
         raise UsageError("the job names no kind of device; add --on DEVICE, such as --on 4xl40s")
     split = job.words.index("--") if "--" in job.words else len(job.words)
@@ -309,5 +390,5 @@ def torchrun(
     dry_run: DryOption = False,
 ) -> None:
     """Predict the script that torchrun would start, refuse it over a limit, and hand over to torchrun."""
-    found = _estimate_of(_Job(words=("--", "torchrun", *job), device="", has_time=True), on, within)
+    found = _estimate_of(_Job(words=("--", "torchrun", *job)), on, within)
     _hand_over(["torchrun", *job], found, dry_run=dry_run)
