@@ -92,8 +92,8 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             inputs = transformers_inputs(module, options, name)
         except AttributeError as error:  # a configuration without what those of its kind have
             raise ModelBuildError(
-                f"the inputs of {name} are not known ({first_line(error)}): give a factory (file.py:factory) that returns "
-                "(module, example_batch)"
+                f"the inputs of {name} are not known ({first_line(error)}): give a factory (file.py:factory) that "
+                "returns (module, example_batch)"
             ) from error
         parameters = inspect.signature(module.forward).parameters
         if parameters.keys().isdisjoint(("labels", "return_loss")):
@@ -138,7 +138,7 @@ _MOST_LAYERS = 2000
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ModelBuildError(f"{path} is not a readable JSON file: {error}") from error
     except RecursionError:
@@ -421,7 +421,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
 
 
 _OF_SIZES = ("get_vision_position_ids", "get_vision_interpolation_indices_and_weights")
-"""Functions of the sizes of images, which have values and so lie on the host: the library leaves their results there."""
+"""Functions of the sizes of images, which have values and so lie on the host, with their results."""
 
 
 def _moved_to(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -496,7 +496,7 @@ _VISION = ("vision_config", "encoder")
 
 
 def _are_lists(labels: inspect.Parameter) -> bool:
-    """True for labels that differ in number from image to image, such as boxes, which the loss pairs by their values."""
+    """True for labels whose number differs from image to image, such as boxes, which a loss pairs by their values."""
     return "list" in str(labels.annotation).lower()
 
 

@@ -294,8 +294,8 @@ def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
     tensors = [x for x in _tensors(values) if x.dim()]
     if not tensors:
         raise ModelBuildError(
-            f"the example batch of {name} holds no tensor with a batch axis; give tensors, alone or in tuples, lists or "
-            "dicts"
+            f"the example batch of {name} holds no tensor with a batch axis; give tensors, alone or in tuples, lists "
+            "or dicts"
         )
     size = tensors[0].shape[0]
 
