@@ -173,6 +173,7 @@ _OTHERS = {
         "batch size",
         (16,),
     ),
+    "siglip": ("SiglipModel", {"text_config": _TOWER, "vision_config": _TOWER}, "batch size", (16,)),
     "deberta-v2": ("DebertaV2ForSequenceClassification", {**_SMALL, "vocab_size": 100}, "labels", (512,)),
     "videomae": ("VideoMAEForVideoClassification", {**_SMALL, "image_size": 32}, None, (16, 3, 32, 32)),
     "table-transformer": (

@@ -600,7 +600,8 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     config: Any = module.config
     pictures = None
     # Images beside texts have an encoder of their own, and a loss of pairs.
-    is_dual = hasattr(config, "projection_dim") and "pixel_values" in parameters
+    is_dual = "return_loss" in parameters or hasattr(config, "projection_dim")
+    is_dual = is_dual and hasattr(config, "vision_config") and "pixel_values" in parameters
     if is_dual:
         pictures = _beside_texts(config.vision_config, parameters)
         config = config.text_config
