@@ -42,6 +42,14 @@ def test_a_file_says_how_many_samples_an_epoch_has(tmp_path):
     assert again.json_fields()["batching"] == "packed"
 
 
+@pytest.mark.parametrize("text", ["length\n100\n-5\n", "100\ninf\n", "100\nnan\n"])
+def test_counts_that_no_sample_has_are_refused(text, tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"lengths\.csv"):
+        read_lengths(str(path))
+
+
 def test_lengths_are_a_list_of_numbers_too_alone_over_http():
     from pydantic import ValidationError
 

@@ -27,6 +27,14 @@ CONFIGS = {
         "text_config": {"model_type": "gemma3_text", "head_dim": 16, **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", **VISION},
     },
+    "Qwen3VLForConditionalGeneration": {
+        "model_type": "qwen3_vl",
+        "text_config": {"model_type": "qwen3_vl_text", "head_dim": 16, **TEXT},
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+            "patch_size": 14, "spatial_merge_size": 2, "deepstack_visual_indexes": [0, 1],
+        },
+    },
     "Qwen2_5_VLForConditionalGeneration": {
         "model_type": "qwen2_5_vl",
         "text_config": {

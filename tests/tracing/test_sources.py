@@ -173,8 +173,49 @@ _OTHERS = {
         "batch size",
         (16,),
     ),
+    "siglip": ("SiglipModel", {"text_config": _TOWER, "vision_config": _TOWER}, "batch size", (16,)),
     "deberta-v2": ("DebertaV2ForSequenceClassification", {**_SMALL, "vocab_size": 100}, "labels", (512,)),
     "videomae": ("VideoMAEForVideoClassification", {**_SMALL, "image_size": 32}, None, (16, 3, 32, 32)),
+    "table-transformer": (
+        "TableTransformerForObjectDetection",
+        {
+            "use_timm_backbone": False,
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "num_queries": 5,
+            "backbone_config": {
+                "model_type": "resnet",
+                "embedding_size": 8,
+                "hidden_sizes": [8, 8, 8, 8],
+                "depths": [1, 1, 1, 1],
+                "layer_type": "basic",
+                "out_features": ["stage4"],
+            },
+        },
+        None,
+        (3, 224, 224),
+    ),
+    "vision-encoder-decoder": (
+        "VisionEncoderDecoderModel",
+        {
+            "encoder": {"model_type": "vit", **_SMALL, "image_size": 32},
+            "decoder": {
+                "model_type": "trocr",
+                "d_model": 32,
+                "decoder_layers": 2,
+                "decoder_attention_heads": 2,
+                "decoder_ffn_dim": 64,
+                "vocab_size": 100,
+            },
+        },
+        None,
+        (3, 32, 32),
+    ),
     "layoutlmv3": (
         "LayoutLMv3ForTokenClassification",
         {**_SMALL, "vocab_size": 100, "coordinate_size": 6, "shape_size": 4},
@@ -608,6 +649,42 @@ def test_steps_that_depend_on_values_are_explained(function):
     error = failure(build_model(Returns(function)))
     assert isinstance(error, TraceError)
     assert "by the values of a tensor (test_sources.py, line" in str(error)
+
+
+def test_numbers_count_as_finite_where_a_step_asks():
+    def guarded(y):
+        is_bad = torch.isnan(y) | torch.isinf(y)
+        if (
+            is_bad.any()
+            or not torch.isfinite(y).all()
+            or y.isnan().sum() > 0
+            or (~is_bad).all().item() is False
+        ):
+            raise FloatingPointError
+        return torch.where(is_bad | (y > 3), 0.0, y)
+
+    built = build_model(Returns(guarded))
+    graph = trace_built(built, TrainingSetup(batch_size_per_device=2))
+    assert {"isnan", "where"} <= set(graph.ops.kernel_names)
+
+
+def test_steps_that_train_nothing_or_mix_devices_are_explained():
+    frozen = failure(build_model(nn.Linear(4, 2).requires_grad_(requires_grad=False), input_shape=(4,)))
+    assert "no weight of Linear is trained" in str(frozen)
+    mixed = failure(build_model(Returns(lambda y: y + torch.ones(1, 6, device="cpu"))))
+    assert "on the CPU and on the device" in str(mixed)
+    assert "device=x.device" in str(mixed)
+
+
+def test_the_temporal_classification_of_sequences_is_traced():
+    def paths(y):
+        scores = y.reshape(1, y.shape[0], -1).expand(30, -1, -1).log_softmax(-1)
+        texts = torch.zeros(y.shape[0], 5, dtype=torch.long, device=y.device)
+        lengths = [torch.full((y.shape[0],), n, device=y.device) for n in (30, 5)]
+        return nn.functional.ctc_loss(scores, texts, *lengths)
+
+    graph = trace_built(build_model(Returns(paths)), TrainingSetup(batch_size_per_device=2))
+    assert {"_ctc_loss", "_ctc_loss_backward"} <= set(graph.ops.kernel_names)
 
 
 def test_anything_else_names_what_was_raised_and_where():

@@ -311,7 +311,7 @@ def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
 def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> list[str]:
     device, is_keras = run.cluster.device, is_keras_graph(model.graph)
     notes = list(model.graph.notes)
-    if expert_products(model.graph.ops).any():
+    if expert_products(model.graph.ops).any() and "topk" in model.graph.ops.kernel_names:
         load, layout = model.graph.expert_load, run.sharing.layout
         notes.append(
             "experts: tokens are assumed to spread evenly (--expert-load says otherwise)"

@@ -354,13 +354,17 @@ def _of_file(path: Path, changed: int) -> SampleLengths:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             tokens, source = read(file)
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, OverflowError, csv.Error) as error:
         raise UsageError(
             f"cannot read the lengths '{path}': {error}; give token counts or texts, one a line"
         ) from None
     if not tokens:
         raise UsageError(f"'{path}' holds no samples; give token counts or texts, one a line")
-    return SampleLengths(tokens=tuple(tokens), num_samples=len(tokens), source=source)
+    if min(tokens) < 0:
+        raise UsageError(f"'{path}': a sample has zero or more tokens, got {min(tokens):,}; correct the file")
+    return SampleLengths(
+        tokens=tuple(max(1, each) for each in tokens), num_samples=len(tokens), source=source
+    )
 
 
 def _of_csv(file: Any) -> tuple[list[int], str]:
@@ -375,7 +379,7 @@ def _of_csv(file: Any) -> tuple[list[int], str]:
     body = rows if column is None and head[0].replace(".", "", 1).isdigit() else rows[1:]
     if column is None and body is not rows:
         raise ValueError(f"expected a column called {', '.join(_COUNTS[:3])}, got {', '.join(head)}")
-    return [max(1, round(float(row[column or 0]))) for row in body], "token counts of the file"
+    return [round(float(row[column or 0])) for row in body], "token counts of the file"
 
 
 def _of_json(file: Any) -> tuple[list[int], str]:
@@ -395,7 +399,7 @@ def _of_json(file: Any) -> tuple[list[int], str]:
         else:
             found.append(math.ceil(sum(map(len, _texts(sample))) / CHARACTERS_PER_TOKEN))
     source = "token counts of the file" if counted else f"{CHARACTERS_PER_TOKEN} characters a token"
-    return [max(1, each) for each in found], source
+    return found, source
 
 
 def _texts(part: Any) -> Iterator[str]:

@@ -69,7 +69,8 @@ def meta_result(func: Any, args: Any, kwargs: Any, is_meta: Callable[[torch.Tens
 
 def _key(value: Any, is_meta: Callable[[torch.Tensor], bool]) -> Any:
     if isinstance(value, torch.Tensor):
-        if type(value) not in _PLAIN_TYPES or not is_meta(value) or value.is_complex():
+        is_plain = type(value) in _PLAIN_TYPES and value.layout is torch.strided
+        if not is_plain or not is_meta(value) or value.is_complex():
             raise _NotKeptError
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
@@ -89,6 +90,8 @@ def _form_of(func: Any, args: Any, result: Any, is_meta: Callable[[torch.Tensor]
             return type(value)([form(item) for item in value])
         if not isinstance(value, torch.Tensor):
             return value
+        if value.layout is not torch.strided:
+            raise _NotKeptError
         found = _Empty(value.shape, value.stride(), value.dtype)
         storage = value.untyped_storage()
         is_whole = is_meta(value) and storage.nbytes() == _made(found).untyped_storage().nbytes()
@@ -174,6 +177,13 @@ def _convolution(source: torch.Tensor, weight: torch.Tensor, *rest: Any, **kwarg
     return torch.empty_like(result, memory_format=torch.channels_last)
 
 
+def _ctc_loss(scores: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any) -> Any:
+    # The losses of the texts, and the sums over paths to each place of a text with blanks between its characters.
+    frames, texts = scores.shape[0], scores.shape[1] if scores.dim() == 3 else 1
+    places = 2 * (targets.shape[-1] if targets.dim() == 2 else -(-targets.numel() // texts)) + 1
+    return scores.new_empty((texts,)), scores.new_empty((texts, frames, places))
+
+
 def _overloads(names: str, overload: str) -> list[Any]:
     packets = (getattr(torch.ops.aten, name) for name in names.split())
     return [getattr(packet, overload) for packet in packets if overload in packet.overloads()]
@@ -192,7 +202,14 @@ SHORTCUTS: dict[Any, Shortcut] = {
     torch.ops.aten.convolution.default: _convolution,
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
+    **dict.fromkeys((torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor), _ctc_loss),
 }
+for _overload in ("default", "Tensor"):
+    SHORTCUTS.update(
+        dict.fromkeys(
+            _overloads("_ctc_loss_backward", _overload), lambda _, scores, *__: scores.new_empty(scores.shape)
+        )
+    )
 for _overload in ("default", "grad_input"):
     SHORTCUTS.update(dict.fromkeys(_overloads(_GRADIENTS, _overload), _like_first))
 SHORTCUTS.update(dict.fromkeys(_overloads(_IN_PLACE, "default"), _first))

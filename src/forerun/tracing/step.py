@@ -14,6 +14,7 @@ from forerun.graph.graph import AllocationKind, MemoryEvent
 from forerun.question.setup import Layout, Phase, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
 from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.meta_build import FiniteNumbers
 from forerun.tracing.op_rules.products import attention_as
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder, tensors_in
@@ -174,8 +175,9 @@ def _train_step(
 
 
 def _run_forward(built: BuiltModel, batch: dict[str, Any]) -> torch.Tensor:
-    output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
-    return built.loss(output, batch)
+    with FiniteNumbers():
+        output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
+        return built.loss(output, batch)
 
 
 def _forward_step(
@@ -187,7 +189,8 @@ def _forward_step(
     dtype = AUTOCAST_DTYPE.get(setup.precision)
     with gradients(), recorder, cuda_semantics(dtype, fused_attention=setup.fused_attention):
         recorder.mark(MemoryEvent.FORWARD_BEGINS)
-        output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
+        with FiniteNumbers():
+            output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
         leave_autocast_region()
         recorder.mark(MemoryEvent.STEP_ENDS)
         del output

@@ -120,6 +120,16 @@ def test_a_reader_that_stops_early_causes_no_traceback():
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(os.name == "nt", reason="shell")
+def test_a_closed_output_is_told_in_one_line():
+    command = f"{sys.executable} -m forerun --version >&-"
+    done = subprocess.run(  # noqa: S602
+        command, shell=True, capture_output=True, text=True, env=child_environment()
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output is closed; name a place for it, such as > FILE\n"
+
+
 def test_a_terminal_without_the_signs_shows_substitutes():
     done = run("hardware", "show", "t4", PYTHONIOENCODING="ascii")
     assert done.returncode == 0

@@ -148,6 +148,12 @@ def test_no_file_and_no_code_is_loaded_through_http(client, model):
     refused(ask(client, "/plan", PLAN, models=[model]), 400, words)
 
 
+def test_a_bare_name_is_that_of_a_library_as_on_the_command_line(client):
+    asked, full = ({**PREDICT, "model": name} for name in ("efficientnet_b0", "torchvision:efficientnet_b0"))
+    answers = [ask(client, "/predict", each).json()["step_time_s"] for each in (asked, full)]
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     "device",
     ["mine.toml", "/etc/mine.TOML", "../x", "here", "1xhere", "2x1xHERE", "here x 2", "1×here", "cpu;rm"],

@@ -60,12 +60,13 @@ class OneLineErrors(TyperGroup):
         )
         if not standalone_mode:
             return parse_and_run()
+        told: BaseException | None = None
         try:
             _refuse_devices(words)
             with warned_once(), shown_stages(words):
                 status = parse_and_run()
         except (Exception, KeyboardInterrupt) as error:
-            status = exit_status(error)
+            status, told = exit_status(error), error
             if "--debug" in words and not isinstance(error, _ParserError):
                 traceback.print_exc(file=sys.stderr)
             _tell(error_line(error))
@@ -74,7 +75,7 @@ class OneLineErrors(TyperGroup):
             if status == INTERRUPTED_STATUS:
                 status = exit_status(KeyboardInterrupt())
                 _tell(error_line(KeyboardInterrupt()))
-        status = _flushed(status)
+        status = _flushed(status, is_told=isinstance(told, OSError))
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -100,15 +101,19 @@ def _tell(line: str) -> None:
         typer.echo(line, err=True)
 
 
-def _flushed(status: object) -> object:
+def _flushed(status: object, *, is_told: bool) -> object:
     """The exit status after the last output: a full disk or a closed pipe is told once, not by a traceback."""
+    if sys.stdout is None:  # closed before the start, as by >&-
+        if not status:
+            _tell("error: the output is closed; name a place for it, such as > FILE")
+        return status or 1
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         # What is left in the buffer cannot be written at the end either.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
+        if not isinstance(error, BrokenPipeError) and not is_told:
             _tell(error_line(error))
         return status or 1
     return status

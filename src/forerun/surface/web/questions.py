@@ -22,6 +22,7 @@ from forerun.surface.web.reach import (
     code_of,
     config_file,
 )
+from forerun.tracing.trace import full_name
 
 MAX_HTTP_CANDIDATES = 20_000
 
@@ -75,12 +76,12 @@ def check_model_name(model: str, reach: Reach = _NO_FILES) -> str:
             f"'{text}' names a file: over HTTP only families and models of torchvision, timm and Keras are answered; "
             "use the command line for files and code of your own"
         )
-    if not _MODEL.fullmatch(text):
+    if not _MODEL.fullmatch(text) and full_name(text) == text:
         raise UsageError(
             f"expected a family such as cnn:depth=4, torchvision:NAME, timm:NAME or keras:NAME, got '{text}'; see "
             "/models"
         )
-    if not text.startswith(("torchvision:", "timm:")):
+    if not full_name(text).startswith(("torchvision:", "timm:")):
         _check_family_size(text.removeprefix("keras:"))
     return text
 

@@ -153,7 +153,7 @@ INFERRED_LOSS_NOTE = (
 )
 
 
-_OTHER_LOSS_NOTE = (
+OTHER_LOSS_NOTE = (
     "the model's own loss depends on the values of its labels, which are not known: cross entropy of its logits, or "
     "the mean of all outputs, is taken in its place"
 )
@@ -169,7 +169,7 @@ def without_own_loss(built: BuiltModel) -> BuiltModel | None:
         inputs = {name: value for name, value in batch["kwargs"].items() if name != "labels"}
         return {**batch, "kwargs": inputs}
 
-    return replace(built, make_batch=make_batch, notes=(*built.notes, _OTHER_LOSS_NOTE))
+    return replace(built, make_batch=make_batch, notes=(*built.notes, OTHER_LOSS_NOTE))
 
 
 def image_batch(batch_size: int, shape: tuple[int, ...]) -> dict[str, Any]:

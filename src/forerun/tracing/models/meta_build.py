@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from forerun.base.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
 from forerun.tracing.models.built_model import BuiltModel
@@ -70,6 +71,41 @@ class _NoRandomFill(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in self._RANDOM else func(*args, **(kwargs or {}))
+
+
+_ASKED = {"isfinite": True, "isnan": False, "isinf": False}
+_KEPT = frozenset(
+    ("all", "any", "sum", "logical_not", "bitwise_not", "logical_or", "logical_and", "eq", "ne", "gt", "lt")
+) | frozenset(f"__{name}__" for name in ("invert", "or", "and", "eq", "ne", "gt", "lt"))
+_READ = frozenset({"item", "__bool__", "is_nonzero"})
+
+
+class FiniteNumbers(TorchFunctionMode):
+    """Answers a model that asks whether its numbers are finite: all are, as in a run that goes well.
+
+    What is worked out of such answers alone, by the functions below, is known as well.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        is_known = bool(args) and isinstance(args[0], torch.Tensor) and args[0] in self._known
+        if is_known and name in _READ:
+            return self._known[args[0]].item()
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_meta:
+            if name in _ASKED:
+                self._known[result] = torch.tensor(_ASKED[name], device="cpu")
+            elif is_known and name in _KEPT:
+                values = [self._known.get(a) if isinstance(a, torch.Tensor) else a for a in args]
+                if name in ("all", "any", "sum"):
+                    values = values[:1]  # along an axis or along all
+                if all(value is not None for value in values) and not (name == "sum" and values[0]):
+                    self._known[result] = func(*values)
+        return result
 
 
 def build_on_meta(make: Callable[[], Built]) -> Built:
@@ -245,8 +281,13 @@ _DATA_DEPENDENT = re.compile(
     r"can't convert meta device|number of output elements|repeat_interleave",
     re.IGNORECASE,
 )
+_OTHER_DEVICE = re.compile(
+    r"not on the expected device|to be on the same device|no NVIDIA driver", re.IGNORECASE
+)
 _TORCH = Path(torch.__file__).parent
 _FORERUN = Path(__file__).parents[1]
+_OF_OPERATIONS = (_FORERUN / "recorder.py", _FORERUN / "meta_results.py", Path(__file__))
+"""Code inside of every operation, so that the line of a model that calls it stands before."""
 
 
 def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
@@ -271,8 +312,8 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
     if is_data_dependent(exc):
         return TraceError(
             f"{built.name} decides what to compute by the values of a tensor{place_of(exc)}, and a step is "
-            f"traced without values ({first_line(exc)}); make that part depend on shapes only, or predict "
-            "the part of the model that does"
+            f"traced without values ({first_line(exc).partition('. ')[0]}); make that part depend on shapes only, or "
+            "predict the part of the model that does"
         )
     if _TOO_SMALL.search(text):
         return InvalidSetupError(
@@ -284,9 +325,23 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
             f"{built.name} cannot take inputs of {shape}: {first_line(exc)}{place_of(exc)}; "
             "give the input_shape (or image_size, sequence_length) it was made for"
         )
+    if "does not require grad" in text and not any(p.requires_grad for p in built.module.parameters()):
+        return ModelBuildError(
+            f"no weight of {built.name} is trained: it has none, or all are frozen (requires_grad is False); train "
+            "one, or ask for --phase inference"
+        )
+    if _OTHER_DEVICE.search(text):
+        return ModelBuildError(
+            f"{built.name} computes with tensors on the CPU and on the device{place_of(exc)}: {first_line(exc)}; make "
+            "them on the device of the inputs (device=x.device)"
+        )
+    remedy = (
+        "give a factory (file.py:factory) that returns (module, example_batch) with the inputs of a step that trains"
+        if built.name.startswith("hf:")
+        else "the model must run a forward and backward pass on tensors of the 'meta' device"
+    )
     return TraceError(
-        f"the step of {built.name} raised {type(exc).__name__}{place_of(exc)}: {first_line(exc)}; "
-        "the model must run a forward and backward pass on tensors of the 'meta' device"
+        f"the step of {built.name} raised {type(exc).__name__}{place_of(exc)}: {first_line(exc)}; {remedy}"
     )
 
 
@@ -294,6 +349,8 @@ def first_line(exc: BaseException) -> str:
     """The first line of an exception's text, or its type if the text is empty."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     text = lines[0] if lines else type(exc).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 
@@ -301,6 +358,8 @@ def place_of(exc: BaseException) -> str:
     """`` (file.py, line 12)`` for the innermost line of the model's own code; empty without such a line."""
     for frame in reversed(traceback.extract_tb(exc.__traceback__)):
         path = Path(frame.filename)
+        if path in _OF_OPERATIONS:
+            continue
         if path.is_relative_to(_FORERUN):
             return ""
         if not path.is_relative_to(_TORCH) and not frame.filename.startswith("<"):

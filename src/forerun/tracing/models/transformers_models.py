@@ -35,6 +35,7 @@ from forerun.base.errors import (
 from forerun.question.model import Architecture, find_architecture
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
+    OTHER_LOSS_NOTE,
     BatchMaker,
     BuiltModel,
     InputOptions,
@@ -87,9 +88,18 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             model_class = _classifier(transformers, model_class, config)
         _set_head(config, model_class.__name__, options)
         module, notes = _construct(model_class, config, options)
-        inputs = transformers_inputs(module, options, name)
-        if inspect.signature(module.forward).parameters.keys().isdisjoint(("labels", "return_loss")):
+        try:
+            inputs = transformers_inputs(module, options, name)
+        except AttributeError as error:  # a configuration without what those of its kind have
+            raise ModelBuildError(
+                f"the inputs of {name} are not known ({first_line(error)}): give a factory (file.py:factory) that "
+                "returns (module, example_batch)"
+            ) from error
+        parameters = inspect.signature(module.forward).parameters
+        if parameters.keys().isdisjoint(("labels", "return_loss")):
             notes = (*notes, INFERRED_LOSS_NOTE)
+        elif "labels" in parameters and _are_lists(parameters["labels"]):
+            notes = (*notes, OTHER_LOSS_NOTE)
     definition = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return BuiltModel(
         name=name,
@@ -128,7 +138,7 @@ _MOST_LAYERS = 2000
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ModelBuildError(f"{path} is not a readable JSON file: {error}") from error
     except RecursionError:
@@ -216,9 +226,10 @@ def _set_head(config: Any, class_name: str, options: InputOptions) -> None:
         config.num_labels = options.num_classes
     if class_name.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders look for the last token before the padding
-    starts = getattr(config, "decoder_start_token_id", None)
-    if getattr(config, "is_encoder_decoder", False) and starts is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if getattr(config, "is_encoder_decoder", False):  # the inputs of a decoder are its labels, moved by one
+        config.pad_token_id = getattr(config, "pad_token_id", None) or 0
+        if getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id
 
 
 def _construct(
@@ -272,6 +283,14 @@ def _take_chosen_experts(module: torch.nn.Module) -> None:
             experts.has_bias = experts.has_post_expert_norm = experts._is_expert_parallel = False
             experts._apply_gate = functools.partial(_gated, experts)
             part.forward = functools.partial(_chosen_experts, part)
+
+
+def _with_images(hidden: torch.Tensor, _places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Features of images added to the states at their places, of which the number is known: the first take theirs."""
+    hidden = hidden.clone()
+    states, count = hidden.flatten(0, 1), images.shape[0]
+    states[:count] = states[:count] + images.to(hidden.dtype)
+    return hidden
 
 
 def _gated(experts: Any, both: torch.Tensor) -> torch.Tensor:
@@ -357,6 +376,9 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
     """
     config: Any = module.config
     _take_chosen_experts(module)
+    for part in module.modules():
+        if hasattr(part, "_deepstack_process"):
+            vars(part)["_deepstack_process"] = _with_images
     if training and getattr(config, "use_cache", False):
         config.use_cache = False
     forward = module.forward
@@ -367,7 +389,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
         from transformers import masking_utils
 
         own: Any = sys.modules[type(module).__module__]
-        places: Any = getattr(own, "get_vision_position_ids", None)
+        places: Any = module.device
         is_whole: Any = getattr(masking_utils, "_ignore_bidirectional_mask_sdpa", None)
         answers = (
             (
@@ -375,8 +397,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
                 "torch_compilable_check",
                 lambda *_: None,
             ),  # that a text has a place for each part of its images
-            # The sizes of images have values and so lie on the host, which the library would leave their places on.
-            (own, "get_vision_position_ids", lambda *of, **more: places(*of, **more).to(module.device)),
+            *((own, name, _moved_to(places, getattr(own, name))) for name in _OF_SIZES if hasattr(own, name)),
             (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
             (masking_utils, "fast_all", lambda mask: True),
             (
@@ -397,6 +418,20 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
 
     module.forward = with_full_sequences
     return module
+
+
+_OF_SIZES = ("get_vision_position_ids", "get_vision_interpolation_indices_and_weights")
+"""Functions of the sizes of images, which have values and so lie on the host, with their results."""
+
+
+def _moved_to(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
+    def moved(*of: Any, **more: Any) -> Any:
+        found = function(*of, **more)
+        return (
+            found.to(device) if isinstance(found, torch.Tensor) else tuple(part.to(device) for part in found)
+        )
+
+    return moved
 
 
 def _sound_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
@@ -425,7 +460,8 @@ def _wave_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     """A sound as it was recorded, or the spectrum of a model that has a number of mel bins, and the labels."""
     config: Any = module.config
     spectrum = (getattr(config, "max_length", 0), getattr(config, "num_mel_bins", 0))
-    own = spectrum if all(spectrum) else (_WAVE_SAMPLES,)
+    channels = getattr(config, "audio_channels", None)
+    own = spectrum if all(spectrum) else (channels, _WAVE_SAMPLES) if channels else (_WAVE_SAMPLES,)
     if options.image_size is not None or options.sequence_length is not None:
         raise InvalidSetupError(
             f"{name} reads sound: give the length of a sample as --input-shape, such as 160000"
@@ -455,16 +491,27 @@ def _too_long(name: str, limit: int, length: int) -> InvalidSetupError:
     )
 
 
+_VISION = ("vision_config", "encoder")
+"""Parts of a configuration that may have the size of images."""
+
+
+def _are_lists(labels: inspect.Parameter) -> bool:
+    """True for labels whose number differs from image to image, such as boxes, which a loss pairs by their values."""
+    return "list" in str(labels.annotation).lower()
+
+
 def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
     options.refuse_sequence(name)
     config: Any = module.config
-    size = getattr(config, "image_size", 224)
+    vision = next((part for key in _VISION if (part := getattr(config, key, None)) is not None), config)
+    size = getattr(config, "image_size", None) or getattr(vision, "image_size", 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
     shape = options.image_shape((*frames, getattr(config, "num_channels", 3), height, width))
     parameters = inspect.signature(module.forward).parameters
     dense = "Segmentation" in type(module).__name__
-    words = _num_tokens(config.get_text_config(), InputOptions(), name) if "input_ids" in parameters else None
+    has_text = "input_ids" in parameters or hasattr(config, "decoder")
+    words = _num_tokens(config.get_text_config(decoder=True), InputOptions(), name) if has_text else None
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:
         inputs = {"pixel_values": torch.empty((batch_size, *shape), device="meta")}
@@ -472,7 +519,7 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
             inputs |= {
                 key: _integers(batch_size, words) for key in ("input_ids", "labels") if key in parameters
             }
-        elif "labels" in parameters:
+        elif "labels" in parameters and not _are_lists(parameters["labels"]):
             inputs["labels"] = _integers(batch_size, *(shape[-2:] if dense else ()))
         return {"kwargs": inputs}
 
@@ -535,11 +582,11 @@ def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
     return _Pictures((side // merged) ** 2, cut)
 
 
-def _beside_texts(vision: Any) -> _Pictures:
+def _beside_texts(vision: Any, parameters: Mapping[str, Any]) -> _Pictures:
     def scaled(batch: int, tokens: int) -> dict[str, Any]:
         size = vision.image_size
         images = torch.empty((batch, vision.num_channels, size, size), device="meta")
-        return {"pixel_values": images, "return_loss": True}
+        return {"pixel_values": images, **({"return_loss": True} if "return_loss" in parameters else {})}
 
     return _Pictures(0, scaled)
 
@@ -553,9 +600,10 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     config: Any = module.config
     pictures = None
     # Images beside texts have an encoder of their own, and a loss of pairs.
-    is_dual = "return_loss" in parameters
+    is_dual = "return_loss" in parameters or hasattr(config, "projection_dim")
+    is_dual = is_dual and hasattr(config, "vision_config") and "pixel_values" in parameters
     if is_dual:
-        pictures = _beside_texts(config.vision_config)
+        pictures = _beside_texts(config.vision_config, parameters)
         config = config.text_config
     elif hasattr(config, "vision_config") and "pixel_values" in parameters:
         pictures = _pictures(config, options, name)

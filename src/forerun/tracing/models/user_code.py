@@ -293,7 +293,10 @@ def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
     form, values = _call_with(returned.module, returned.example_batch)
     tensors = [x for x in _tensors(values) if x.dim()]
     if not tensors:
-        raise ModelBuildError(f"the example batch of {name} holds no tensor with a batch axis")
+        raise ModelBuildError(
+            f"the example batch of {name} holds no tensor with a batch axis; give tensors, alone or in tuples, lists "
+            "or dicts"
+        )
     size = tensors[0].shape[0]
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:

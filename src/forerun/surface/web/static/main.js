@@ -283,14 +283,24 @@ const COLOURS = {
   activations: 0, weights: 1, gradients: 2, "optimizer state": 3, temporaries: 4, input: 5, fragmentation: 6, context: 7,
   convolution: 0, "pooling and resizing": 1, normalisation: 2, optimizer: 3, "element-wise and reductions": 4, "copies and casts": 5, linear: 6, "attention and batched products": 7,
 };
-const colourOf = (name) => COLOURS[name] ?? [...name].reduce((sum, letter) => (sum * 31 + letter.charCodeAt(0)) % 8, 5);
+// Others take one of their own name, or the next that no part beside them has.
+function coloursOf(names) {
+  const taken = new Set(names.map((name) => COLOURS[name]));
+  return new Map(names.map((name) => {
+    let colour = COLOURS[name] ?? [...name].reduce((sum, letter) => (sum * 31 + letter.charCodeAt(0)) % 8, 5);
+    for (let tries = 0; !(name in COLOURS) && taken.has(colour) && tries < 8; tries += 1) colour = (colour + 1) % 8;
+    taken.add(colour);
+    return [name, `var(--c${colour})`];
+  }));
+}
 
 function bar(place, parts, whole, limit, words) {
   const shown = parts.filter(([, size]) => size > 0);
+  const colours = coloursOf(shown.map(([name]) => name));
   place.replaceChildren(...shown.map(([name, size]) => {
     const part = made("span", { title: `${name}: ${words(size)}` });
     part.style.width = `${(100 * size) / whole}%`;
-    part.style.background = `var(--c${colourOf(name)})`;
+    part.style.background = colours.get(name);
     return part;
   }));
   if (limit) {
@@ -301,7 +311,7 @@ function bar(place, parts, whole, limit, words) {
   place.setAttribute("aria-label", shown.map(([name, size]) => `${name} ${words(size)}`).join(", "));
   const items = shown.map(([name, size]) => {
     const square = made("i");
-    square.style.background = `var(--c${colourOf(name)})`;
+    square.style.background = colours.get(name);
     return made("li", {}, square, `${name} ${words(size)}`);
   });
   const legend = made("ul", { className: "legend" }, ...items);
