@@ -132,9 +132,13 @@ def read_settings(
     read = {**_READERS, **readers}
     given = {name: arguments.pop(name) for name in known}
     settings = {
-        name: read[name](value) if name in read else value
+        name: read[name](value)
+        if name in read
+        else ",".join(value)
+        if known[name].setting.is_repeated
+        else value
         for name, value in given.items()
-        if value is not None
+        if value is not None and value != []
     }
     for name, value in settings.items():
         check_number(known[name], value)
@@ -154,6 +158,7 @@ def setting_parameters(
         if item.kind is bool and setting.default == "yes":
             names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
         kind: Any = item.kind if item.kind in (int, float, bool, Path) and name not in texts else str
+        kind = list[str] if setting.is_repeated else kind
         option = typer.Option(
             *names,
             help=words,
