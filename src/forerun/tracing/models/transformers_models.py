@@ -125,7 +125,7 @@ _PLAIN_KERNELS = {
     "qwen3_5": "linear attention is that of Transformers without the package flash-linear-attention, whose kernels are "
     "faster and keep less memory",
 }
-"""What Transformers computes by plain operations where a library has kernels, by the beginning of the model's type."""
+"""Parts that Transformers computes by plain operations where a library has kernels, by how the model's type begins."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
