@@ -80,6 +80,56 @@ per_device_train_batch_size: 1
 gradient_accumulation_steps: 8
 bf16: true
 """
+PPO = """
+policy_model: {_component_: torchtune.models.mistral.mistral_7b}
+batch_size: 64
+ppo_epochs: 2
+ppo_batch_size: 16
+gradient_accumulation_steps: 1
+max_generated_tokens: 58
+loss: {_component_: torchtune.rlhf.loss.PPOLoss}
+"""
+LOSS_ALONE = """
+[model]
+name = "llama3"
+flavor = "405B"
+[training]
+local_batch_size = 2
+[compile]
+enable = true
+components = ["loss"]
+"""
+AUTOMODEL = """
+step_scheduler: {global_batch_size: 128, local_batch_size: 4, max_steps: 100}
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained,
+  pretrained_model_name_or_path: Qwen/Qwen2.5-7B}
+peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 8}
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 2, cp_size: 1}
+packed_sequence: {packed_sequence_size: 0}
+optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5}
+"""
+NEMO_RL = """
+grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}
+policy:
+  model_name: Qwen/Qwen2.5-1.5B
+  train_global_batch_size: 512
+  train_micro_batch_size: 4
+  max_total_sequence_length: 512
+  precision: bfloat16
+  dtensor_cfg: {enabled: true, tensor_parallel_size: 2, activation_checkpointing: true}
+  megatron_cfg: {enabled: false, tensor_model_parallel_size: 8}
+  sequence_packing: {enabled: true}
+  generation: {backend: vllm, vllm_cfg: {tensor_parallel_size: 4}}
+"""
+VERL = """
+data: {max_prompt_length: 512, max_response_length: 1024, train_batch_size: 256}
+actor_rollout_ref:
+  model: {path: ~/models/Qwen2.5-3B-Instruct, enable_gradient_checkpointing: true}
+  actor: {strategy: fsdp2, ppo_micro_batch_size_per_gpu: 8, ulysses_sequence_parallel_size: 2}
+  ref: {ulysses_sequence_parallel_size: "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}"}
+  rollout: {name: vllm, n: 4, response_length: "${data.max_response_length}"}
+algorithm: {adv_estimator: grpo}
+"""
 DEEPSPEED = """{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": true},
  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}"""
 ACCELERATE = """
@@ -167,7 +217,7 @@ def _written(tmp_path, text, name="run.yml"):
 @pytest.mark.parametrize(
     ("text", "name", "model", "expected"),
     [
-        (AXOLOTL, "a.yml", "llama-3-8b", {"recipe": "axolotl", "quantize": "nf4", "lora": 8, "batch_size": 1,
+        (AXOLOTL, "a.yml", "llama-3-8b", {"recipe": "axolotl", "quantize": "nf4-dq", "lora": 8, "batch_size": 1,
           "accumulation": 4, "strategy": "fsdp", "offload": "parameters", "sequence_length": 512, "recompute": "full"}),
         (TORCHTUNE, "b.yaml", "llama-3.1-8b", {"quantize": "nf4-dq", "lora": 16, "precision": "bf16",
           "accumulation": 16,
@@ -190,13 +240,27 @@ def _written(tmp_path, text, name="run.yml"):
         (PRETRAIN, "l.yaml", "llama-3.2-1b", {"batch_size": 4, "sequence_length": 2048, "tokens": 3_000_000_000}),
         (REPLICAS, "m.toml", "deepseek-v2-lite", {"strategy": "hsdp", "shard_size": 4, "precision": "bf16",
           "reduce_precision": "half"}),
+        (PPO, "n.yaml", "mistral-7b", {"algorithm": "ppo", "batch_size": 16, "accumulation": 4, "new_tokens": 58}),
+        (LOSS_ALONE, "o.toml", "llama-3.1-405b", {"recipe": "torchtitan", "batch_size": 2}),
+        (AUTOMODEL, "p.yaml", "qwen2.5-7b", {"strategy": "fsdp", "precision": "bf16", "lora": 8,
+          "master_weights": "bf16", "parallel": "tp=2", "optimizer": "adam"}),
+        (NEMO_RL, "q.yaml", "qwen2.5-1.5b", {"algorithm": "grpo", "strategy": "fsdp", "precision": "amp-bf16",
+          "parallel": "tp=2", "recompute": "full", "generation_tensor": 4, "sequence_length": 512}),
+        (VERL, "r.yaml", "qwen2.5-3b", {"algorithm": "grpo", "sequence_length": 1536, "new_tokens": 1024,
+          "parallel": "cp=2", "context_parallel": "ulysses", "fsdp_version": "fsdp2", "recompute": "full"}),
     ],
 )  # fmt: skip
 def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):
     found = read_config(_written(tmp_path, text, name))
     assert found.model == model
     assert expected.items() <= found.settings.items()
-    strange = {"a.yml": ("neftune_noise_alpha: 5",), "h.yaml": ("activation_offloading: true",)}
+    assert name != "o.toml" or "compile" not in found.settings  # it compiles the loss alone
+    strange = {
+        "a.yml": ("neftune_noise_alpha: 5",),
+        "h.yaml": ("activation_offloading: true",),
+        "n.yaml": ("ppo_epochs: 2",),
+        "q.yaml": ("policy.sequence_packing.enabled: true",),
+    }
     assert found.not_understood == strange.get(name, ())
     run = Run.of(None if model else "llama-3.2-1b", device="8xa100-sxm4-80gb", config=found.path)
     assert run.setup.batch_size_per_device == expected.get("batch_size", run.setup.batch_size_per_device)
@@ -231,6 +295,35 @@ def test_a_file_that_is_named_is_read_as_well(tmp_path):
     assert "offload" not in found.settings
 
 
+def test_several_files_are_one_question(tmp_path):
+    launcher = _written(tmp_path, ACCELERATE, "fsdp2.yaml")
+    found = read_config(f"{_written(tmp_path, TRL)},{launcher}")
+    assert (found.tool, found.model, found.settings["precision"]) == (
+        "trl and accelerate",
+        "smollm3-3b",
+        "bf16",
+    )
+    assert (found.settings["strategy"], found.settings["fsdp_version"]) == ("fsdp", "fsdp2")
+    with pytest.raises(UsageError, match=r"files that agree, got strategy zero3 .* fsdp"):
+        read_config(f"{_written(tmp_path, PREFERENCES)},{launcher}")
+
+
+def test_deepspeed_has_fp32_weights_beside_a_model_in_half_precision(tmp_path):
+    zero = _written(tmp_path, DEEPSPEED, "zero.json")
+    found = read_config(f"{_written(tmp_path, TRL.replace('batch_size: 1', 'batch_size: 4'))},{zero}")
+    assert (found.settings["precision"], found.settings["master_weights"]) == ("bf16", "fp32")
+    config = "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: 3, "
+    found = read_config(_written(tmp_path, config + "offload_param_device: cpu}"))
+    assert (found.settings["precision"], found.settings["master_weights"]) == ("bf16", "fp32")
+    # No layout here holds weights in the host's memory and the optimizer's state in the device's.
+    assert "offload" not in found.settings
+    assert found.not_understood == ("deepspeed_config.offload_param_device: cpu",)
+    found = read_config(
+        _written(tmp_path, config + "offload_param_device: cpu, offload_optimizer_device: cpu}")
+    )
+    assert found.settings["offload"] == "parameters"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -238,6 +331,8 @@ def test_a_file_that_is_named_is_read_as_well(tmp_path):
         (FACTORY + "use_galore: true", "use_galore: true"),
         (AXOLOTL.replace("adapter: qlora", "adapter: ia3"), "adapter: ia3.*expected lora, qlora"),
         (PRETRAIN + "model_config: {n_layer: 3}", "model_config.n_layer: 3"),
+        (LITGPT + "longlora: {use_longlora: true}", "longlora.use_longlora"),
+        (VERL.replace("grpo", "remax"), "adv_estimator: remax.*expected gae, grpo"),
         (TORCHTUNE + "teacher_model: {_component_: torchtune.models.llama3.llama3_8b}", "teacher_model"),
     ],
 )  # fmt: skip

@@ -42,7 +42,15 @@ def test_the_words_of_the_user_go_before_those_of_the_tool():
 
 def test_conditions_of_adapters_architecture_and_axes():
     full, adapted = (Run.of(MODEL, device="l40s", recipe="llama-factory", lora=rank) for rank in (None, 8))
-    assert (full.setup.precision, adapted.setup.precision) == ("amp-bf16", "bf16")
+    assert (full.setup.precision, adapted.setup.precision) == ("amp-bf16", "amp-bf16")
+    plain, dropping = (
+        Run.of(MODEL, device="l40s", recipe="axolotl", lora=8, lora_dropout=share) for share in (0, 0.1)
+    )
+    assert (plain.setup.saving.fused_kernels, dropping.setup.saving.fused_kernels) == (("lora",), ())
+    assert plain.setup.precision == "amp-bf16"
+    assert Run.of(MODEL, device="l40s", recipe="torchtune", lora=8).setup.saving.master_weights == "bf16"
+    assert Run.of(MODEL, device="8xl40s", recipe="trl", strategy="fsdp").sharing.reduce_once
+    assert not Run.of(MODEL, device="8xl40s", recipe="trl", strategy="zero3").sharing.reduce_once
     assert Run.of(MODEL, device="h100-sxm", recipe="megatron").setup.attention_kernel == "flash-3"
     assert Run.of(MODEL, device="l40s", recipe="megatron").setup.attention_kernel == "flash-2"
     divided = Run.of(MODEL, device="8xh100-sxm", recipe="torchtitan", parallel="tp=2")

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama-3.2-1b", "bert-base", "t5-small", "whisper-tiny", "vit-base", "gemma-2b",
-     "llama-4-scout"],
+     "llama-4-scout", "deepseek-v3.2", "qwen3.5-9b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"],
 )  # fmt: skip
 def test_networks_have_the_published_number_of_parameters(name):
     module = build_model(name).module
@@ -46,6 +46,7 @@ def test_every_entry_has_a_source_and_its_own_names():
     words = [word.lower() for item in architectures().values() for word in {item.name, item.hub}]
     assert all(item.source and item.config and item.num_parameters for item in architectures().values())
     assert all(find_architecture(word) is not None for word in words)
+    assert find_architecture("deepseek-ai/DeepSeek-V3.2").name == "deepseek-v3.2"
     assert find_architecture("hf:META-LLAMA/llama-3.1-8b") is find_architecture("llama-3.1-8b")
 
 

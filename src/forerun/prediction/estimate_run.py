@@ -311,6 +311,12 @@ def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
 def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> list[str]:
     device, is_keras = run.cluster.device, is_keras_graph(model.graph)
     notes = list(model.graph.notes)
+    tokens, is_told = model.graph.tokens_per_sample, run.model.sequence_length or run.samples.lengths
+    if run.software.config is not None and tokens is not None and not is_told:
+        notes.append(
+            f"{run.software.config} gives no length of samples: {tokens:,} tokens are assumed; --sequence-length or "
+            "--lengths says otherwise"
+        )
     if expert_products(model.graph.ops).any() and "topk" in model.graph.ops.kernel_names:
         load, layout = model.graph.expert_load, run.sharing.layout
         notes.append(

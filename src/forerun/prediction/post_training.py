@@ -156,9 +156,8 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
-        _check_reads_tokens(
-            trace(request, replace(setup, phase=Phase.INFERENCE, post=PostTraining(), optimizer="none"))
-        )
+        plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
+        _check_reads_tokens(trace(request, plain.inference))
         request = replace(request, sequence_length=_DEFAULT_TOKENS)
     tokens = tokens_of(request, setup) if setup.generates else None
     if tokens is not None:  # what is trained on is filled up to the longest answer

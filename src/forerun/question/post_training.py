@@ -87,6 +87,7 @@ class PostTraining:
         None,
         help="With ppo, grpo and several devices: devices that divide the weights of one engine.",
         default="the fewest whose memory is half free beside the weights",
+        needs="several",
         low=1,
         high=1024,
     )

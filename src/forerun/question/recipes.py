@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from functools import cache
-from math import prod
+from functools import cache, reduce
+from operator import add, floordiv, mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.received import parsed_json, parsed_yaml
@@ -49,7 +49,8 @@ class RecipeLine:
         name: Name of the setting.
         value: Its value where the condition holds.
         file: File of the tool that says so, as repository:path.
-        when: Condition: full, adapters, several, an architecture, a strategy or an axis; None for always.
+        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, several, an
+            architecture, a strategy, fsdp (or hsdp) or an axis; None for always.
         otherwise: Its value elsewhere; None if the tool then has no such setting.
     """
 
@@ -98,14 +99,19 @@ def recipe_settings(
     strategy = Strategy(known.get("strategy") or Strategy.DDP)
     words = (word.partition("=") for word in str(known.get("parallel") or "").split(","))
     axes = {name.strip() for name, _, value in words if value.strip() != "1"}
-    facts = {architecture, str(strategy), "full" if known.get("lora") is None else "adapters", *axes}
-    present = axes | ({"several"} if num_devices > 1 else set())
-    if strategy.stage == 3:
+    facts = {architecture, str(strategy), _trained(known), *axes}
+    facts |= {"quantized"} if known.get("quantize") is not None else set()
+    if "adapters" in facts and not known.get("lora_dropout") and known.get("algorithm") is None:
+        facts.add("plain-adapters")
+    present = set(axes)
+    if num_devices > 1:
+        facts.add("several")
+        present |= {"several", "fsdp"} if strategy.stage == 3 else {"several"}
+    if strategy is Strategy.HSDP:
         facts.add("fsdp")
-        present |= {"fsdp"} if num_devices > 1 else set()
     held, waiting = dict(given), {}
     for line in lines:
-        value = line.value if line.when is None or line.when in facts | present else line.otherwise
+        value = line.value if line.when is None or line.when in facts else line.otherwise
         needs = declared(RunOptions)[line.name].setting.needs
         if value is None:
             continue
@@ -114,6 +120,10 @@ def recipe_settings(
         elif line.name in declared(Sharing):
             waiting[line.name] = value
     return held, waiting
+
+
+def _trained(known: Mapping[str, Any]) -> str:
+    return "full" if known.get("lora") is None else "adapters"
 
 
 def _check_model(model: Any) -> None:
@@ -129,7 +139,11 @@ def own_precision(given: Mapping[str, Any]) -> str | None:
     path = given.get("config")
     of_file = {} if path is None else read_config(path).settings
     lines = recipes().get(given.get("recipe") or of_file.get("recipe", ""), ())
-    return of_file.get("precision") or next((line.value for line in lines if line.name == "precision"), None)
+    is_held = {None, _trained({**of_file, **given})}
+    found = (
+        line.value if line.when in is_held else line.otherwise for line in lines if line.name == "precision"
+    )
+    return of_file.get("precision") or next(found, None)
 
 
 def recipe_notes(software: Software) -> tuple[str, ...]:
@@ -155,15 +169,16 @@ _JOINED = ("lora_targets", "fused_kernels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """The settings that a configuration file holds.
+    """The settings that a configuration file holds, or several together.
 
     Attributes:
-        path: The file.
+        path: The file, or several, separated by commas.
         tool: The tool that it is for.
         model: The model it names, as forerun names it; None if it names none.
         settings: Settings of a run, with the recipe of the tool.
         not_understood: Keys that may change time or memory, with their values.
         global_batch: Samples of an update on all devices; None if the file does not say so.
+        is_deepspeed: Whether DeepSpeed trains.
     """
 
     path: str
@@ -172,6 +187,7 @@ class ConfigFile:
     settings: Mapping[str, Any]
     not_understood: tuple[str, ...]
     global_batch: int | None = None
+    is_deepspeed: bool = False
 
     def settings_on(self, num_devices: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The settings beside those of the user, with the micro-steps that make the samples of an update.
@@ -210,15 +226,60 @@ def _tools() -> Mapping[str, Mapping[str, Any]]:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """The settings in a configuration file.
+    """The settings in a configuration file, or in several, separated by commas.
+
+    What a trainer's own file says goes before the file of its launcher, DeepSpeed or accelerate.
 
     Raises:
-        UsageError: The file cannot be read, or is of no tool that is known.
+        UsageError: A file cannot be read, is of no tool that is known, or says otherwise than another one.
     """
+    files = [_read_file(name.strip()) for name in str(path).split(",")]
+    settings: dict[str, Any] = {}
+    for file in sorted(files, key=lambda file: file.tool not in _LAUNCHERS):
+        for name, value in file.settings.items():
+            if settings.get(name, value) != value and name not in ("precision", "master_weights"):
+                raise UsageError(
+                    f"expected files that agree, got {name.replace('_', ' ')} {value} in '{file.path}' and "
+                    f"{settings[name]} in another one of --from; leave one of them out"
+                )
+            settings[name] = value
+    is_deepspeed = any(file.is_deepspeed for file in files)
+    return ConfigFile(
+        path=str(path),
+        tool=" and ".join(dict.fromkeys(file.tool for file in files)),
+        model=next((file.model for file in files if file.model is not None), None),
+        settings=_under_deepspeed(settings) if is_deepspeed else settings,
+        not_understood=tuple(line for file in files for line in file.not_understood),
+        global_batch=next((file.global_batch for file in files if file.global_batch is not None), None),
+        is_deepspeed=is_deepspeed,
+    )
+
+
+_LAUNCHERS = ("deepspeed", "accelerate")
+
+
+def _under_deepspeed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with DeepSpeed's mixed precision: the model in half precision beside fp32 weights, no autocast.
+
+    Source: deepspeedai/DeepSpeed: deepspeed/runtime/engine.py, ``_configure_distributed_model``, and
+    deepspeed/runtime/zero/stage3.py.
+    """
+    own = next(
+        (line.value for line in recipes().get(found.get("recipe", ""), ()) if line.name == "precision"), None
+    )
+    half = {"amp-bf16": "bf16", "bf16": "bf16", "amp": "fp16", "fp16": "fp16"}.get(
+        found.get("precision") or own or ""
+    )
+    if half is None or "lora" in found:
+        return dict(found)
+    return {**found, "precision": half, "master_weights": "fp32"}
+
+
+def _read_file(path: str) -> ConfigFile:
     held = dict(_flat(_content(Path(path))))
     for name, tool in _tools().items():
         if any(held.keys() >= set(marks) for marks in tool["marks"]):
-            return _read(Path(path), name, tool, held)
+            return _read(Path(path), name, tool, {key: _resolved(held, value) for key, value in held.items()})
     raise UsageError(
         f"'{path}' is no configuration of {', '.join(_tools())}: none has its keys; give the settings as options"
     )
@@ -251,18 +312,35 @@ def _flat(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _resolved(held: Mapping[str, Any], value: Any) -> Any:
+    """The value of a key, or that of another one it refers to, such as ``${data.max_prompt_length}``."""
+    for _ in range(8):  # references of references; one in a circle stays as it is
+        match = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+        if match is None or match[1] not in held:
+            break
+        value = held[match[1]]
+    return value
+
+
 def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
-    found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else {}
+    found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else dict(tool.get("always", {}))
     found |= _of_groups(tool, held)
     strange: list[str] = []
-    axes, model = [], None
+    total = str(tool.get("global_batch", "")).split()
+    axes, model, is_deepspeed = [], None, name == "deepspeed" or held.get("distributed_type") == "DEEPSPEED"
     for key, value in held.items():
         # Tools write the settings of a feature even where the feature is off.
         if not all(_is_set(held, needed) for needed in _matched(tool.get("only_with", {}), key) or ()):
             continue
         word = _word(value, tool.get("renamed", {}))
         meaning = _meaning(tool["values"], key, word)
-        if tool["settings"].get(key) == "model":
+        others = _matched(tool.get("with_others", {}), key) or ()
+        is_deepspeed |= key == "deepspeed"
+        if key in tool.get("axes", {}) and word not in ("1", "none"):
+            axes.append(f"{tool['axes'][key]}={word}")
+        if not all(_is_set(held, needed) for needed in others) and meaning:
+            strange.append(f"{key}: {word}")
+        elif tool["settings"].get(key) == "model":
             model, more = _model(name, word, held)
             _add(found, more)
         elif key in tool["settings"]:
@@ -274,14 +352,13 @@ def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any
             _add(found, other.settings)
             strange += other.not_understood
         elif meaning is not None:
-            _add(found, meaning)
-        elif key in tool.get("axes", {}):
-            axes += [f"{tool['axes'][key]}={word}"] if word != "1" else []
+            strange += [f"{key}: {word}"] if meaning.get("named") else []
+            _add(found, {name: value for name, value in meaning.items() if name != "named"})
         elif _is_any(tool.get("decides", ()), key):
             _check_decision(path, tool, key, word)
-        elif key not in (*tool.get("shards", ()), tool.get("global_batch")) and not _is_any(
-            tool["ignored"], key
-        ):
+        elif key in (*tool.get("axes", ()), *tool.get("shards", ()), *total):
+            pass
+        elif _matched(tool["values"], key) is not None or not _is_any(tool["ignored"], key):
             strange.append(f"{key}: {word}")
     if axes:
         found["parallel"] = ",".join(axes)
@@ -289,19 +366,31 @@ def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any
     if "lora" not in found and found.get("recipe") != "unsloth":
         found.pop("lora_targets", None)
         found.pop("lora_dropout", None)
-    elif found.get("master_weights") == "bf16":
-        found.pop("master_weights")  # peft holds the adapters of a half-precision model in fp32
-    for setting, (sign, *keys) in tool.get("made", {}).items():
-        if all(isinstance(held.get(key), int) for key in keys):
-            found[setting] = (prod if sign == "*" else sum)(held[key] for key in keys)
-    total = held.get(tool.get("global_batch", ""))
+    for setting, term in tool.get("made", {}).items():
+        if (made := _made(held, term.split())) is not None:
+            found[setting] = made
     return ConfigFile(
         path=str(path),
         tool=name,
         model=model,
         settings=found,
         not_understood=tuple(strange),
-        global_batch=total if isinstance(total, int) and total > 0 else None,
+        global_batch=_made(held, total) or None,
+        is_deepspeed=is_deepspeed,
+    )
+
+
+_SIGNS = {"*": mul, "+": add, "/": floordiv}
+
+
+def _made(held: Mapping[str, Any], term: Sequence[str]) -> int | None:
+    """The value of ``a * b / c``, from left to right; None if a key has no positive number."""
+    numbers = [held.get(key) for key in term[::2]]
+    if not numbers or not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    found = cast("list[int]", numbers)
+    return reduce(
+        lambda value, step: _SIGNS[step[0]](value, step[1]), zip(term[1::2], found[1:], strict=True), found[0]
     )
 
 

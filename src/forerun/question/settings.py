@@ -40,6 +40,7 @@ class Setting:
         words: Its name in messages, where that is another one.
         http_high: Largest value over HTTP, where that is less than ``high``.
         is_local: Whether the value names a file of this machine, which is refused over HTTP.
+        is_repeated: Whether it may be given several times on the command line, joined by commas.
         name: Name of the setting, where its field is called otherwise.
         unit: Value of the field that the number 1 stands for, such as 1e-3 for milliseconds in a field of seconds.
         needs: Without which it has no meaning: training, several (devices), fsdp, tp, cp, pp or loader.
@@ -60,6 +61,7 @@ class Setting:
     words: str = ""
     http_high: float | None = None
     is_local: bool = False
+    is_repeated: bool = False
     name: str = ""
     unit: float | None = None
     needs: str = ""

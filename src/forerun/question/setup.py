@@ -374,13 +374,14 @@ class Software:
     )
     config: str | None = setting(
         None,
-        help="Configuration file of axolotl, torchtune, litgpt, torchtitan, LLaMA-Factory, DeepSpeed or accelerate, "
-        "whose settings apply unless you give them; it may name the model.",
+        help="Configuration file of axolotl, torchtune, litgpt, torchtitan, LLaMA-Factory, TRL, Automodel, NeMo RL, "
+        "verl, DeepSpeed or accelerate, or several, whose settings apply unless you give them; it may name the model.",
         group="run",
         metavar="FILE",
         flag="from",
         is_local=True,
-        read=lambda path: str(Path(path)),
+        is_repeated=True,
+        read=str,
         tell=lambda _: None,
     )
     torch_version: str | None = _software(

@@ -133,9 +133,13 @@ def read_settings(
     # Taken out, so that what is left are the arguments of the verb alone.
     given = {name: arguments.pop(name) for name in known}
     settings = {
-        name: read[name](value) if name in read else value
+        name: read[name](value)
+        if name in read
+        else ",".join(value)
+        if known[name].setting.is_repeated
+        else value
         for name, value in given.items()
-        if value is not None
+        if value is not None and value != []
     }
     for name, value in settings.items():
         check_number(known[name], value)
@@ -155,6 +159,7 @@ def setting_parameters(
         if item.kind is bool and setting.default == "yes":
             names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
         kind: Any = item.kind if item.kind in (int, float, bool, Path) and name not in texts else str
+        kind = list[str] if setting.is_repeated else kind
         option = typer.Option(
             *names,
             help=words,

@@ -140,7 +140,9 @@ def _unknown(spec: str) -> UnknownModelError:
         or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
         or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
     )
-    return UnknownModelError(f"no model {spec!r}{_containing(name) or hint or _elsewhere(name)}")
+    return UnknownModelError(
+        f"no model {spec!r}{_of_family(name) or _containing(name) or hint or _elsewhere(name)}"
+    )
 
 
 _ELSEWHERE = {
@@ -164,6 +166,14 @@ def _elsewhere(name: str) -> str:
         f"; put it into a file, mine.py, as 'def make(): {body}', and ask: forerun predict mine.py:make --on DEVICE "
         "(docs/how-to/index.md has examples)"
     )
+
+
+def _of_family(name: str) -> str:
+    """Architectures of the catalogue whose names begin with the same letters, such as qwen; the nearest first."""
+    family = re.match(r"[a-z]{3,}", name.lower().rpartition("/")[2])
+    found = [known for known in architectures() if family and re.match(r"[a-z]+", known)[0] == family[0]]  # type: ignore[index]
+    found.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known).ratio())
+    return f"; did you mean {', '.join(found[:5])}?" if found else ""
 
 
 def _containing(name: str) -> str:

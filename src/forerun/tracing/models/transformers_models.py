@@ -100,6 +100,7 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             notes = (*notes, INFERRED_LOSS_NOTE)
         elif "labels" in parameters and _are_lists(parameters["labels"]):
             notes = (*notes, OTHER_LOSS_NOTE)
+        notes += tuple(note for part, note in _PLAIN_KERNELS.items() if config.model_type.startswith(part))
     definition = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return BuiltModel(
         name=name,
@@ -127,6 +128,14 @@ def _offline() -> Iterator[None]:
             else:
                 os.environ[name] = value
 
+
+_PLAIN_KERNELS = {
+    "deepseek_v32": "sparse attention is that of Transformers, which computes all scores and masks those not chosen: "
+    "kernels that leave them out are faster on long samples",
+    "qwen3_5": "linear attention is that of Transformers without the package flash-linear-attention, whose kernels are "
+    "faster and keep less memory",
+}
+"""Parts that Transformers computes by plain operations where a library has kernels, by how the model's type begins."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
