@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,6 +21,12 @@ settings.load_profile("repeatable")
 # Two workers share the cores: more threads of libraries would spin for each other. They read this when they load.
 for _library in ("OMP", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+# Processes of the tests, and this one, look for cycles of objects less often: see tests/children/sitecustomize.py.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "children"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+gc.set_threshold(100_000, 50, 100)
 
 # With this module TensorBoard does without TensorFlow, whose LLVM cannot share a process with Triton's.
 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))

@@ -24,10 +24,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from forerun.base.isolation import fork_server
 from forerun.base.units import GIB
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.model import ModelRequest
@@ -205,7 +205,7 @@ def _accelerator_is_there() -> Iterator[None]:
 
 
 def _new_pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_load_torch)
+    return ProcessPoolExecutor(1, mp_context=fork_server(["torch._dynamo"]), initializer=_load_torch)
 
 
 def _load_torch() -> None:

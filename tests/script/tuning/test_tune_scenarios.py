@@ -23,7 +23,7 @@ from forerun.script.tuning.tune_scenarios import SCENARIOS, chosen_scenarios, tr
 from made_calibrations import made_calibration
 
 WORDS = (
-    "tune", "scenarios", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "24",
+    "tune", "scenarios", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "12",
     "--weights", "none",
     "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3",
     "--device", "cpu", "--json",

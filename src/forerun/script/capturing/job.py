@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from forerun.script.capturing.steps import first_tensor
 from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
@@ -116,6 +115,9 @@ class Counters:
 
     def note(self, frame: FrameType | None) -> None:
         """Takes their values at the end of a step."""
+        # Commands that read what a script says of its job need no framework.
+        from forerun.script.capturing.steps import first_tensor
+
         for inner in frames_around(frame):
             for loop in enclosing_loops(inner):
                 place = inner.f_code.co_filename, loop.lineno

@@ -9,7 +9,7 @@ of a step: ``synchronisation_s``, the median step less the median of the same st
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.base.errors import InvalidSetupError, MeasurementError
-from forerun.base.isolation import Child, EndedError, replies
+from forerun.base.isolation import Child, EndedError, fork_server, replies
 from forerun.base.kept import temporary_folder
 from forerun.base.numerics import relative_coefficients
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
@@ -229,10 +229,13 @@ def run_in_group(
     Raises:
         MeasurementError: A process failed or ended; the message has the first reason.
     """
-    context = multiprocessing.get_context("spawn")
+    context = fork_server(["torch._dynamo", __name__])  # they share one import of the framework
+    own = dict(os.environ)  # that of a server is the one in which it was started
     with temporary_folder() as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"
-        members = [Child(context, name=f"forerun-rank-{rank}") for rank in range(num_processes)]
+        members = [
+            Child(context, environment=own, name=f"forerun-rank-{rank}") for rank in range(num_processes)
+        ]
         try:
             for rank, member in enumerate(members):
                 member.begin(_member, work, argument, rank, num_processes, device_index, num_threads, meeting)
