@@ -61,6 +61,7 @@ from studies.optime.fit import (
     source_of,
     system_of,
     with_offsets_of_architectures,
+    without_bound_boards,
 )
 from studies.optime.layer_study import layer_study
 from studies.optime.runtime_study import RuntimeRow, baseline_study, runtime_study, tracker_study
@@ -238,7 +239,8 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
     )
     steps = [step for step, good in zip(corpus.steps, fittable(corpus.steps), strict=True) if good]
     weights = replace(weights, provenance=provenance(steps, corpus.operators, settings))
-    save_weights(with_offsets_of_architectures(weights, read_amd_convolutions(folder)), out)
+    weights = with_offsets_of_architectures(without_bound_boards(weights), read_amd_convolutions(folder))
+    save_weights(weights, out)
 
 
 def fit_shipped_evidence(out: Path, quick: bool = False) -> None:

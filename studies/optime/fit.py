@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forerun.cost.time.features import format_classes, point_arrays
-from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.law import LAW_CLASSES, NUM_FORMATS, NUM_LATENTS
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
 from forerun.evidence.fitting.measured_steps import Measured
@@ -23,6 +23,8 @@ from forerun.evidence.fitting.op_time_fit import (
     fit_op_network,
 )
 from forerun.graph.graph import OpClass
+from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision, TrainingSetup
 from studies.tables.operators import OperatorTable
@@ -139,6 +141,39 @@ def with_offsets_of_architectures(weights: CostModel, tables: Sequence[OperatorT
         networks=tuple(map(grown, weights.networks)),
         provenance={**weights.provenance, "offset_rows": dict(rows)},
     )
+
+
+_LEAST_CLOCK_SHARE, _LEAST_OFFSET = 0.75, 0.002
+_PRODUCTS_IN_FULL = [2 * len(OpClass) + op_class for op_class in (*LAW_CLASSES, OpClass.RECURRENT)]
+
+
+def without_bound_boards(weights: CostModel) -> CostModel:
+    """The cost model in which boards at their power limit do not speak for their architecture's products in fp32.
+
+    Products draw most power, so a board that cannot hold its clock departs by a share of its own: of the boards of an
+    architecture, one that holds 0.75 of its clock foretells 0.8 of the offset of another, one that holds less 0.2. The
+    offset of such an architecture is that of its other measured boards, shrunk as one more board at zero would; all
+    measured boards keep the sum. Boards whose own offset is below 0.002 were not measured.
+    """
+    devices = [find_device(name) for name in weights.devices]
+    holds = np.asarray([sustained_clock_share(device) >= _LEAST_CLOCK_SHARE for device in devices])
+    of_device = np.asarray([device.architecture for device in devices])
+    own = np.mean([network.device_offsets for network in weights.networks], axis=0)
+
+    def moved(network: NetworkWeights) -> NetworkWeights:
+        shared, boards = network.architecture_offsets.copy(), network.device_offsets.copy()
+        for row, architecture in enumerate(weights.architectures):
+            for column in _PRODUCTS_IN_FULL:
+                measured = (of_device == architecture) & (np.abs(own[:, column]) >= _LEAST_OFFSET)
+                if not (measured & ~holds).any():
+                    continue
+                total = shared[row, column] + boards[measured, column]
+                free = total[holds[measured]]
+                shared[row, column] = free.sum() / (len(free) + 1)
+                boards[measured, column] = total - shared[row, column]
+        return replace(network, architecture_offsets=shared, device_offsets=boards)
+
+    return replace(weights, networks=tuple(map(moved, weights.networks)))
 
 
 _AS_TRAINED = {Precision.FP16: Precision.AMP, Precision.BF16: Precision.AMP_BF16}

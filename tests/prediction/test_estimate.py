@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import forerun
 from forerun.prediction.estimate import (
     BreakdownPart,
     ErrorSources,
@@ -93,3 +94,13 @@ def test_the_json_has_the_promised_names():
     promised = """step_time_s throughput_samples_per_s epoch_time_s job_time_s peak_memory_bytes cost_usd energy_j
     max_batch_size fits notes breakdown bound_by provenance error_sources published unsupported_ops"""
     assert set(promised.split()) <= set(some_estimate().as_dict())
+
+
+def test_an_answer_says_a_size_of_images_that_is_not_the_usual_one():
+    def sizes_said(**options):
+        found = forerun.predict("timm:test_vit", device="t4", batch_size=8, **options)
+        return [note for note in found.notes if note.startswith("a sample is")]
+
+    (note,) = sizes_said()
+    assert "3 x 160 x 160" in note
+    assert sizes_said(image_size=160) == []

@@ -14,7 +14,7 @@ from forerun.graph.graph import OpClass
 from forerun.question.devices import find_device
 from forerun.question.setup import Precision, TrainingSetup
 from op_models import no_offsets, ops_named, shipped_weights
-from studies.optime.fit import with_offsets_of_architectures
+from studies.optime.fit import with_offsets_of_architectures, without_bound_boards
 from studies.tables.operators import OperatorTable, read_amd_convolutions
 
 FOLDER = os.environ.get("FORERUN_REFERENCE_DATA", "")
@@ -46,6 +46,25 @@ def test_an_offset_is_recovered_and_reaches_its_architecture_alone():
         assert kernel_times(one, ops, other, Precision.FP32) == pytest.approx(
             kernel_times(start, ops, other, Precision.FP32)
         )
+
+
+def test_a_board_at_its_power_limit_does_not_speak_for_its_architecture():
+    shipped, column = shipped_weights(), 2 * len(OpClass) + OpClass.LINEAR
+    row = shipped.architectures.index("ada")
+    with_share = []
+    for network in shipped.networks:
+        shared = network.architecture_offsets.copy()
+        shared[row, column] += 0.1
+        with_share.append(replace(network, architecture_offsets=shared))
+    start = replace(shipped, networks=tuple(with_share))
+    found = without_bound_boards(start)
+    limited, other = find_device("l4"), find_device("rtx-4080")
+    assert found.offsets_of_kernels(limited) == pytest.approx(start.offsets_of_kernels(limited), abs=1e-6)
+    assert np.all(start.offsets_of_kernels(other)[:, column] > 0.05)
+    assert found.offsets_of_kernels(other)[:, column] == pytest.approx(0.0, abs=1e-6)
+    # A die that is measured at full clock speaks for its boards as before.
+    volta = find_device("titan-v")
+    assert found.offsets_of_kernels(volta) == pytest.approx(start.offsets_of_kernels(volta))
 
 
 @pytest.mark.reference

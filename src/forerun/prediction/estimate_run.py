@@ -308,6 +308,18 @@ def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
     return [f"measured by others, scaled to this batch: {'; '.join(named)}"] if named else []
 
 
+_USUAL_SIZE = (3, 224, 224)
+
+
+def _note_of_size(model: PreparedModel, run: Run) -> tuple[str, ...]:
+    asked, shape = run.model, model.graph.input_shape
+    is_open = asked.image_size is None and asked.input_shape is None
+    if not is_open or shape == _USUAL_SIZE or not asked.model.startswith(("torchvision:", "timm:")):
+        return ()
+    size = " x ".join(map(str, shape))
+    return (f"a sample is {size}, as for the model's published weights; --image-size N asks for another",)
+
+
 def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> list[str]:
     device, is_keras = run.cluster.device, is_keras_graph(model.graph)
     notes = list(model.graph.notes)
@@ -327,6 +339,7 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
+    notes += _note_of_size(model, run)
     if not is_keras and (note := format_note(model, device, run.setup, computed)):
         notes.append(note)
     if is_order_of_magnitude(device, weights):

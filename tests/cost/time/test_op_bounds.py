@@ -14,7 +14,7 @@ from forerun.cost.time.step_times import step_times
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device, load_catalog
 from forerun.question.setup import Phase, Precision, TrainingSetup
-from op_models import no_offsets, random_weights, shipped_weights
+from op_models import no_offsets, ops_named, random_weights, shipped_weights
 
 FORMATS = (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16)
 SIZES = (16, 100, 1024, 8192, 16384)
@@ -171,3 +171,49 @@ def test_a_thread_that_goes_through_channels_takes_its_time_for_each(device, com
         ops, [Point(device=find_device(device), setup=setup)], weights, no_offsets(weights), with_kernels=True
     )
     assert times.kernel_s[0, 0] == pytest.approx(least_s, abs=0.01)
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize(
+    ("device", "moved_mb", "measured_us"),
+    [
+        ("a100-pcie-80gb", 33.55, 37.5),
+        ("a100-pcie-80gb", 67.11, 61.4),
+        ("v100-pcie-32gb", 67.11, 105.0),
+        ("p100-pcie-16gb", 67.11, 177.0),
+        ("t4", 67.11, 291.0),
+    ],
+)
+def test_copies_of_heads_in_fp32_take_no_longer_than_they_were_measured_to(
+    device, moved_mb, measured_us, phase
+):
+    # neusight_trace_ops, ``contiguous`` between heads and tokens; its times have the start of a kernel in them.
+    moved = np.array([moved_mb * 1e6])
+    ops = kernels(OpClass.COPY, np.zeros(1), moved, np.zeros((4, 1)), 4.0)
+    ops.attributes[:, 6] = 1.0
+    setup = TrainingSetup(batch_size_per_device=1, phase=phase)
+    point, weights = Point(device=find_device(device), setup=setup), shipped_weights()
+    times = step_times(ops, [point], weights, no_offsets(weights), with_kernels=True)
+    assert 0.6 * measured_us < times.kernel_s[0, 0] * 1e6 < 2 * measured_us
+
+
+def test_large_windows_of_depthwise_convolutions_cost_what_convnext_shows():
+    # sail-sg/inceptionnext: a forward pass of ConvNeXt-T, batch 128, takes 7.4 ms less with 3 x 3 than with 7 x 7.
+    times = []
+    for area in (49.0, 9.0):
+        flops, moved = np.array([26.9e9 * area / 49]), np.array([128 * 2.14e6 * 8])
+        ops = kernels(OpClass.DEPTHWISE_CONV, flops, moved, np.zeros((4, 1)), 4.0)
+        ops.attributes[:, 0] = area
+        times.append(kernel_times(ops, find_device("a100-sxm4-80gb"), Precision.TF32, shipped_weights())[0])
+    assert times[0] - times[1] == pytest.approx(7.4e-3, rel=0.15)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_half_precision_without_matrix_units_saves_no_more_than_was_measured(phase):
+    weights, times = shipped_weights(), []
+    for precision in (Precision.FP16, Precision.FP32):
+        setup = TrainingSetup(batch_size_per_device=64, precision=precision, phase=phase)
+        point = Point(device=find_device("p100-pcie-16gb"), setup=setup)
+        ops = ops_named("resnet18", precision, phase)
+        times.append(step_times(ops, [point], weights, no_offsets(weights)).step_s[0])
+    assert times[0] > (0.85 if phase is Phase.TRAIN else 0.75) * times[1]

@@ -180,7 +180,9 @@ def kernel_terms(kernels: Kernels) -> KernelTerms:
 def terms_in_step(kernels: Kernels) -> KernelTerms:
     """Terms of kernels of a step, whose attention is PyTorch's; offsets of devices are those of ``llm/attention``."""
     terms = kernel_terms(kernels)
-    slowness = np.where(kernels.ops.op_class == OpClass.ATTENTION, kernels.points.attention_cost, 1.0)
+    # No library has a FlashAttention in single precision.
+    is_flash = (kernels.ops.op_class == OpClass.ATTENTION) & (kernels.ops.attributes[:, 7] == 2)
+    slowness = np.where(is_flash, kernels.points.attention_cost, 1.0)
     return replace(terms, compute=terms.compute * slowness)
 
 
@@ -395,6 +397,29 @@ def direct_groups(kernels: Kernels, rows: Ints) -> Floats:
     return np.where(holds, kernels.flops[:, rows] / (share * points.peak_vector), np.nan)
 
 
+_LARGE_WINDOW = 25.0
+"""Places of the largest window that kernels of depthwise convolutions are written for; others are general."""
+_READ_FORWARD, _READ_BACKWARD = 3.3, 12.0
+"""Bytes that the multiprocessors read a FLOP of it, at 64 bytes a cycle each."""
+
+
+@kernel_law(Gives.LEAST, OpClass.DEPTHWISE_CONV)
+def large_windows(kernels: Kernels, rows: Ints) -> Floats:
+    """Least time of depthwise convolutions of four-byte operands with windows above 5 x 5 [s].
+
+    t = 3.3 F / (64 U f), of both gradients 12 F / (64 U f), with U multiprocessors at the clock f. No product is used
+    twice by a general kernel, so each FLOP reads its operands.
+
+    Evidence: ConvNeXt-T on an A100, batch 128, with windows of 7 x 7 and 3 x 3: 53.0 and 45.7 ms forward, 222.6 and
+    160.4 ms in training (2,413, 2,802, 575 and 798 images/s).
+    Source: sail-sg/inceptionnext 1b7d82e0, README.md.
+    """
+    own, points = kernels.ops.take(rows), kernels.points
+    read = np.where(own.step_part == StepPart.FORWARD, _READ_FORWARD, _READ_BACKWARD)
+    holds = (own.attributes[:, 0] > _LARGE_WINDOW) & (own.attributes[:, 7] == 4) & (points.is_gpu > 0)
+    return np.where(holds, read * kernels.flops[:, rows] / points.l2_bandwidth, 0.0)
+
+
 @kernel_law(Gives.LEAST, OpClass.LINEAR, OpClass.BMM)
 def sustained_products(kernels: Kernels, rows: Ints) -> Floats:
     """Least time of products of two-byte operands, at the share of the peak that large ones sustain [s].
@@ -447,19 +472,31 @@ def multiple_of_roofline(kernels: Kernels, rows: Ints) -> Floats:
     return np.asarray(multiple * (kernels.work_s + kernels.traffic_s)[:, rows] + CAP_LATENCY_S)
 
 
+_WIDE_SHARE, _WIDE_LATENCY_S = 0.55, 12e-6
+"""Share of the least share of the bandwidth that streams of four bytes have, and the time on top."""
+_FEW_CONVOLUTIONS = 0.05
+"""Share of convolutions in the work below which fits in fp32 have seen transformers alone."""
+
+
 @kernel_law(Gives.MOST, *OpClass)
 def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     """Longest time of large streaming kernels, t = roofline / least share of the bandwidth + 5 us [s].
 
     They are those of a training in half precision throughout, those under autocast that ``holds_under_autocast`` names
-    where next to no work is in convolutions, and in any precision updates of many weights.
+    where next to no work is in convolutions, and in any precision updates of many weights. Of four-byte elements, with
+    0.55 of that share and 12 us, those in fp32 where little work is in convolutions, and copies into another order of
+    axes, which move whole rows of heads or windows. The fit has seen both within trainings in fp32 alone, and there
+    says two to six times as much.
 
-    Evidence: ``cost.time.law.least_stream_share``.
+    Evidence: ``cost.time.law.least_stream_share``; of four bytes ``neusight_trace_ops``, forward and backward on nine
+    devices. Its 66 copies above 20 MB on NVIDIA reach 0.43 to 0.79 of the bandwidth, start included.
     """
     ops, points = kernels.ops, kernels.points
     op_class, part, width = ops.op_class[rows], ops.step_part[rows], ops.attributes[rows, 3]
+    is_permuted, is_wide = ops.attributes[rows, 6] > 0, ops.attributes[rows, 7] >= 4
     share = np.asarray([least_stream_share(*row) for row in zip(op_class, part, width, strict=True)])
-    holds = holds_under_autocast(op_class) & (_convolved_share(kernels) < LEAST_CONVOLVED_SHARE)
+    convolved = _convolved_share(kernels)
+    holds = holds_under_autocast(op_class) & (convolved < LEAST_CONVOLVED_SHARE)
     moved = kernels.moved[:, rows]
     is_update = (op_class == OpClass.OPTIMIZER) & (moved >= LARGE_UPDATE_BYTES)
     is_training = (points.is_inference == 0) & (
@@ -467,8 +504,14 @@ def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     )
     chosen = (share > 0) & (is_update | (is_training & (moved >= LARGE_STREAM_BYTES)))
     roofline_s = (kernels.work_s + kernels.traffic_s)[:, rows]
+    least = np.where(share > 0, share, 1.0)
+    in_full = (points.is_pure_half + points.is_autocast == 0) & (convolved < _FEW_CONVOLUTIONS)
+    wide = (in_full & (op_class != OpClass.DROPOUT)) | ((op_class == OpClass.COPY) & is_permuted)
+    wide &= (share > 0) & is_wide & (points.is_gpu > 0) & (moved >= LARGE_STREAM_BYTES)
     # Infinite where the law does not hold: it is a bound from above.
-    return np.where(chosen, roofline_s / np.where(share > 0, share, 1.0) + STREAM_LATENCY_S, np.inf)
+    found = np.where(chosen, roofline_s / least + STREAM_LATENCY_S, np.inf)
+    wide_s = np.where(wide, roofline_s / (_WIDE_SHARE * least) + _WIDE_LATENCY_S, np.inf)
+    return np.minimum(found, wide_s)
 
 
 _READ_SHARE = 0.78

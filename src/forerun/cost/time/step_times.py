@@ -39,7 +39,7 @@ from forerun.cost.time.rows import DistinctOps, on_four_bytes
 from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.device import NumberFormat
-from forerun.question.setup import Precision, TrainingSetup
+from forerun.question.setup import Phase, Precision, TrainingSetup
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
@@ -49,6 +49,9 @@ _LONGEST_S = 1e15
 _SMALL_LAUNCH_S = 60e-6
 _SMALL_HALF_LAUNCH_S = 4 * _SMALL_LAUNCH_S
 """The same for kernels in half precision, which the network may predict several times too slow where they are small."""
+_LEAST_OF_SINGLE = (0.89, 0.79)
+"""Least time of a step in half precision without matrix units over that in fp32, in training and in inference: 15
+networks on a GTX 1080 Ti have 0.89 to 1.38 and 0.79 to 0.92 (``gpu_benchmarks``)."""
 _GROWTH_TO_STOP = 1.3
 _LARGEST_LOOKED_AT = 2**16
 _POINTS_PER_CHUNK = 16
@@ -166,6 +169,9 @@ def _times_of_formats(
 ) -> StepTimes:
     """Times at the points, in TF32 and of short launches in half precision no longer than in single precision."""
     found = _times_at(ops, points, weights, offsets, with_kernels)
+    has_convolutions = bool(np.isin(ops.op_class, CONVOLUTIONS).any())
+    if has_convolutions and weights.calibrated_device is None:
+        found = _no_quicker_than_on_vectors(found, ops, points, weights, offsets, with_kernels)
     num_launches = max(1.0, float(ops.count.sum()))
     longest_s = np.asarray([_longest_launch_s(point) for point in points])
     rows = np.flatnonzero(found.device_s < longest_s * num_launches)
@@ -173,7 +179,6 @@ def _times_of_formats(
     if not rows.size or weights.calibrated_device is not None:
         return found
     # PyTorch's own single precision bounds half precision as well: convolutions in TF32, products in fp32.
-    has_convolutions = bool(np.isin(ops.op_class, CONVOLUTIONS).any())
     mixed = [
         has_convolutions
         and points[int(row)].setup.precision.is_half
@@ -193,6 +198,41 @@ _SINGLE: Kept[DistinctOps] = Kept(64)
 
 def _single_of(ops: DistinctOps) -> DistinctOps:
     return _SINGLE.get((ops,), (), lambda: on_four_bytes(ops))
+
+
+def _no_quicker_than_on_vectors(
+    found: StepTimes,
+    ops: DistinctOps,
+    points: Sequence[Point],
+    weights: CostModel,
+    offsets: Floats,
+    with_kernels: bool,
+) -> StepTimes:
+    """Times in which half precision without matrix units saves no more on the device than was measured."""
+    rows = np.asarray(
+        [
+            row
+            for row, point in enumerate(points)
+            if point.setup.precision.is_half
+            and point.device.vendor == "nvidia"
+            and not point.device.has_matrix_units
+        ],
+        dtype=np.int64,
+    )
+    if not rows.size:
+        return found
+    single = [_in_single_precision(points[int(row)], None) for row in rows]
+    tried = _times_at(_single_of(ops), single, weights, offsets[:, rows], with_kernels)
+    is_training = np.asarray([point.setup.phase is Phase.TRAIN for point in single])
+    share = np.where(is_training, *_LEAST_OF_SINGLE)
+    least = replace(
+        tried,
+        step_s=tried.step_s * share,
+        device_s=tried.device_s * share,
+        memory_bound_s=tried.memory_bound_s * share,
+        kernel_s=None if tried.kernel_s is None else tried.kernel_s * share[:, None],
+    )
+    return with_rows(found, rows, least, least.step_s > found.step_s[rows])
 
 
 def _longest_launch_s(point: Point) -> float:
