@@ -142,6 +142,14 @@ def test_micro_steps_are_not_steps(num_micro_steps):
                 assert (job.epochs, job.steps_per_epoch) == (5, 10 // num_micro_steps)
 
 
+def test_counted_rounds_of_an_epoch_go_through_a_loader_several_times():
+    num_epochs = 3
+    for _ in range(num_epochs):
+        for _ in range(100):
+            job = job_of(here(), Progress(num_steps=1, num_fetches=2, num_batches=11))
+            assert (job.epochs, job.steps_per_epoch) == (num_epochs, 100)
+
+
 def by_samples():
     shown = 0
     while shown < 1000:
@@ -176,8 +184,29 @@ def phases_of_a_step():
             break
 
 
+class Asked:
+    """A trainer that asks itself whether it goes on."""
+
+    shown = 0
+
+    def goes_on(self):
+        return self.shown < 1000
+
+    def train(self):
+        while self.goes_on():
+            yield here()
+            self.shown += 32
+
+
 @pytest.mark.parametrize(
-    "script", [by_samples, by_samples_after_the_limit, few_rounds_with_a_step, phases_of_a_step]
+    "script",
+    [
+        by_samples,
+        by_samples_after_the_limit,
+        few_rounds_with_a_step,
+        phases_of_a_step,
+        lambda: Asked().train(),
+    ],
 )
 def test_a_job_has_as_many_steps_as_its_counters_allow(script):
     counters, job, number = Counters(), None, 0

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
@@ -235,9 +235,10 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
         None,
     )
     named_steps = named_length(frame, STEP_NAMES, capture_state().options)
-    per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
-    if per_epoch is None and named_epochs is not None:
-        per_epoch = _of_ranges(loops, named_epochs.value, progress)
+    # Rounds within an epoch that are counted go through a loader as often as they need it.
+    of_ranges = _of_ranges(loops, named_epochs.value, progress) if named_epochs is not None else None
+    per_epoch = trainer.get("steps_per_epoch") or (of_ranges if len(loops) > 1 else None)
+    per_epoch = per_epoch or _steps_per_epoch(loops, progress) or of_ranges
     of_loops, limit = _counted(loops, progress, per_epoch)
     if len(loops) == 1 and per_epoch == 1 and limit == (named_epochs and named_epochs.value):
         limit = None
@@ -692,12 +693,10 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         if isinstance(getattr(target, "ctx", None), ast.Store)
     }
     if isinstance(loop, ast.While):
-        kinds = (ast.Lt, ast.LtE, ast.NotEq)
-        yield from _compared(loop.test, kinds, changed, frame)
-        others = {
-            ast.unparse(node) for node in ast.walk(loop.test) if isinstance(node, ast.Attribute)
-        } - changed
-        for limit in _compared(loop.test, kinds, others, frame):
+        kinds, test = (ast.Lt, ast.LtE, ast.NotEq), _asked(loop.test, frame)
+        yield from _compared(test, kinds, changed, frame)
+        others = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)} - changed
+        for limit in _compared(test, kinds, others, frame):
             yield replace(limit, is_raised=False)
     named = {
         ast.unparse(target): node.value
@@ -707,6 +706,21 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
     }
     for test in _tests_to_leave(loop.body):  # such as ``last_step``, which stands for a comparison
         yield from _compared(named.get(ast.unparse(test), test), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
+
+
+def _asked(test: ast.expr, frame: FrameType) -> ast.expr:
+    """A condition, or what a method of the same object gives back for it, as in ``while self.goes_on():``."""
+    if not isinstance(test, ast.Call) or test.args or test.keywords:
+        return test
+    known = getattr(type(frame.f_locals.get("self")), ast.unparse(test.func).removeprefix("self."), None)
+    code = known.__code__ if isinstance(known, FunctionType) else None
+    whole = parsed(code.co_filename) if code is not None else None
+    for node in ast.walk(whole) if code is not None and whole is not None else ():
+        if isinstance(node, ast.FunctionDef) and code is not None and node.lineno == code.co_firstlineno:
+            *before, last = node.body
+            if isinstance(last, ast.Return) and last.value and all(isinstance(n, ast.Expr) for n in before):
+                return last.value
+    return test
 
 
 def _tests_to_leave(body: Iterable[ast.stmt], *, is_inner: bool = False) -> Iterator[ast.expr]:
