@@ -159,7 +159,10 @@ def _with_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
         words = (sys.executable, *words)
     program = shutil.which(words[0])
     if program is None:
-        raise UsageError(f"expected a program to run, but there is no '{words[0]}' on the path")
+        raise UsageError(
+            "expected a command such as python train.py, or a single MODEL where one is asked for, but there is no "
+            f"program '{words[0]}' on the path"
+        )
     return words, program
 
 

@@ -125,9 +125,10 @@ def read_history(file: Path) -> LogColumns:
             document = [{name: column[row] for name, column in document.items()} for row in first]
         columns = columns_of_rows([dict(row) for row in document])
     except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+        # What other JSON files hold fails in Python's own words, which say nothing of the file.
+        got = str(error) if isinstance(error, (OSError, ValueError)) else "JSON of another form"
         raise RecordError(
-            f'{file}: expected rows such as {{"_step": 1, "loss": 2.5}}, as W&B writes its history, got '
-            f"{type(error).__name__}: {error}"
+            f'{file}: expected rows such as {{"_step": 1, "loss": 2.5}}, as W&B writes its history, got {got}'
         ) from error
     return LogColumns(columns=of_tracker(columns))
 
