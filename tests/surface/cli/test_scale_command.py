@@ -127,6 +127,33 @@ def test_the_batch_size_is_the_table_s_own(tmp_path):
     assert {point["batch_size_per_device"] for point in found["points"]} == {64}
 
 
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        ("GPUs,Images/sec,Speedup", ("1,640,1.0x", "2,1163,1.8x", "4,2133,3.3x", "8,3938,6.2x")),
+        ("Workers,Global Batch Size,iteration time (s)", ("1,64,.1", "2,128,.11", "4,256,.12", "8,512,.13")),
+        ("num_gpus,batch_per_gpu,samples/s", ("1,64,640", "2,64,1163", "4,64,2133", "8,64,3938")),
+    ],
+)
+def test_columns_are_read_by_the_names_that_others_give_them(tmp_path, header, rows):
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([header, *rows, ""]))
+    (point, *_) = answer("--fit", str(path), "--devices", "1", "--batch-size", "64")["points"]
+    assert point["throughput_samples_per_s"]["value"] == pytest.approx(640, rel=0.15)
+
+
+def test_a_second_column_of_one_meaning_and_an_unclear_one_are_refused(tmp_path):
+    path = tmp_path / "points.csv"
+    for header, unclear in (
+        ("num_devices,gpus,step_time_s", "gpus"),
+        ("gpus,batch_size,step_time_s", "batch_size"),
+    ):
+        path.write_text(f"{header}\n1,8,0.1\n2,8,0.1\n")
+        result = invoke("scale", "--fit", str(path), "--batch-size", "64")
+        assert result.exit_code != 0
+        assert f"unknown column '{unclear}'" in result.stderr
+
+
 def test_predict_takes_a_cluster_and_draws_one_device_only(tmp_path):
     words = ("predict", MODEL, "--on", "2x8xa100-sxm4-80gb", "--inter", "8xinfiniband-hdr")
     result = invoke(*words, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.stats import t as student_t
 
 from forerun.base.errors import InvalidSetupError, RecordError
@@ -123,19 +124,47 @@ def measured_times(points: Sequence[SpeedPoint], least: int, name: str) -> Float
     return times
 
 
+_COLUMNS = {
+    "num_devices": r"(num|n|numberof)?(gpus?|devices|accelerators)|worldsize",
+    "num_workers": r"(num|n|numberof)?workers",
+    "num_nodes": r"(num|n|numberof)?(nodes|machines)",
+    "num_servers": r"(num|n|numberof)?(servers|ps)",
+    "batch_size_per_device": r"batch(size)?per(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
+    "global_batch_size": r"(global|total|effective)batch(size)?",
+    "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
+    "throughput_samples_per_s": r"(throughput)?(samples|images|imgs?|examples|sequences)(per)?(s|secs?|seconds?)",
+}
+"""What tables of others call the columns, in small letters alone. ``batch_size`` may be of one device or of all."""
+_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)")
+
+
 class _PointRow(BaseModel):
     """A row of a table of points.
 
     Devices are workers where there are parameter servers; a rate with the batch size of a device may stand for the time
-    of a step.
+    of a step. Columns may have the names that tables of others give them; speedups and efficiencies are passed over.
     """
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, cells: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for column, cell in cells.items():
+            letters = re.sub(r"[^a-z]", "", column.lower())
+            name = next((name for name, form in _COLUMNS.items() if re.fullmatch(form, letters)), column)
+            if column not in cls.model_fields and _DERIVED.fullmatch(letters):
+                continue
+            # A second column of one meaning keeps its own name, and is refused.
+            found[column if column in cls.model_fields or name in (*found, *cells) else name] = cell
+        return found
 
     num_devices: _Whole | None = Field(default=None, description="a whole number")
     num_workers: _Whole | None = Field(default=None, description="a whole number")
     num_nodes: _Whole = 1
     batch_size_per_device: _Number | None = Field(default=None, description="a number")
+    global_batch_size: _Number | None = Field(default=None, description="a number")
     num_accumulation_steps: _Whole = 1
     num_servers: _Whole = 0
     step_time_s: _Number | None = Field(default=None, description="a number")
@@ -170,9 +199,9 @@ def _point(
     devices = row.num_workers if row.num_devices is None else row.num_devices
     if devices is None:
         raise RecordError(f"{where}: expected num_devices or num_workers, got neither; add the column")
-    batch = row.batch_size_per_device
+    batch, of_all = row.batch_size_per_device, row.global_batch_size or global_batch_size
     if batch is None:
-        batch = global_batch_size / max(1, devices) if global_batch_size else batch_size
+        batch = of_all / max(1, devices) if of_all else batch_size
     if batch is None:
         # A guess would be wrong by its own factor: samples per second are the batch over the step.
         raise InvalidSetupError(
@@ -180,7 +209,7 @@ def _point(
             "--batch-size (of one device) or --global-batch-size (of all)"
         )
     try:
-        told = row.model_dump(exclude={"num_workers", "throughput_samples_per_s"})
+        told = row.model_dump(exclude={"num_workers", "global_batch_size", "throughput_samples_per_s"})
         size = SpeedPoint(**{**told, "num_devices": devices, "batch_size_per_device": batch})
     except InvalidSetupError as error:
         raise InvalidSetupError(f"{where}: {error}") from error
