@@ -21,8 +21,6 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-import torch
-
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing.job import (
     added_per_step,
@@ -501,6 +499,8 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
         return "" if owner in _OTHER_SAVERS else "checkpoints"
     if name in ("no_grad", "inference_mode"):
         return "validation" if _goes_through(within, frame) else ""
+    import torch  # commands that start a script read this module, and load no framework
+
     known = value_in(function, frame)
     if isinstance(known, torch.nn.Module) and any(_names_other_data(given) for given in call.args):
         return "validation"  # with gradients, and without evaluation mode
