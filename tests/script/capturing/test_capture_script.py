@@ -394,7 +394,7 @@ def test_what_cannot_be_captured_is_said_in_one_line_(words, captured):
     [
         ([], "expected a command"),
         (["ls", "-l"], "runs Python"),
-        (["no-such-program"], "no 'no-such-program'"),
+        (["no-such-program"], "no program 'no-such-program'"),
         ([sys.executable, "missing.py"], "no file 'missing.py'"),
     ],
 )

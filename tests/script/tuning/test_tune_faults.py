@@ -75,7 +75,7 @@ BAD_REQUESTS = {
     "no program": (
         SPACE,
         ("tune", "space.yaml", "--", "no-such-program", "train.py"),
-        "there is no 'no-such-program'",
+        "there is no program 'no-such-program'",
     ),
     "no command": (SPACE, ("tune", "space.yaml"), "expected a command after --"),
     "no space": (
