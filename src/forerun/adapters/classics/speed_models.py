@@ -134,7 +134,7 @@ _COLUMNS = {
     "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
     "throughput_samples_per_s": r"(throughput)?(samples|images|imgs?|examples|sequences)(per)?(s|secs?|seconds?)",
 }
-"""Names that tables of others give the columns, in small letters alone. ``batch_size`` may be of one device or of all."""
+"""Names in tables of others, in small letters alone; ``batch_size`` may be of one device or of all."""
 _DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)")
 
 

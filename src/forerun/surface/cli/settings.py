@@ -216,8 +216,12 @@ def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: An
         for words, convert_text in _PLAIN.get(kind, {}).items():
             if words.fullmatch(value):
                 return convert_text(value)
-    if isinstance(value, tuple) and value and kind == list[str]:
-        return list(value)
+    if (
+        kind == list[str]
+        and (value is None or isinstance(value, tuple))
+        and (value or not parameter.required)
+    ):
+        return list(value or ())
     if value is None and not parameter.required and not parameter.multiple:
         return parameter.callback(context, parameter, None) if parameter.callback else None
     try:
