@@ -322,7 +322,7 @@ def leave_origins_out(
     Args:
         results: The cuts.
         prior_of: Of an origin, a prior that has not seen it; the shipped one has not seen a user's own runs.
-        most_kept: Of the tables.
+        most_kept: As in ``BacktestTable``.
     """
     forecasts = tier_results(results, prior_of)
     found = []

@@ -170,8 +170,8 @@ def _elsewhere(name: str) -> str:
 
 def _of_family(name: str) -> str:
     """Architectures of the catalogue whose names begin with the same letters, such as qwen; the nearest first."""
-    family = re.match(r"[a-z]{3,}", name.lower().rpartition("/")[2])
-    found = [known for known in architectures() if family and re.match(r"[a-z]+", known)[0] == family[0]]  # type: ignore[index]
+    family = re.split("[^a-z]", name.lower().rpartition("/")[2], maxsplit=1)[0]
+    found = [known for known in architectures() if len(family) > 2 and re.split("[^a-z]", known)[0] == family]
     found.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known).ratio())
     return f"; did you mean {', '.join(found[:5])}?" if found else ""
 
