@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -109,6 +110,7 @@ class Kept(Generic[Result]):
 
 _NAME = re.compile(r"forerun-of-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-.*")
 _CLOCK_ERROR_S = 2.0
+_OWNER_S = 3600.0
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -142,11 +144,14 @@ def _machine() -> str:
 
 
 def _is_left(pid: int, folder: Path) -> bool:
-    import psutil
-
     status = folder.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         return False
+    # Numbers come again after days: of a young folder a process with its number is the owner.
+    if time.time() - status.st_ctime < _OWNER_S and Path(f"/proc/{pid}").is_dir():
+        return False
+    import psutil
+
     try:
         # A later process may have the number of the owner.
         return bool(psutil.Process(pid).create_time() > status.st_ctime + _CLOCK_ERROR_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, expm1
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 
@@ -38,12 +38,14 @@ from forerun.prediction.step import (
     layer_times,
 )
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-from forerun.question.devices.prices import known_rental
 from forerun.question.job import Job
 from forerun.question.post_training import PostTraining
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 from forerun.question.setup import Phase, Precision, TrainingSetup
+
+if TYPE_CHECKING:
+    from forerun.question.devices.prices import Rental
 
 _LOADER_PART = "waiting for the data loader"
 
@@ -195,8 +197,14 @@ def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:
     number = run.cluster.num_devices + num_writers
     if run.price_usd_per_hour is not None:
         return number * run.price_usd_per_hour
-    rental = known_rental(run.cluster.device.name, number)
+    rental = _rental(run.cluster.device.name, number)
     return None if rental is None else rental.usd_per_hour
+
+
+def _rental(device: str, number: int) -> Rental | None:
+    from forerun.question.devices.prices import known_rental  # a step without a job costs nothing
+
+    return known_rental(device, number)
 
 
 def _num_writers(step: RunStep) -> int:
@@ -207,7 +215,7 @@ def price_note(run: Run) -> str | None:
     """The price behind an amount of money with its date, or the way to give one; None where the asker gave it."""
     if run.price_usd_per_hour is not None:
         return None
-    rental = known_rental(run.cluster.device.name, run.cluster.num_devices)
+    rental = _rental(run.cluster.device.name, run.cluster.num_devices)
     if rental is None:
         return "cost_usd needs the price of the device: --price 1.89/h"
     price, number = rental.price, f"{rental.num_instances} x " if rental.num_instances > 1 else ""

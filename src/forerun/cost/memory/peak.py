@@ -264,6 +264,7 @@ def estimate_memory(
 
 
 _limits_kept: Kept[int] = Kept(4096)
+_plans_kept: Kept[tuple[ReplayPlan, ...]] = Kept(16)
 
 
 def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
@@ -277,13 +278,16 @@ def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryC
 
 
 def plans_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> tuple[ReplayPlan, ...]:
-    """The stream of the graph, and of a compiled step that of eager execution too.
+    """The stream of the graph, and of a compiled step that of eager execution too; remembered.
 
     A compiled step has fewer bytes alive, but other requests may by chance pack worse, by a per cent or two.
     """
     factor = _workspace_factor(setup, constants)
     streams = (graph.memory,) if graph.eager_memory is None else (graph.memory, graph.eager_memory)
-    return tuple(replay_plan(stream, workspace_factor=factor) for stream in streams)
+    # An answer replays for its memory, and once more for the largest batch.
+    return _plans_kept.get(
+        (graph,), (factor,), lambda: tuple(replay_plan(stream, workspace_factor=factor) for stream in streams)
+    )
 
 
 def fits(low_bytes: float, high_bytes: float, device_memory_bytes: float) -> Verdict:

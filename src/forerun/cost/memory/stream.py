@@ -268,8 +268,8 @@ class CachingAllocator:
             found = pool.pop(place)
             address, size = found & _ADDRESS_MASK, found >> _ADDRESS_BITS
             del self._free_size_at[address]
-            del self._free_start_before[address + size]
         else:
+            found = 0
             size = _segment_blocks(num_blocks)
             address = self._new_segment(size)
             if address == 0:
@@ -279,8 +279,11 @@ class CachingAllocator:
             start = address + num_blocks
             insort(pool, rest << _ADDRESS_BITS | start)
             self._free_size_at[start] = rest
+            # The rest ends where the whole did, whose entry it takes.
             self._free_start_before[start + rest] = start
             size = num_blocks
+        elif found:
+            del self._free_start_before[address + size]
         self._used_size_at[address] = size
         return address
 
@@ -288,8 +291,8 @@ class CachingAllocator:
         """Give a block back to its pool."""
         if address == 0:
             return
-        assert address in self._used_size_at, f"address {address} is not allocated"
-        size = self._used_size_at.pop(address)
+        size = self._used_size_at.pop(address, 0)
+        assert size, f"address {address} is not allocated"
         # Small requests always split off their rest, so the size of a used block tells its pool.
         pool = self._free_small if size <= _SMALL_REQUEST else self._free_large
         size_after = self._free_size_at.pop(address + size, 0)

@@ -169,15 +169,15 @@ def _times_of_formats(
 ) -> StepTimes:
     """Times at the points, in TF32 and of short launches in half precision no longer than in single precision."""
     found = _times_at(ops, points, weights, offsets, with_kernels)
+    # What was measured on a device itself may be otherwise.
+    if weights.calibrated_device is not None:
+        return found
     has_convolutions = bool(np.isin(ops.op_class, CONVOLUTIONS).any())
-    if has_convolutions and weights.calibrated_device is None:
+    if has_convolutions:
         found = _no_quicker_than_on_vectors(found, ops, points, weights, offsets, with_kernels)
     num_launches = max(1.0, float(ops.count.sum()))
     longest_s = np.asarray([_longest_launch_s(point) for point in points])
     rows = np.flatnonzero(found.device_s < longest_s * num_launches)
-    # What was measured on a device itself may be otherwise.
-    if not rows.size or weights.calibrated_device is not None:
-        return found
     # PyTorch's own single precision bounds half precision as well: convolutions in TF32, products in fp32.
     mixed = [
         has_convolutions
@@ -185,7 +185,7 @@ def _times_of_formats(
         and NumberFormat.TF32 in points[int(row)].device.peak_flops_per_s
         for row in rows
     ]
-    for kept, convolutions in ((rows, None), (rows[mixed], Precision.TF32)):
+    for kept, convolutions in ((rows, None), (rows[np.flatnonzero(mixed)], Precision.TF32)):
         if kept.size:
             single = [_in_single_precision(points[int(row)], convolutions) for row in kept]
             tried = _times_at(_single_of(ops), single, weights, offsets[:, kept], with_kernels)
@@ -194,10 +194,15 @@ def _times_of_formats(
 
 
 _SINGLE: Kept[DistinctOps] = Kept(64)
+_STATIC: Kept[Floats32] = Kept(64)
 
 
 def _single_of(ops: DistinctOps) -> DistinctOps:
     return _SINGLE.get((ops,), (), lambda: on_four_bytes(ops))
+
+
+def _static_of(ops: DistinctOps) -> Floats32:
+    return _STATIC.get((ops,), (), lambda: static_features(ops).astype(np.float32))
 
 
 def _no_quicker_than_on_vectors(
@@ -282,11 +287,10 @@ def _times_at(
     ]
     rows: list[Any] = [kept.find(*each) for each in zip(parts, keys, strict=True)]
     missing = [index for index, row in enumerate(rows) if row is None]
-    static = static_features(ops).astype(np.float32)
     for begin in range(0, len(missing), _POINTS_PER_CHUNK):
         chunk = missing[begin : begin + _POINTS_PER_CHUNK]
         asked = [points[index] for index in chunk]
-        found = _chunk_times(ops, static, asked, weights, offsets[:, chunk], with_kernels)
+        found = _chunk_times(ops, asked, weights, offsets[:, chunk], with_kernels)
         columns = [getattr(found, field.name) for field in fields(StepTimes)]
         for number, index in enumerate(chunk):
             # Copies: a view would keep its whole chunk.
@@ -299,7 +303,6 @@ def _times_at(
 
 def _chunk_times(
     ops: DistinctOps,
-    static: Floats32,
     points: Sequence[Point],
     weights: CostModel,
     offsets: Floats,
@@ -319,7 +322,7 @@ def _chunk_times(
     )
     kernels = _Kernels(
         by_network=by_network,
-        static=static[by_network],
+        static=_static_of(ops)[by_network],
         shared=arrays.features.astype(np.float32),
         dynamic=dynamic,
         terms=terms,
