@@ -106,12 +106,23 @@ def screenshot(page, name):
 
 def test_a_question_that_takes_long_is_said_to_be_asked(browser, address):
     page = browser.new_page()
-    page.route("**/plan", lambda route: None)  # never answered
+    page.route("**/predict", lambda route: None)  # never answered
     page.goto(f"{address}/{SMALL}")
     page.wait_for_selector("body.busy")
     assert "Predicting" in page.evaluate(
         "getComputedStyle(document.querySelector('#cards'), '::after').content"
     )
+    page.close()
+
+
+def test_a_new_model_has_its_estimate_before_the_devices_are_compared(browser, address):
+    page = browser.new_page()
+    page.route("**/plan", lambda route: None)  # never answered
+    page.goto(f"{address}/{SMALL}")
+    page.wait_for_selector("body:not(.busy) .card .range")
+    assert page.locator("#memory-words").inner_text()
+    assert page.locator("#table tbody tr").count() == 0
+    screenshot(page, "before-the-plan")
     page.close()
 
 

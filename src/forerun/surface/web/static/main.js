@@ -16,7 +16,7 @@ const POPULAR = ["t4", "l4", "a10g", "a10", "l40s", "v100-sxm2-16gb", "a100-sxm4
 let state = fromLink(location.hash);
 let turn = 0;
 let exactTimer = 0;
-let last = { key: "", plan: null };
+let last = { key: "", model: "", plan: null };
 let lastScale = { key: "", curve: null };
 let aheadTimer = 0;
 let moved = "";
@@ -105,9 +105,19 @@ async function renew() {
   document.body.classList.add("busy");
   const begun = performance.now();
   try {
+    // Of a model that is new here the chosen run comes first: all devices at once take longer.
+    const isNew = last.model !== state.model;
+    if (isNew) {
+      const estimate = await ask("/predict", predictBody(state, state.price));
+      if (mine !== turn) return;
+      showQuestion();
+      showEstimate(estimate);
+      showError("");
+      document.body.classList.remove("busy");
+    }
     const plan = await planned();
     if (mine !== turn) return;
-    showPlan(plan);
+    showPlan(plan, isNew);
     showError("");
     document.body.dataset.answeredMs = String(Math.round(performance.now() - begun));
     // While a slider moves the quick answer is enough.
@@ -123,7 +133,7 @@ async function renew() {
 async function planned() {
   const body = planBody(state, false);
   const key = JSON.stringify(body);
-  if (last.key !== key) last = { key, plan: await ask("/plan", body) };
+  if (last.key !== key) last = { key, model: body.models[0], plan: await ask("/plan", body) };
   return last.plan;
 }
 
@@ -214,15 +224,20 @@ const card = (name, value, range) => made("div", { className: "card" }, made("di
 const cardOf = (name, interval, words) => (interval ? card(name, words(interval.value), range90(interval, words)) : card(name, "-", "not known"));
 const range90 = (interval, words) => `90 %: ${say.range(interval, words)}`;
 
-function showPlan(plan) {
+function showQuestion() {
+  const device = devices.find((one) => one.name === state.device);
+  at("question").textContent = `${at("model").dataset.words ?? state.model} on ${state.machines > 1 ? `${state.machines} x ` : ""}${total(state) > 1 ? `${state.devices} x ` : ""}${device?.title ?? state.device}, batch ${state.batch}, ${state.precision}${inWords(state)}`;
+}
+
+function showPlan(plan, hasEstimate) {
   const own = plan.candidates.filter((one) => one.device === state.device);
   const chosen = own.find((one) => one.batch_size_per_device === state.batch);
   const device = devices.find((one) => one.name === state.device);
-  at("question").textContent = `${at("model").dataset.words ?? state.model} on ${state.machines > 1 ? `${state.machines} x ` : ""}${total(state) > 1 ? `${state.devices} x ` : ""}${device?.title ?? state.device}, batch ${state.batch}, ${state.precision}${inWords(state)}`;
-  if (chosen && chosen.peak_memory_bytes > device.memory_bytes) {
+  showQuestion();
+  if (chosen && !hasEstimate && chosen.peak_memory_bytes > device.memory_bytes) {
     at("cards").replaceChildren();
     showVerdict("no", chosen.peak_memory_bytes, device.memory_bytes, null);
-  } else if (chosen) {
+  } else if (chosen && !hasEstimate) {
     showQuick(chosen);
   }
   showCurve(own.filter((one) => one.peak_memory_bytes <= device.memory_bytes));
