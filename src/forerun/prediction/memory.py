@@ -28,7 +28,7 @@ from forerun.cost.memory.peak import (
     max_batch_size,
     memory_constants,
     memory_width,
-    visible_memory,
+    visible_bytes,
 )
 from forerun.graph.graph import Graph
 from forerun.prediction.division import Axes, uses_layout, wide_factor
@@ -149,9 +149,9 @@ def _stage_peak(
     is_interleaved = run.layout.schedule is PipelineSchedule.INTERLEAVED
     holding = [unit for unit in own if not (is_interleaved and unit == last)]
     kept_before = waiting * float(memory.kept[holding].sum())
-    peaks = [
-        _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
-    ]
+    # Outside of FSDP mixed precision has buffers for gradients that are there all the time.
+    has_buffers = run.sharing.strategy.stage < 3 and wide_factor(run) > 1
+    peaks = [_passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not has_buffers)]
     # The update finds no activation left, but its temporaries may still need more than the passes did.
     peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
@@ -232,11 +232,6 @@ def _communicator_bytes(run: Run) -> float:
     return _COMMUNICATOR_BYTES * float(
         sum(size > 1 for size in sizes) + (run.sharing.strategy is Strategy.HSDP)
     )
-
-
-def _keeps_gradients(run: Run) -> bool:
-    """True if gradients live in buffers that are there all the time: those of mixed precision outside of FSDP."""
-    return run.sharing.strategy.stage < 3 and wide_factor(run) > 1
 
 
 def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage: int) -> _Held:
@@ -388,11 +383,11 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
         gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
     """
     constants = memory_constants_of(run.cluster.device, run)
-    visible = visible_memory(run.cluster.device)
+    device_bytes = visible_bytes(run.cluster.device)
     if uses_layout(run):
-        return _layout_memory(model, run, constants, visible.value_bytes)
+        return _layout_memory(model, run, constants, device_bytes)
     found = estimate_memory(model.graph, run.setup, constants)
-    largest = _largest_batch(model.graph, run.setup, visible.value_bytes, constants)
+    largest = _largest_batch(model.graph, run.setup, device_bytes, constants)
     batch = None
     if largest.value is not None and largest.low is not None and largest.high is not None:
         batch = Interval(float(largest.value), float(largest.low), float(largest.high))
@@ -400,10 +395,10 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
-        verdict=fits(held.peak_bytes.low, held.peak_bytes.high, visible.value_bytes),
+        verdict=fits(held.peak_bytes.low, held.peak_bytes.high, device_bytes),
         max_batch=batch,
         max_batch_reason=largest.reason,
-        device_bytes=visible.value_bytes,
+        device_bytes=device_bytes,
     )
 
 

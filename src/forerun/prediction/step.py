@@ -400,7 +400,9 @@ def _bounds_of_formats(
     least = [
         row
         for row, (setup, holds, other) in enumerate(zip(setups, own, known(pure), strict=True))
-        if setup.precision in _PURE_OF and not holds and (other or _is_eager_inference(setup))
+        if setup.precision in _PURE_OF
+        and not holds
+        and (other or (setup.phase is not Phase.TRAIN and not setup.compile))
     ]
     if least:
         yield least, [pure[row] for row in least], True
@@ -411,10 +413,6 @@ def _bounds_of_formats(
             [replace(setups[row], precision=_AUTOCAST_OF[setups[row].precision]) for row in most],
             False,
         )
-
-
-def _is_eager_inference(setup: TrainingSetup) -> bool:
-    return setup.phase is not Phase.TRAIN and not setup.compile
 
 
 def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
@@ -434,17 +432,14 @@ def _in_known_formats(
         is_open = setup.precision is Precision.FP32 and setup.convolution_precision is None
         if weights.calibrated_device is not None or device.kind is not DeviceKind.GPU:
             return setup
-        if not is_open or not _convolves_in_pytorch(model):
+        has_convolutions = np.isin(model.ops.op_class, CONVOLUTIONS).any()
+        if not is_open or is_keras_graph(model.graph) or not has_convolutions:
             return setup
         return replace(setup, convolution_precision=Precision.TF32)
     if setup.of_convolutions is not Precision.TF32:
         return setup
     precision = Precision.FP32 if setup.precision is Precision.TF32 else setup.precision
     return replace(setup, precision=precision, convolution_precision=None)
-
-
-def _convolves_in_pytorch(model: PreparedModel) -> bool:
-    return not is_keras_graph(model.graph) and bool(np.isin(model.ops.op_class, CONVOLUTIONS).any())
 
 
 def _steps_of_model(

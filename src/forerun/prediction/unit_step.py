@@ -152,9 +152,9 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     reduced = {kind: _synchronised(run, times, memory, groups, units[kind_of.index(kind)]) for kind in known}
     synchronised = [reduced[kind] for kind in kind_of]
     held = every if run.sharing.strategy.stage else memory
-    updates = [
-        _update_s(run, times, float(held.gradients[list(own)].sum()) / max(whole_bytes, 1.0)) for own in units
-    ]
+    # A stage updates its share of the weights, of which one device holds the state of a part.
+    shares = [float(held.gradients[list(own)].sum()) / max(whole_bytes, 1.0) for own in units]
+    updates = [times.optimizer_s * share / Axes.of(run).shard * wide_factor(run) for share in shares]
     slowest = max(range(len(stages)), key=lambda k: stages[k].total_s)
     last = max(range(len(stages)), key=lambda k: synchronised[k].exposed_s + updates[k])
     hidden_s = synchronised[last].busy_s - synchronised[last].exposed_s
@@ -582,11 +582,6 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
         shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
         return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
     return found
-
-
-def _update_s(run: Run, times: UnitTimes, share: float) -> float:
-    """Update of the weights of a stage, a share of the model's, that one device holds the state of [s]."""
-    return times.optimizer_s * share / Axes.of(run).shard * wide_factor(run)
 
 
 def _parts(

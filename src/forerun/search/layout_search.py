@@ -12,7 +12,7 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.units import format_bytes
-from forerun.cost.memory.peak import MemoryConstants, fits, visible_memory
+from forerun.cost.memory.peak import MemoryConstants, fits, visible_bytes
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards
 from forerun.prediction.estimate import Interval
@@ -361,7 +361,7 @@ def search_layouts(
     plain = replace(run, sharing=replace(run.sharing, strategy=Strategy.ZERO1, layout=DeviceLayout()))
     total = global_batch or run.cluster.num_devices * run.batch_size_per_device
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
-    visible = visible_memory(run.cluster.device).value_bytes
+    visible = visible_bytes(run.cluster.device)
     epoch = UnevenEpoch.of(run) if has_lengths(run) else None
     found: list[LayoutPoint] = []
 

@@ -51,14 +51,12 @@ class Quantity:
         field: The attribute of a candidate that holds it.
         kind: Kind of unit, a key of ``units.UNITS``.
         meaning: Meaning of the quantity, for help texts.
-        smaller_is_better: Whether less of it is wanted.
     """
 
     name: str
     field: str
     kind: str
     meaning: str
-    smaller_is_better: bool = True
 
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -71,10 +69,8 @@ QUANTITIES: Mapping[str, Quantity] = {
         Quantity("memory", "peak_memory_bytes", "memory", "peak memory of a device"),
         Quantity("energy", "energy_j", "energy", "energy of the job"),
         Quantity("co2", "co2_g", "mass", "carbon dioxide of the job"),
-        Quantity(
-            "throughput", "throughput_samples_per_s", "rate", "samples a second", smaller_is_better=False
-        ),
-        Quantity("accuracy", "accuracy", "share", "accuracy of the model", smaller_is_better=False),
+        Quantity("throughput", "throughput_samples_per_s", "rate", "samples a second"),
+        Quantity("accuracy", "accuracy", "share", "accuracy of the model"),
     )
 }
 

@@ -26,7 +26,8 @@ CONSTANTS = MemoryConstants(
     uses_caching_allocator=True,
     source="made up for tests",
 )
-PROCESS_ONLY = replace(CONSTANTS, live_factor=1.0, uses_caching_allocator=False)
+WITHOUT_REPLAY = replace(CONSTANTS, uses_caching_allocator=False)
+PROCESS_ONLY = replace(WITHOUT_REPLAY, live_factor=1.0)
 GRAPH = graph_of(training_stream(momentum=True))
 
 
@@ -59,7 +60,7 @@ def test_the_interval_contains_the_peak_and_says_why():
 
 
 def test_without_replay_live_bytes_times_a_factor():
-    estimate = estimate_memory(GRAPH, setup_of(50), CONSTANTS, by_replay=False)
+    estimate = estimate_at(50, constants=WITHOUT_REPLAY)
     assert estimate.limit_bytes == pytest.approx(1.02 * estimate.live_peak_bytes)
 
 
@@ -86,8 +87,8 @@ def test_workspace_in_half_precision_nchw_only(layout, precision, is_asked):
 @given(st.integers(1, 300))
 @settings(max_examples=20, deadline=None)
 def test_a_larger_batch_never_needs_less_live_memory(batch_size):
-    smaller = estimate_memory(GRAPH, setup_of(batch_size), CONSTANTS, by_replay=False)
-    larger = estimate_memory(GRAPH, setup_of(batch_size + 1), CONSTANTS, by_replay=False)
+    smaller = estimate_at(batch_size, constants=WITHOUT_REPLAY)
+    larger = estimate_at(batch_size + 1, constants=WITHOUT_REPLAY)
     assert smaller.peak_bytes <= larger.peak_bytes
 
 
@@ -139,11 +140,11 @@ def test_a_graph_of_one_batch_size_knows_no_other():
         estimate_at(9, graph=graph)
 
 
-@pytest.mark.parametrize("by_replay", [True, False])
-def test_a_damaged_stream_is_refused(by_replay):
+@pytest.mark.parametrize("constants", [CONSTANTS, WITHOUT_REPLAY])
+def test_a_damaged_stream_is_refused(constants):
     stream = training_stream()
     block = stream.block.copy()
     block[stream.event == MemoryEvent.FREE] = 0
     broken = MemoryStream(event=stream.event, block=block, size_bytes=stream.size_bytes, kind=stream.kind)
     with pytest.raises(TraceError, match="trace the model again"):
-        estimate_memory(graph_of(broken), setup_of(4), CONSTANTS, by_replay=by_replay)
+        estimate_memory(graph_of(broken), setup_of(4), constants)

@@ -48,19 +48,6 @@ class MemoryConstants:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisibleMemory:
-    """Memory of a device that a program can have.
-
-    Attributes:
-        value_bytes: Total that the driver reports to the program [bytes].
-        source: Origin of the figure.
-    """
-
-    value_bytes: float
-    source: str
-
-
 _EAGER_LOADING = MemoryConstants(
     overhead_bytes=(24_268 - 22_550) * _MIB,
     live_factor=1.018,
@@ -124,8 +111,8 @@ _VISIBLE_FRACTION = 24_268 / 24_576  # GeForce RTX 3090: total_memory of PyTorch
 _INLINE_ECC_FRACTION = 15 / 16
 
 
-def visible_memory(device: Device) -> VisibleMemory:
-    """Memory that a program finds on a device [bytes].
+def visible_bytes(device: Device) -> float:
+    """Memory that a program finds on a device, which the driver reports to it [bytes].
 
     nominal * 0.9875 for GPUs, and * 15/16 more where ECC bits live in the same GDDR chips, which is the
     default on data-centre boards (nvidia-smi: T4 15,360 of 16,384 MiB, L4 23,034, A10 23,028, L40S 46,068).
@@ -135,17 +122,13 @@ def visible_memory(device: Device) -> VisibleMemory:
     has 6.25 % less memory); totals as listed in github.com/modal-labs/modal-client/pull/2797.
     """
     if device.kind is not DeviceKind.GPU:
-        return VisibleMemory(value_bytes=device.memory_bytes, source="nominal memory")
-    value_bytes = device.memory_bytes * _VISIBLE_FRACTION
-    source = "nominal memory less 1.25 % that the driver keeps, as on an RTX 3090"
-    if (
+        return device.memory_bytes
+    has_inline_ecc = (
         device.vendor == "nvidia"
         and device.segment == "datacenter"
         and device.memory_type.upper().startswith("GDDR")
-    ):
-        value_bytes *= _INLINE_ECC_FRACTION
-        source += ", less 1/16 for inline ECC"
-    return VisibleMemory(value_bytes=value_bytes, source=source)
+    )
+    return device.memory_bytes * _VISIBLE_FRACTION * (_INLINE_ECC_FRACTION if has_inline_ecc else 1.0)
 
 
 Verdict = Literal["yes", "no", "close"]
@@ -224,25 +207,36 @@ def memory_width(graph: Graph) -> MemoryWidth:
     return _WIDTH if is_exact else _WIDE
 
 
-def estimate_memory(
-    graph: Graph, setup: TrainingSetup, constants: MemoryConstants, *, by_replay: bool = True
-) -> MemoryEstimate:
+_limits_kept: Kept[int] = Kept(4096)
+_plans_kept: Kept[tuple[ReplayPlan, ...]] = Kept(16)
+
+
+def estimate_memory(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> MemoryEstimate:
     """Peak memory of a step at the batch size of the setup.
 
     Args:
         graph: Traced step.
         setup: Batch size, precision and layout.
         constants: Overhead and factors of the device and software, see ``memory_constants``.
-        by_replay: True replays the allocator (50 ms); False takes live bytes times a factor (1 ms), for sweeps.
 
     Raises:
         InvalidSetupError: If the graph holds for another batch size only.
         TraceError: If the memory stream is damaged.
     """
-    _require_batch_size(graph, setup.batch_size_per_device)
-    peak = live_peak(graph.memory, setup.batch_size_per_device)
-    if by_replay and constants.uses_caching_allocator:
-        limit_bytes: float = _smallest_limit_bytes(graph, setup, constants)
+    batch_size = setup.batch_size_per_device
+    if graph.only_batch_size is not None and batch_size != graph.only_batch_size:
+        raise InvalidSetupError(
+            f"{graph.model} was traced for batch size {graph.only_batch_size} only, got {batch_size}; "
+            "trace it again at the batch size you want"
+        )
+    peak = live_peak(graph.memory, batch_size)
+    if constants.uses_caching_allocator:
+        # The device enters only through the factor of the workspace.
+        limit_bytes: float = _limits_kept.get(
+            (graph,),
+            (batch_size, _workspace_factor(setup, constants)),
+            lambda: _needed_bytes(plans_for_setup(graph, setup, constants), batch_size),
+        )
     else:
         check_stream(graph.memory)
         limit_bytes = peak.total_bytes * constants.live_factor
@@ -260,20 +254,6 @@ def estimate_memory(
         overhead_bytes=constants.overhead_bytes,
         parts=_parts(peak, limit_bytes, constants.overhead_bytes),
         source=constants.source,
-    )
-
-
-_limits_kept: Kept[int] = Kept(4096)
-_plans_kept: Kept[tuple[ReplayPlan, ...]] = Kept(16)
-
-
-def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
-    """``smallest_limit_bytes`` with a cache; the device enters only through the factor of the workspace."""
-    batch_size = setup.batch_size_per_device
-    return _limits_kept.get(
-        (graph,),
-        (batch_size, _workspace_factor(setup, constants)),
-        lambda: _needed_bytes(plans_for_setup(graph, setup, constants), batch_size),
     )
 
 
@@ -298,19 +278,11 @@ def fits(low_bytes: float, high_bytes: float, device_memory_bytes: float) -> Ver
     Args:
         low_bytes: Lower end of the interval of its peak [bytes].
         high_bytes: Upper end [bytes].
-        device_memory_bytes: Memory that a program finds on the device, see ``visible_memory`` [bytes].
+        device_memory_bytes: Memory that a program finds on the device, see ``visible_bytes`` [bytes].
     """
     if high_bytes <= device_memory_bytes:
         return "yes"
     return "no" if low_bytes > device_memory_bytes else "close"
-
-
-def _require_batch_size(graph: Graph, batch_size: int) -> None:
-    if graph.only_batch_size is not None and batch_size != graph.only_batch_size:
-        raise InvalidSetupError(
-            f"{graph.model} was traced for batch size {graph.only_batch_size} only, got {batch_size}; "
-            "trace it again at the batch size you want"
-        )
 
 
 def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float:
@@ -352,12 +324,7 @@ class MaxBatchSize:
 
 
 def max_batch_size(
-    graph: Graph,
-    setup: TrainingSetup,
-    device_memory_bytes: float,
-    constants: MemoryConstants,
-    *,
-    by_replay: bool = True,
+    graph: Graph, setup: TrainingSetup, device_memory_bytes: float, constants: MemoryConstants
 ) -> MaxBatchSize:
     """Largest batch of a device, solved at the limit of the allocator and at the ends of its interval.
 
@@ -369,14 +336,12 @@ def max_batch_size(
         setup: Precision and layout; its batch size is not used.
         device_memory_bytes: Memory that a program finds on the device [bytes].
         constants: Overhead and factors of the device and software.
-        by_replay: True replays the allocator; False takes live bytes times a factor, for sweeps.
     """
     if graph.only_batch_size is not None:
         reason = f"{graph.model} was traced for batch size {graph.only_batch_size} only; others are unknown"
         return MaxBatchSize(value=None, low=None, high=None, reason=reason)
     limit_bytes = device_memory_bytes - constants.overhead_bytes
-    by_replay &= constants.uses_caching_allocator
-    plans = plans_for_setup(graph, setup, constants) if by_replay else ()
+    plans = plans_for_setup(graph, setup, constants) if constants.uses_caching_allocator else ()
     need_bytes = cache(partial(_needed_bytes, plans))
     value = _largest_batch(graph, constants, plans, limit_bytes, need_bytes)
     factor = constants.live_factor
