@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.peak import memory_constants, visible_bytes
+from forerun.cost.memory.peak import memory_constants, visible_memory_bytes
 from forerun.evidence.fitting.evaluation import errors
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import worst_memory
@@ -80,7 +80,7 @@ def _predicted(row: MeasuredLayout) -> dict[str, object]:
         "predicted_s": step.value,
         "low_s": step.low,
         "high_s": step.high,
-        "fits": worst <= visible_bytes(run.cluster.device),
+        "fits": worst <= visible_memory_bytes(run.cluster.device),
         "recompute": run.setup.saving.recompute,
         "ideal_s": _ideal_s(row),
         "size": (row.sizes.hidden, row.sizes.layers),

@@ -20,7 +20,7 @@ from forerun.cost.memory.peak import (
     estimate_memory,
     memory_constants,
     plans_for_setup,
-    visible_bytes,
+    visible_memory_bytes,
 )
 from forerun.cost.memory.replay import smallest_limit_bytes
 from forerun.cost.memory.stream import live_peak_bytes
@@ -202,7 +202,7 @@ def transformer_fit_study(folder: Path) -> TransformerVerdicts:
             continue
         device = find_device(str(entry["gpu"]).lower())
         needed = estimate_memory(graph, setup, memory_constants(device, torch_version=(2, 1)))
-        visible = visible_bytes(device)
+        visible = visible_memory_bytes(device)
         predicted.append(needed.peak_bytes <= visible)
         by_rule.append(accelerate_rule_bytes(graph.num_parameters) <= visible)
         actual.append(bool(entry["fits"]))

@@ -123,11 +123,6 @@ class Divided:
     pipeline: Share = Share.ROWS
     data: Share = Share.WHOLE
 
-    @classmethod
-    def by_sequence(cls, share: Share, data: Share = Share.WHOLE) -> Divided:
-        """The same share of devices that divide tokens, features or experts."""
-        return cls(tensor=share, context=share, expert=share, data=data)
-
 
 @dataclass(frozen=True, slots=True)
 class Within:
@@ -169,7 +164,8 @@ def _size(
     share: Share, *tail: int, data: Share = Share.WHOLE, may_fall_short: bool = False, most: float = _MOST
 ) -> Any:
     return {
-        _DIVIDED: Divided.by_sequence(share, data=data),
+        # Devices that divide features, tokens or experts have the same share.
+        _DIVIDED: Divided(tensor=share, context=share, expert=share, data=data),
         _WITHIN: Within(0.0, most, tail=(*tail, 2), may_fall_short=may_fall_short),
     }
 

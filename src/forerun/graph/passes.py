@@ -24,7 +24,6 @@ from forerun.graph.graph import (
     OpClass,
     OpTable,
     StepPart,
-    Within,
     within_of,
 )
 
@@ -79,13 +78,9 @@ def of_samples(table: Any, number: float) -> Any:
     columns = {
         column.name: getattr(table, column.name) * np.array([1.0, number])
         for column in fields(table)
-        if _is_affine(within_of(column))
+        if (within := within_of(column)) is not None and within.tail[-1:] == (2,)
     }
     return replace(table, **columns)
-
-
-def _is_affine(within: Within | None) -> bool:
-    return within is not None and within.tail[-1:] == (2,)
 
 
 def step_of_passes(step: Graph, passes: Sequence[Pass]) -> Graph:

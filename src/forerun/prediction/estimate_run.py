@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -131,9 +131,7 @@ def estimate_run(
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
             *_notes_of_several(run, memory),
-            *_note_of_writers(step),
-            *_note_of_loader(run, step),
-            *_note_of_handover(step),
+            *_notes_of_step(run, step),
         ),
     )
     return RunEstimate(estimate=estimate, step=step)
@@ -278,68 +276,49 @@ def _bound_by(run: Run, step: RunStep) -> str:
     return "data loader" if waits else step.alone.bound_by
 
 
-def _note_of_writers(step: RunStep) -> tuple[str, ...]:
-    number = _num_writers(step)
-    if not number:
-        return ()
-    return (
-        f"{number} devices more write the answers of the next step meanwhile: a step is the longer of writing and "
-        "training, and the refit; money and energy are for all",
-    )
-
-
-def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
-    """Note that the interval of a step is that of its loader."""
-    return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
-
-
-def _note_of_handover(step: RunStep) -> tuple[str, ...]:
-    """Said where the interval of a step reaches to that of hosts that wait."""
-    if step.several is None or not any(stage.blocked_s for stage in step.several.stages):
-        return ()
-    return (
-        "the interval reaches to hosts that wait at every handover between stages (nanotron); --handover ahead, of "
-        "tools whose hosts do not, leaves that out",
-    )
+def _notes_of_step(run: Run, step: RunStep) -> Iterator[str]:
+    if number := _num_writers(step):
+        yield (
+            f"{number} devices more write the answers of the next step meanwhile: a step is the longer of writing and "
+            "training, and the refit; money and energy are for all"
+        )
+    if _bound_by(run, step) == "data loader":
+        yield LOADER_BOUND_NOTE
+    if step.several is not None and any(stage.blocked_s for stage in step.several.stages):
+        yield (
+            "the interval reaches to hosts that wait at every handover between stages (nanotron); --handover ahead, of "
+            "tools whose hosts do not, leaves that out"
+        )
 
 
 _MOST_PUBLISHED = 3
 
 
-def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
+def _notes_of_published(published: Sequence[PublishedStep]) -> Iterator[str]:
     """Steps that others measured, the nearest batches first."""
     by_source: dict[str, list[str]] = {}
     for step in published[:_MOST_PUBLISHED]:
         words = f"{format_duration_s(step.at_this_batch_s)} (PyTorch {step.torch_version}, batch {step.batch_size})"
         by_source.setdefault(step.source, []).append(words)
-    named = [f"{', '.join(steps)} by {source}" for source, steps in by_source.items()]
-    return [f"measured by others, scaled to this batch: {'; '.join(named)}"] if named else []
+    if named := [f"{', '.join(steps)} by {source}" for source, steps in by_source.items()]:
+        yield f"measured by others, scaled to this batch: {'; '.join(named)}"
 
 
 _USUAL_SIZE = (3, 224, 224)
 
 
-def _note_of_size(model: PreparedModel, run: Run) -> tuple[str, ...]:
-    asked, shape = run.model, model.graph.input_shape
-    is_open = asked.image_size is None and asked.input_shape is None
-    if not is_open or shape == _USUAL_SIZE or not asked.model.startswith(("torchvision:", "timm:")):
-        return ()
-    size = " x ".join(map(str, shape))
-    return (f"a sample is {size}, as for the model's published weights; --image-size N asks for another",)
-
-
-def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> list[str]:
-    device, is_keras = run.cluster.device, is_keras_graph(model.graph)
-    notes = list(model.graph.notes)
-    tokens, is_told = model.graph.tokens_per_sample, run.model.sequence_length or run.samples.lengths
+def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> Iterator[str]:
+    device, is_keras, asked = run.cluster.device, is_keras_graph(model.graph), run.model
+    yield from model.graph.notes
+    tokens, is_told = model.graph.tokens_per_sample, asked.sequence_length or run.samples.lengths
     if run.software.config is not None and tokens is not None and not is_told:
-        notes.append(
+        yield (
             f"{run.software.config} gives no length of samples: {tokens:,} tokens are assumed; --sequence-length or "
             "--lengths says otherwise"
         )
     if expert_products(model.graph.ops).any() and "topk" in model.graph.ops.kernel_names:
         load, layout = model.graph.expert_load, run.sharing.layout
-        notes.append(
+        yield (
             "experts: tokens are assumed to spread evenly (--expert-load says otherwise)"
             if load is None
             else f"experts: the fullest of {layout.expert} devices that divide them has "
@@ -347,9 +326,12 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
-    notes += _note_of_size(model, run)
+    shape, is_open = model.graph.input_shape, asked.image_size is None and asked.input_shape is None
+    if is_open and shape != _USUAL_SIZE and asked.model.startswith(("torchvision:", "timm:")):
+        size = " x ".join(map(str, shape))
+        yield f"a sample is {size}, as for the model's published weights; --image-size N asks for another"
     if not is_keras and (note := format_note(model, device, run.setup, computed)):
-        notes.append(note)
+        yield note
     if is_order_of_magnitude(device, weights):
         what = (
             f"a {device.kind}"
@@ -357,73 +339,65 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             else f"a GPU of this architecture ({device.architecture})"
         )
         command = f"forerun calibrate{' --framework keras' if is_keras else ''}"
-        notes.append(
+        yield (
             f"the cost model was fitted without a measurement of {what}: the time is an order of magnitude; "
             f"calibrate with: {command}"
         )
     effect = stack_of(model.graph, device, weights)
     if effect is not None:
-        notes.append(stack_note(effect, device.name))
+        yield stack_note(effect, device.name)
     elif is_keras and weights.calibrated_device is None:
-        notes.append(
+        yield (
             f"software stack: no step of Keras on TensorFlow was measured on a {device.kind}; the time is "
             "of the same operations in PyTorch"
         )
     if run.job is not None and is_keras:
-        notes.append(
+        yield (
             "an epoch is the sum of its steps: fit on arrays, or on a tf.data.Dataset with autotuning, often waits "
             "between epochs, by up to an epoch's time and at most 60 s (docs/methods/keras.md says how to avoid it)"
         )
     if run.setup.compile and is_keras:
-        notes.append("memory is for eager execution; torch.compile usually needs less")
-    return notes
+        yield "memory is for eager execution; torch.compile usually needs less"
 
 
-def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> list[str]:
-    notes = []
+def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> Iterator[str]:
     if times is None:
-        notes.append(
-            "epoch_time_s, job_time_s and cost_usd need a dataset: --dataset NAME or --dataset-size N"
-        )
-    elif times.job_time_s is None:
-        notes.append("job_time_s needs the number of epochs: --epochs E")
-    if times is not None and (price := price_note(run)) is not None:
-        notes.append(price)
-    if times is None:
-        notes.append("energy_j is for one step")
-    elif times.job_time_s is None:
-        notes.append("energy_j and cost_usd are for one epoch")
+        yield "epoch_time_s, job_time_s and cost_usd need a dataset: --dataset NAME or --dataset-size N"
+        yield "energy_j is for one step"
+    else:
+        if times.job_time_s is None:
+            yield "job_time_s needs the number of epochs: --epochs E"
+        if (price := price_note(run)) is not None:
+            yield price
+        if times.job_time_s is None:
+            yield "energy_j and cost_usd are for one epoch"
     if memory.max_batch is None and memory.max_batch_reason:
-        notes.append(f"max_batch_size: {memory.max_batch_reason}")
-    return notes
+        yield f"max_batch_size: {memory.max_batch_reason}"
 
 
 # DGX-2 and HGX A100 join 16 boards, GB200 NVL72 the 72 of a rack.
 _MOST_IN_A_NODE, _MOST_IN_A_RACK = 16, 72
 
 
-def _notes_of_several(run: Run, memory: RunMemory) -> list[str]:
+def _notes_of_several(run: Run, memory: RunMemory) -> Iterator[str]:
     cluster, accumulation = run.cluster, run.sharing.num_accumulation_steps
-    notes = []
     if accumulation > 1:
-        notes.append(
+        yield (
             f"a step is {accumulation} micro-steps of {run.setup.batch_size_per_device} samples a device and one update"
         )
-    if cluster.num_devices > 1:
-        links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
-        where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
-        notes.append(
-            f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
-            "cost, energy and steps are for all devices"
-        )
-        if memory.max_batch is not None and not memory.stages:
-            notes.append("the largest batch is for one device alone")
-        most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
-        if cluster.num_nodes == 1 and cluster.num_devices > most:
-            notes.append(
-                "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
-            )
-    return notes
+    if cluster.num_devices == 1:
+        return
+    links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
+    where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
+    yield (
+        f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
+        "cost, energy and steps are for all devices"
+    )
+    if memory.max_batch is not None and not memory.stages:
+        yield "the largest batch is for one device alone"
+    most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
+    if cluster.num_nodes == 1 and cluster.num_devices > most:
+        yield "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
 
 
 _Times = TypeVar("_Times", float, Floats)

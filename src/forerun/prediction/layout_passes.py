@@ -29,7 +29,7 @@ from math import ceil, floor
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.collectives import Collective, Group, group_of
 from forerun.cost.communication.constants import LayoutTable
-from forerun.cost.memory.peak import visible_bytes
+from forerun.cost.memory.peak import visible_memory_bytes
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import blocks_of, expert_products
 from forerun.graph.graph import OpTable
@@ -293,7 +293,7 @@ class _Engine:
         samples = self.run.batch_size_global / engines
         tokens = _tokens(self.run, samples)
         of_sample = self.shape.bytes_per_token * self.layers * (tokens.prompt + tokens.mean)
-        room = _MEMORY_SHARE * visible_bytes(self.run.cluster.device) - self.weight_bytes
+        room = _MEMORY_SHARE * visible_memory_bytes(self.run.cluster.device) - self.weight_bytes
         most = floor(room / of_sample) if of_sample else samples
         if most < 1:
             raise InvalidSetupError(
@@ -352,7 +352,7 @@ def _divided(model: PreparedModel, shards: Shards) -> PreparedModel:
 
 def _fewest(model: DividedModel, run: Run) -> int:
     """The fewest devices, a power of two that divides those of the run, with half of their memory free."""
-    half = 0.5 * visible_bytes(run.cluster.device)
+    half = 0.5 * visible_memory_bytes(run.cluster.device)
     whole = _WEIGHT_BYTES * model.model.graph.num_parameters
     number = 1
     while whole / number > half and run.cluster.num_devices % (2 * number) == 0:

@@ -28,7 +28,7 @@ from forerun.cost.memory.peak import (
     max_batch_size,
     memory_constants,
     memory_width,
-    visible_bytes,
+    visible_memory_bytes,
 )
 from forerun.graph.graph import Graph
 from forerun.prediction.division import Axes, uses_layout, wide_factor
@@ -38,7 +38,7 @@ from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
-from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, TrainingSetup, parse_release
+from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, parse_release
 from forerun.question.sharing import FsdpVersion, PipelineSchedule, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
@@ -365,6 +365,9 @@ class RunMemory:
     stages: tuple[StageMemory, ...] = ()
 
 
+_LARGEST: Kept[MaxBatchSize] = Kept(256)
+
+
 def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
     """Overhead and factors of a device with the software of a run."""
     return memory_constants(
@@ -383,11 +386,16 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
         gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
     """
     constants = memory_constants_of(run.cluster.device, run)
-    device_bytes = visible_bytes(run.cluster.device)
+    device_bytes = visible_memory_bytes(run.cluster.device)
     if uses_layout(run):
         return _layout_memory(model, run, constants, device_bytes)
     found = estimate_memory(model.graph, run.setup, constants)
-    largest = _largest_batch(model.graph, run.setup, device_bytes, constants)
+    # The largest batch is the same whichever batch is asked about.
+    largest = _LARGEST.get(
+        (model.graph,),
+        (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
+        lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
+    )
     batch = None
     if largest.value is not None and largest.low is not None and largest.high is not None:
         batch = Interval(float(largest.value), float(largest.low), float(largest.high))
@@ -484,19 +492,3 @@ def _largest_micro_batch(
         return float(largest_passing(lambda size: getattr(peak(size), end) <= visible_bytes, MAX_BATCH_SIZE))
 
     return Interval(*(largest(end) for end in ("value", "high", "low"))), ""
-
-
-_largest_kept: Kept[MaxBatchSize] = Kept(256)
-
-
-def _largest_batch(
-    graph: Graph, setup: TrainingSetup, visible_bytes: float, constants: MemoryConstants
-) -> MaxBatchSize:
-    """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
-    # The answer holds for every batch that is asked about.
-    general = replace(setup, batch_size_per_device=1)
-    return _largest_kept.get(
-        (graph,),
-        (general, visible_bytes, constants),
-        lambda: max_batch_size(graph, setup, visible_bytes, constants),
-    )

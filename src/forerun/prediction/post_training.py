@@ -165,7 +165,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
-    found: Graph = _STEPS[setup.post.algorithm](parts)
+    found: Graph = _step_of(setup.post.algorithm, parts)
     return found
 
 
@@ -234,7 +234,7 @@ class _Named:
 
 def other_passes(setup: TrainingSetup) -> tuple[OtherPass, ...]:
     """Passes without answers before that of the policy, in their order."""
-    found: tuple[OtherPass, ...] = _STEPS[setup.post.algorithm](_Named())
+    found: tuple[OtherPass, ...] = _step_of(setup.post.algorithm, _Named())
     return found
 
 
@@ -483,57 +483,35 @@ def _check_reads_tokens(graph: Graph) -> None:
         )
 
 
-def _dpo(parts: Any) -> Any:
-    return parts.step(parts.forward("reference"))
-
-
-def _kto(parts: Any) -> Any:
-    return parts.step(
-        parts.forward("mismatched answers", has_own_weights=False), parts.forward("reference", times=2)
-    )
-
-
-def _reward(parts: Any) -> Any:
-    return parts.with_head().step()
-
-
-def _grpo(parts: Any) -> Any:
-    return parts.step(
+def _step_of(algorithm: Algorithm, parts: Any) -> Any:
+    """The step of ``_Parts``, a graph, or of ``_Named``, its passes before that of the policy."""
+    match algorithm:
+        case Algorithm.ORPO:
+            return parts.step()
+        case Algorithm.REWARD | Algorithm.CONTRASTIVE:
+            return parts.with_head().step()
+        case Algorithm.DPO:
+            return parts.step(parts.forward("reference"))
+        case Algorithm.KTO:
+            mismatched = parts.forward("mismatched answers", has_own_weights=False)
+            return parts.step(mismatched, parts.forward("reference", times=2))
+    written = (
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
         parts.forward("reference"),
     )
-
-
-def _ppo(parts: Any) -> Any:
-    """The value model is as large as the policy, and is trained as it is."""
+    if algorithm is Algorithm.GRPO:
+        return parts.step(*written)
     headed = parts.with_head()
-    return parts.step(
-        *parts.writing(),
-        parts.forward("log-probabilities", has_own_weights=False),
-        parts.forward("reference"),
-        headed.forward("reward"),
-        headed.forward("value"),
-        headed.trained("value training"),
-    )
+    # PPO: the value model is as large as the policy, and is trained as it is.
+    values = headed.forward("reward"), headed.forward("value"), headed.trained("value training")
+    return parts.step(*written, *values)
 
 
 def _state_bytes(graph: Graph) -> tuple[float, float]:
     """State of the optimizer, which stays from step to step [bytes]."""
     constant, slope = graph.memory.size_bytes[graph.memory.kind == AllocationKind.OPTIMIZER_STATE].sum(axis=0)
     return float(constant), float(slope)
-
-
-_STEPS: Mapping[Algorithm, Callable[[Any], Any]] = {
-    Algorithm.DPO: _dpo,
-    Algorithm.ORPO: lambda parts: parts.step(),
-    Algorithm.KTO: _kto,
-    Algorithm.REWARD: _reward,
-    Algorithm.CONTRASTIVE: _reward,
-    Algorithm.GRPO: _grpo,
-    Algorithm.PPO: _ppo,
-}
-"""Steps of ``_Parts``, which are graphs, or of ``_Named``, which are lists of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

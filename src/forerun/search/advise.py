@@ -155,7 +155,7 @@ def advise(
         fits=now.fits,
         changes=_best(helpful),
         num_tried=len(changes),
-        notes=_notes(now, changes),
+        notes=tuple(_notes(now, changes)),
     )
 
 
@@ -198,17 +198,14 @@ def _change(run: Run, offer: Offer, now: Estimate, found: Estimate) -> Change:
     )
 
 
-def _notes(now: Estimate, tried: list[Change]) -> tuple[str, ...]:
-    notes = [f"{len(tried)} changes were predicted; gains of several do not add up"]
+def _notes(now: Estimate, tried: list[Change]) -> Iterator[str]:
+    yield f"{len(tried)} changes were predicted; gains of several do not add up"
     if now.fits == "no":
-        notes.append("the run does not fit as it is: changes that fit are shown, whatever they cost")
-    else:
-        full = [change for change in tried if change.gain > _LEAST_GAIN and change.fits != "yes"]
-        notes += [
-            f"{change.settings} would be {100 * change.gain:.0f} % faster, but does not surely fit"
-            for change in full[:3]
-        ]
-    return tuple(notes)
+        yield "the run does not fit as it is: changes that fit are shown, whatever they cost"
+        return
+    full = (change for change in tried if change.gain > _LEAST_GAIN and change.fits != "yes")
+    for change in islice(full, 3):
+        yield f"{change.settings} would be {100 * change.gain:.0f} % faster, but does not surely fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

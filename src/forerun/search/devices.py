@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -209,28 +209,18 @@ def _spelled_out(names: str, prices: Sequence[InstancePrice]) -> str:
     return ",".join(name for word in names.split(",") for name in of(word))
 
 
-def option_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
+def option_notes(options: Sequence[DeviceOption]) -> Iterator[str]:
     """Notes for the reader on prices and energy of devices."""
-    return (*_price_notes(options), *_energy_notes(options))
-
-
-def _price_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
-    notes = []
     without = [option.label for option in options if option.usd_per_hour is None]
     if without and len(without) < len(options):
-        notes.append(
-            f"no price is known for {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
-        )
+        yield f"no price is known for {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
     elif without:
-        notes.append(
+        yield (
             "no price of this kind is known for any of these devices, so cost is left out; 'forerun prices' lists "
             "those that are known, --price 0.50/h gives your own"
         )
     used = [option.rental.price for option in options if option.rental is not None]
-    old = price_age_note(used, datetime.date.today())
-    return (*notes, old) if old else tuple(notes)
-
-
-def _energy_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
-    without = [option.label for option in options if option.device.kind != "gpu"]
-    return (f"energy is known for GPUs only, not for {', '.join(without)}",) if without else ()
+    if old := price_age_note(used, datetime.date.today()):
+        yield old
+    if others := [option.label for option in options if option.device.kind != "gpu"]:
+        yield f"energy is known for GPUs only, not for {', '.join(others)}"

@@ -13,7 +13,7 @@ from forerun.cost.memory.peak import (
     MemoryWidth,
     estimate_memory,
     memory_width,
-    visible_bytes,
+    visible_memory_bytes,
 )
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
@@ -131,7 +131,7 @@ class Engine:
         self._runs_of = [search.run.with_(**change) for change in self._changes]
         self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
         self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
-        self._visible_bytes = np.asarray([visible_bytes(option.device) for option in self._options])
+        self._visible_bytes = np.asarray([visible_memory_bytes(option.device) for option in self._options])
         self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
         self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
         equal = self._epoch.runs(search.run) if self._epoch else ()

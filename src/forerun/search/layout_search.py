@@ -12,7 +12,7 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.units import format_bytes
-from forerun.cost.memory.peak import MemoryConstants, fits, visible_bytes
+from forerun.cost.memory.peak import MemoryConstants, fits, visible_memory_bytes
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards
 from forerun.prediction.estimate import Interval
@@ -239,7 +239,8 @@ def layout_point(
     schedule = str(layout.schedule) if layout.pipeline > 1 else "none"
     if layout.virtual_stages > 1:
         schedule += f" x {layout.virtual_stages}"
-    found = LayoutPoint(
+    parts = {part.name: part.time_s / step.step_s.value for part in step.parts}
+    return LayoutPoint(
         run=run,
         parallel=layout.text,
         strategy=str(run.sharing.strategy),
@@ -256,10 +257,8 @@ def layout_point(
         failure=_failure(worst, run.layout.pipeline, visible_bytes),
         bubble_share=step.bubble_s / step.step_s.value,
         exposed_share=step.exposed_s / step.step_s.value,
-        reason="",
+        reason=reason_of(parts),
     )
-    parts = {part.name: part.time_s / step.step_s.value for part in step.parts}
-    return replace(found, reason=reason_of(parts))
 
 
 def _failure(worst: StageMemory, num_stages: int, visible_bytes: float) -> str:
@@ -361,7 +360,7 @@ def search_layouts(
     plain = replace(run, sharing=replace(run.sharing, strategy=Strategy.ZERO1, layout=DeviceLayout()))
     total = global_batch or run.cluster.num_devices * run.batch_size_per_device
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
-    visible = visible_bytes(run.cluster.device)
+    visible = visible_memory_bytes(run.cluster.device)
     epoch = UnevenEpoch.of(run) if has_lengths(run) else None
     found: list[LayoutPoint] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -108,7 +108,7 @@ def layouts(
         front=front,
         files=_files(best[0].run, names, must=own["write"] is not None),
         change_first=_change_first(best[0], points),
-        notes=_notes(run),
+        notes=tuple(_notes(run)),
     )
 
 
@@ -152,16 +152,14 @@ def _change_first(best: LayoutPoint, points: Sequence[LayoutPoint]) -> str:
     return words
 
 
-def _notes(run: Run) -> tuple[str, ...]:
-    notes = [
-        "tensor parallelism is tried inside a node only; every layout has the same global batch",
-        "docs/methods/layouts.md lists the measurements that layouts were compared with",
-    ]
-    notes += recipe_notes(run.software)
-    notes += [UnevenEpoch.of(run).note(run)] if has_lengths(run) else []
+def _notes(run: Run) -> Iterator[str]:
+    yield "tensor parallelism is tried inside a node only; every layout has the same global batch"
+    yield "docs/methods/layouts.md lists the measurements that layouts were compared with"
+    yield from recipe_notes(run.software)
+    if has_lengths(run):
+        yield UnevenEpoch.of(run).note(run)
     if run.setup.precision.is_autocast:
-        notes.append("mixed precision: weights compute in half precision, the optimizer updates fp32 weights")
-    return tuple(notes)
+        yield "mixed precision: weights compute in half precision, the optimizer updates fp32 weights"
 
 
 _SCHEDULES = {
@@ -212,7 +210,10 @@ def _half(run: Run) -> str | None:
 def _fsdp(run: Run) -> str:
     _only_data(run, "FSDP by itself", "torchtitan")
     sharing, half = run.sharing, _half(run)
-    _needs_shards(run, "fsdp")
+    if sharing.strategy.stage != 3:
+        raise InvalidSetupError(
+            f"fsdp divides the weights, but the strategy is {sharing.strategy}; take torchrun or deepspeed"
+        )
     mesh = "(world_size,), mesh_dim_names=('shard',)"
     if sharing.strategy is Strategy.HSDP:
         size = sharing.shard_size or run.cluster.num_devices_per_node
@@ -235,13 +236,6 @@ def _fsdp(run: Run) -> str:
         "    fully_shard(block, **options)\n"
         "fully_shard(model, **options)\n"
     )
-
-
-def _needs_shards(run: Run, framework: str) -> None:
-    if run.sharing.strategy.stage != 3:
-        raise InvalidSetupError(
-            f"{framework} divides the weights, but the strategy is {run.sharing.strategy}; take torchrun or deepspeed"
-        )
 
 
 def _accelerate(run: Run) -> str:
@@ -303,9 +297,8 @@ def _torchtitan(run: Run) -> str:
     shards = layout.data if sharing.strategy.stage else 1
     if sharing.strategy is Strategy.HSDP:
         shards = sharing.shard_size or max(1, run.cluster.num_devices_per_node // layout.tensor)
-    mode = {"none": "none", "selective": "selective", "full": "full"}.get(
-        run.setup.saving.recompute, "selective"
-    )
+    recompute = run.setup.saving.recompute
+    mode = recompute if recompute in _RECOMPUTED else "selective"
     length = run.model.sequence_length
     # A pipeline of torchtitan divides its local batch into micro-batches; otherwise steps are accumulated.
     own = run.batch_size_per_device if layout.pipeline > 1 else run.setup.batch_size_per_device

@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.peak import visible_bytes
+from forerun.cost.memory.peak import visible_memory_bytes
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
 from forerun.prediction.models import TracedModels
@@ -146,7 +146,7 @@ def sweep(
         step_time_low_s=column("step_time_s", LOW),
         step_time_high_s=column("step_time_s", HIGH),
         peak_memory_bytes=column("alone_memory_bytes"),
-        device_memory_bytes=np.asarray([visible_bytes(run.cluster.device) for run in by_device]),
+        device_memory_bytes=np.asarray([visible_memory_bytes(run.cluster.device) for run in by_device]),
     )
 
 

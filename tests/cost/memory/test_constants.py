@@ -1,7 +1,7 @@
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.memory.peak import memory_constants, visible_bytes
+from forerun.cost.memory.peak import memory_constants, visible_memory_bytes
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 
 MIB, GIB = 1024**2, 1024**3
@@ -43,7 +43,7 @@ def test_the_rtx_3090_limit_is_the_fitted_one():
     # 22,550 MiB of 24,268 visible, half-splits 22,530 to 22,560
     device = device_of()
     overhead_bytes = memory_constants(device, torch_version=(1, 12)).overhead_bytes
-    assert (visible_bytes(device) - overhead_bytes) / MIB == pytest.approx(22_550)
+    assert (visible_memory_bytes(device) - overhead_bytes) / MIB == pytest.approx(22_550)
 
 
 def test_the_user_overrides_the_overhead():
@@ -62,7 +62,7 @@ def test_a_cpu_has_no_caching_allocator_and_says_so():
     constants = memory_constants(device_of(kind=DeviceKind.CPU))
     assert not constants.uses_caching_allocator
     assert "live bytes" in constants.source
-    assert visible_bytes(device_of(kind=DeviceKind.CPU)) == 24 * GIB
+    assert visible_memory_bytes(device_of(kind=DeviceKind.CPU)) == 24 * GIB
 
 
 def test_other_vendors_are_marked_as_not_measured():
@@ -73,6 +73,6 @@ def test_other_vendors_are_marked_as_not_measured():
 def test_inline_ecc_of_data_centre_gddr(nominal_gib, shown_mib):
     # nvidia-smi of T4, L4 and L40S; the program finds about 1 to 2 % less than nvidia-smi shows.
     device = device_of(nominal_gib * GIB, segment="datacenter", memory_type="GDDR6")
-    assert visible_bytes(device) / MIB == pytest.approx(shown_mib, rel=0.02)
+    assert visible_memory_bytes(device) / MIB == pytest.approx(shown_mib, rel=0.02)
     of_hbm = device_of(nominal_gib * GIB, segment="datacenter", memory_type="HBM2e")
-    assert visible_bytes(device) == pytest.approx(15 / 16 * visible_bytes(of_hbm))
+    assert visible_memory_bytes(device) == pytest.approx(15 / 16 * visible_memory_bytes(of_hbm))

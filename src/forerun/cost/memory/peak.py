@@ -111,7 +111,7 @@ _VISIBLE_FRACTION = 24_268 / 24_576  # GeForce RTX 3090: total_memory of PyTorch
 _INLINE_ECC_FRACTION = 15 / 16
 
 
-def visible_bytes(device: Device) -> float:
+def visible_memory_bytes(device: Device) -> float:
     """Memory that a program finds on a device, which the driver reports to it [bytes].
 
     nominal * 0.9875 for GPUs, and * 15/16 more where ECC bits live in the same GDDR chips, which is the
@@ -278,7 +278,7 @@ def fits(low_bytes: float, high_bytes: float, device_memory_bytes: float) -> Ver
     Args:
         low_bytes: Lower end of the interval of its peak [bytes].
         high_bytes: Upper end [bytes].
-        device_memory_bytes: Memory that a program finds on the device, see ``visible_bytes`` [bytes].
+        device_memory_bytes: Memory that a program finds on the device, see ``visible_memory_bytes`` [bytes].
     """
     if high_bytes <= device_memory_bytes:
         return "yes"

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def cheapest_rental(
         for price in prices
         if price.device == device and price.kind in kinds and (not providers or price.provider in providers)
     ]
-    return min(found, key=_rank, default=None)
+    rank = attrgetter("num_instances", "price.is_community", "usd_per_hour")
+    return min(found, key=rank, default=None)
 
 
 def known_rental(device: str, num_devices: int) -> Rental | None:
@@ -121,10 +123,6 @@ def known_rental(device: str, num_devices: int) -> Rental | None:
 def _known_rental(device: str, num_devices: int, updated: int) -> Rental | None:
     # The time of the user's own table is in the key: a server notices new prices.
     return cheapest_rental(load_prices(), device, num_devices, kinds=(PriceKind.ON_DEMAND,))
-
-
-def _rank(rental: Rental) -> tuple[int, bool, float]:
-    return rental.num_instances, rental.price.is_community, rental.usd_per_hour
 
 
 def owned_price_usd_per_hour(

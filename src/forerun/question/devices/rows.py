@@ -160,17 +160,12 @@ def named_tables(document: Mapping[str, Any], key: str, where: str) -> list[tupl
 
 def load_device_file(path: str | Path) -> Device:
     """The one device of a user's TOML file; its table may be ``[device]`` or ``[[device]]``."""
-    devices = read_device_file(Path(path))
+    devices = parse_devices(read_toml(Path(path), "hardware"), str(path))
     if len(devices) != 1:
         raise CatalogError(
             f"{path}: expected one device, got {len(devices)}; keep one [device] table per file"
         )
     return devices[0]
-
-
-def read_device_file(path: Path) -> tuple[Device, ...]:
-    """All devices of one TOML file."""
-    return parse_devices(read_toml(path, "hardware"), str(path))
 
 
 def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]:

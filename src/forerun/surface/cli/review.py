@@ -126,7 +126,11 @@ def review_markdown(found: RunsReview) -> str:
         )
         if run.failure_before is not None:
             told = [f"nothing to compare with: {run.failure_before}"]
-        if told and (run.comparison is None or _has_changed(run.comparison)):
+        comparison = run.comparison
+        if told and (
+            comparison is None
+            or any(abs(item.change or 0.0) >= _LEAST_CHANGE for item in comparison.quantities)
+        ):
             lines += ["", f"**{_escaped(run.name)}**", *(f"- {_escaped(sentence)}" for sentence in told)]
     return "\n".join(lines)
 
@@ -135,10 +139,6 @@ def _escaped(text: str) -> str:
     """A text without the signs that Markdown or HTML would read."""
     found = text.replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{sign}" if sign in "|[]`*_\\" else sign for sign in found).replace("\n", " ")
-
-
-def _has_changed(comparison: RunComparison) -> bool:
-    return any(abs(item.change or 0.0) >= _LEAST_CHANGE for item in comparison.quantities)
 
 
 def _cell(run: ReviewedRun, field: str) -> str:

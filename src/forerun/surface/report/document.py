@@ -111,10 +111,10 @@ def _plan_sections(plan: Plan) -> list[Section]:
     asked = f"Least {plan.minimize} within {limits}: {kept}."
     sections = [
         Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=_plan_picture(plan)),
-        _points_section("Best of each device", plan.best_by_device),
-        _points_section("Front: nothing is better in both", plan.pareto),
-        _points_section("Without a known price: the fastest of each device", plan.unpriced),
-        _points_section("Best candidates" if plan.chosen else "Nearest misses", plan.points),
+        Section("Best of each device", (), *cells_of(plan.best_by_device, _POINTS)),
+        Section("Front: nothing is better in both", (), *cells_of(plan.pareto, _POINTS)),
+        Section("Without a known price: the fastest of each device", (), *cells_of(plan.unpriced, _POINTS)),
+        Section("Best candidates" if plan.chosen else "Nearest misses", (), *cells_of(plan.points, _POINTS)),
     ]
     if plan.rejected:
         lines = tuple((rejection_line(item),) for item in plan.rejected[:_MOST_REJECTED])
@@ -126,20 +126,14 @@ def _plan_sections(plan: Plan) -> list[Section]:
     return [section for section in sections if section.paragraphs or section.rows]
 
 
-def _points_section(title: str, points: Sequence[PlanPoint]) -> Section:
-    header = ("candidate", "job", "cost", "energy", "memory", "price")
-    rows = tuple(
-        (
-            point_words(point),
-            with_range(point.job_time_s, "time"),
-            with_range(point.cost_usd, "money"),
-            with_range(point.energy_j, "energy"),
-            with_range(point.peak_memory_bytes, "memory"),
-            point.price_source or "-",
-        )
-        for point in points
-    )
-    return Section(title, header=header, rows=rows)
+_POINTS: Columns[PlanPoint] = {
+    "candidate": point_words,
+    "job": lambda point: with_range(point.job_time_s, "time"),
+    "cost": lambda point: with_range(point.cost_usd, "money"),
+    "energy": lambda point: with_range(point.energy_j, "energy"),
+    "memory": lambda point: with_range(point.peak_memory_bytes, "memory"),
+    "price": lambda point: point.price_source,
+}
 
 
 def _plan_picture(plan: Plan) -> str:

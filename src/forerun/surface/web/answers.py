@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -185,13 +185,9 @@ class Answers:
             UsageError: It is no capture, or damaged.
         """
         name = self.captures.keep(content)
-        path = self.captures.file(name)
-        try:
-            title = self._tracer.call(trace_model, ModelRequest(model=f"capture:{path}"), TrainingSetup())
-            facts = captured_facts(f"capture:{path}")
-        except ForerunError as error:
-            path.unlink(missing_ok=True)
-            raise type(error)(self.captures.public(str(error))) from error
+        model = f"capture:{self.captures.file(name)}"
+        title = self._read(name, trace_model, ModelRequest(model=model), TrainingSetup())
+        facts = captured_facts(model)
         assert facts is not None
         return {"model": name, "title": title, "settings": facts.settings() | facts.sharing_settings()}
 
@@ -202,13 +198,16 @@ class Answers:
             UsageError: It is no trace, or damaged.
         """
         name = self.captures.keep(content, "trace")
-        path = self.captures.file(name)
-        try:
-            found = self._tracer.call(_diagnosed, {"trace": [str(path)]})
-        except ForerunError as error:
-            path.unlink(missing_ok=True)
-            raise type(error)(self.captures.public(str(error))) from error
+        found = self._read(name, _diagnosed, {"trace": [str(self.captures.file(name))]})
         return {"trace": name, "diagnosis": found}
+
+    def _read(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What a child finds in a kept file, which goes where it is refused."""
+        try:
+            return self._tracer.call(work, *arguments)
+        except ForerunError as error:
+            self.captures.file(name).unlink(missing_ok=True)
+            raise type(error)(self.captures.public(str(error))) from error
 
     def models(self) -> dict[str, Any]:
         """Names of models; the very first call loads their libraries, in a child."""
