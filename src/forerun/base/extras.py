@@ -210,7 +210,7 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
     The library that reads them takes longer to load than a cached prediction to make. What is kept is that of the same
     folders of packages, each with the times of its files of entry points.
     """
-    from forerun.base.kept import cache_folder
+    from forerun.base.kept import cache_folder, write_whole
 
     key = hashlib.sha256(repr(_sources()).encode()).hexdigest()[:16]
     path = cache_folder() / "plugins" / f"{key}.json"
@@ -218,11 +218,7 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
         return tuple((owner, EntryPoint(*point)) for owner, *point in json.loads(path.read_text("utf-8")))
     found = list(dict.fromkeys(_read()))
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Commands that run at the same time write files of their own, and each replaces the whole.
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps([[owner, *point] for owner, point in found]), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, json.dumps([[owner, *point] for owner, point in found]).encode())
     return tuple(found)
 
 

@@ -161,6 +161,14 @@ def _is_left(pid: int, folder: Path) -> bool:
         return False
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that no reader finds half written; commands at the same time replace the whole, one by one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
 def cache_folder() -> Path:
     """Folder of traced graphs and configurations: ``FORERUN_CACHE`` or the user's cache folder."""
     chosen = os.environ.get("FORERUN_CACHE")

@@ -172,79 +172,61 @@ def joined_tables(tables: Sequence[OpTable]) -> OpTable:
     return OpTable(**columns)
 
 
-@dataclass(slots=True)
-class _Entries:
-    """Columns of a stream as they grow."""
+_Entry = tuple[int, int, tuple[float, float], int]
+"""Event, block, size and kind of an entry of a stream, in the order of its columns."""
 
-    event: list[int] = field(default_factory=list)
-    block: list[int] = field(default_factory=list)
-    size_bytes: list[tuple[float, float]] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
 
-    def allocate(self, block: int, held: Held) -> None:
-        self._append(MemoryEvent.ALLOCATE, block, held.size_bytes, held.kind)
+def _allocated(block: int, held: Held) -> _Entry:
+    return int(MemoryEvent.ALLOCATE), block, held.size_bytes, int(held.kind)
 
-    def free(self, block: int, size_bytes: tuple[float, float]) -> None:
-        self._append(MemoryEvent.FREE, block, size_bytes, -1)
 
-    def _append(self, event: int, block: int, size_bytes: tuple[float, float], kind: int) -> None:
-        self.event.append(int(event))
-        self.block.append(block)
-        self.size_bytes.append(size_bytes)
-        self.kind.append(int(kind))
+def _freed(block: int, size_bytes: tuple[float, float]) -> _Entry:
+    return int(MemoryEvent.FREE), block, size_bytes, -1
 
 
 def _joined_memory(stream: MemoryStream, passes: Sequence[Pass], num_rows: int) -> MemoryStream:
     """The stream with the passes' blocks: those that stay before all else, the others where each step begins."""
     # Numbers of blocks are unique over the whole stream; those of the passes start after the step's own.
     blocks = iter(range(int(stream.block.max(initial=-1)) + 1, 1 << 62))
-    start = _Entries()
-    for item in passes:
-        for held in item.kept:
-            start.allocate(next(blocks), held)
+    pieces = [(0, [_allocated(next(blocks), held) for item in passes for held in item.kept])]
     begins = np.flatnonzero(stream.event == MemoryEvent.FORWARD_BEGINS)[:2].tolist()
-    pieces = [(0, start)]
-    for position in begins:
-        inside = _Entries()
-        for item in passes:
-            _add_pass(inside, item, blocks)
-        pieces.append((position + 1, inside))
+    pieces += [(at + 1, [entry for item in passes for entry in _run_of(item, blocks)]) for at in begins]
     columns = {}
-    for name in ("event", "block", "size_bytes", "kind"):
+    for place, name in enumerate(("event", "block", "size_bytes", "kind")):
         column = getattr(stream, name)
         for position, entries in reversed(pieces):
-            added = np.asarray(getattr(entries, name), dtype=column.dtype).reshape(-1, *column.shape[1:])
-            column = np.insert(column, position, added, axis=0)
+            added = np.asarray([entry[place] for entry in entries], dtype=column.dtype)
+            column = np.insert(column, position, added.reshape(-1, *column.shape[1:]), axis=0)
         columns[name] = column
     for name in ("row", "compiled_end"):
         column = getattr(stream, name)
         if len(column):
             column = np.where(column >= 0, column + num_rows, column) if name == "row" else column
             for position, entries in reversed(pieces):
-                column = np.insert(column, position, np.full(len(entries.event), -1, dtype=column.dtype))
+                column = np.insert(column, position, np.full(len(entries), -1, dtype=column.dtype))
         columns[name] = column
     return MemoryStream(**columns)
 
 
-def _add_pass(entries: _Entries, item: Pass, blocks: Iterator[int]) -> None:
-    """Adds the allocations and frees of one run of a pass."""
+def _run_of(item: Pass, blocks: Iterator[int]) -> Iterator[_Entry]:
+    """Allocations and frees of one run of a pass, whose blocks have new numbers."""
     held = [(next(blocks), own) for own in item.held]
     for number, own in held:
-        entries.allocate(number, own)
+        yield _allocated(number, own)
     alive: dict[int, tuple[int, tuple[float, float]]] = {}
     for event, block, size, kind in _second_step(item.memory):
         if event == MemoryEvent.ALLOCATE:
             alive[block] = (next(blocks), size)
-            entries.allocate(alive[block][0], Held(size, AllocationKind(kind)))
+            yield event, alive[block][0], size, kind
         elif block in alive:  # a block of the step before is not of this run
-            entries.free(*alive.pop(block))
+            yield _freed(*alive.pop(block))
     for number, size in alive.values():
-        entries.free(number, size)
+        yield _freed(number, size)
     for number, own in reversed(held):
-        entries.free(number, own.size_bytes)
+        yield _freed(number, own.size_bytes)
 
 
-def _second_step(stream: MemoryStream | None) -> Iterator[tuple[int, int, tuple[float, float], int]]:
+def _second_step(stream: MemoryStream | None) -> Iterator[_Entry]:
     """Allocations and frees of the second step of a stream."""
     if stream is None:
         return

@@ -85,27 +85,24 @@ class _Held:
     """Buffers, which every device of a stage has whole."""
 
 
-def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> tuple[StageMemory, ...]:
-    """Memory of every stage.
+def worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
+    """The stage that needs most, among the first of each number of blocks: later ones hold fewer micro-steps."""
+    units = [(0 in own, len(own)) for own in model.stages(run.layout)]
+    chosen = {*(units.index(kind) for kind in units), len(units) - 1}
+    return max(layout_memory(model, run, constants, sorted(chosen)), key=lambda stage: stage.peak_bytes.value)
+
+
+def layout_memory(
+    model: DividedModel, run: Run, constants: MemoryConstants, chosen: Sequence[int] | None = None
+) -> tuple[StageMemory, ...]:
+    """Memory of every stage, or of some.
 
     Args:
         model: The step traced in ``compute_setup``.
         run: The run.
         constants: Overhead and factors of device and software.
+        chosen: Numbers of the stages; None for all.
     """
-    return _stages(model, run, constants, range(run.layout.pipeline))
-
-
-def worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
-    """The stage that needs most, among the first of each number of blocks: later ones hold fewer micro-steps."""
-    units = [(0 in own, len(own)) for own in model.stages(run.layout)]
-    chosen = {*(units.index(kind) for kind in units), len(units) - 1}
-    return max(_stages(model, run, constants, sorted(chosen)), key=lambda stage: stage.peak_bytes.value)
-
-
-def _stages(
-    model: DividedModel, run: Run, constants: MemoryConstants, chosen: Sequence[int]
-) -> tuple[StageMemory, ...]:
     memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
     every = model.memory(
         replace(Axes.of(run).shards, expert=1, whole_experts=False), run.setup.batch_size_per_device
@@ -115,7 +112,8 @@ def _stages(
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units, width = model.stages(run.layout), memory_width(model.model.graph)
-    return tuple(_stage_peak(run, memory, every, units[index], index, constants, width) for index in chosen)
+    wanted = range(len(units)) if chosen is None else chosen
+    return tuple(_stage_peak(run, memory, every, units[index], index, constants, width) for index in wanted)
 
 
 def _stage_peak(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ import numpy as np
 from forerun.base.answers import fields_of
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
-from forerun.base.kept import Kept, KeptBytes, cache_folder
+from forerun.base.kept import Kept, KeptBytes, cache_folder, write_whole
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.blocks import expert_products
@@ -54,17 +53,6 @@ def is_fixed(model: str) -> bool:
 
 _models: KeptBytes[PreparedModel] = KeptBytes(_MODELS_BYTES)
 _MEASURED: Kept[MeasuredLayouts] = Kept(16)
-
-
-def _named_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool) -> PreparedModel:
-    """A traced model with its distinct kernels, kept in memory; for names that determine their model."""
-    key = (request, setup, few_blocks)
-    found = _models.find(key)
-    if found is None:
-        found = _prepared(request, setup, few_blocks=few_blocks)
-        # Kept beside the graph: its distinct kernels, and features of steps; together about as large again.
-        _models.keep(key, found, 2 * found.graph.size_bytes)
-    return found
 
 
 def with_experts(graph: Graph, load: str, most: float | None) -> Graph:
@@ -186,14 +174,18 @@ class TracedModels:
             yield self.of(one), slice(index, index + 1)
 
     def _traced(self, run: Run, setup: TrainingSetup, few_blocks: bool) -> PreparedModel:
-        if run.module is None and self.use_cache and is_fixed(run.model.model):
-            return _named_model(run.model, setup, few_blocks)
         key = (run.model, setup, few_blocks)
-        if key not in self._own:
-            self._own[key] = _prepared(
-                run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks
-            )
-        return self._own[key]
+        # A name that determines its model is remembered for other questions too.
+        is_shared = run.module is None and self.use_cache and is_fixed(run.model.model)
+        found = _models.find(key) if is_shared else self._own.get(key)
+        if found is None:
+            found = _prepared(run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks)
+            if is_shared:
+                # Kept beside the graph: its distinct kernels, and features of steps; together about as large again.
+                _models.keep(key, found, 2 * found.graph.size_bytes)
+            else:
+                self._own[key] = found
+        return found
 
 
 def trace_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool = False) -> str:
@@ -231,11 +223,7 @@ def model_names() -> dict[str, Any]:
     """Names of models by their library, with the keys of the families; kept in the cache folder."""
     found = _names()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs some seconds the next time
-        path = _names_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        partial.replace(path)
+        write_whole(_names_file(), json.dumps(found).encode())
     return found
 
 

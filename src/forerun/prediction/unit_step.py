@@ -48,7 +48,7 @@ from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
-from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion, Handover, PipelineSchedule
+from forerun.question.sharing import ContextKind, FsdpVersion, Handover, PipelineSchedule
 
 _COPY_SHARE = 0.82
 """Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
@@ -356,11 +356,17 @@ def _sharded_host_s(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence
 
 
 def _num_tensor_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
-    """Collectives of tensor parallelism in one micro-step of a stage."""
+    """Collectives of tensor parallelism in one micro-step of a stage.
+
+    Without sequence parallelism one sum around a pair of products in each pass. With it tokens are gathered before the
+    pair and scattered behind it in each pass; the gradients of weights need the tokens of the forward pass again,
+    unless they were kept.
+    """
     layout = run.layout
     pairs, again = float(times.num_pairs[own].sum()), float(times.num_recomputed_pairs[own].sum())
-    each = _collectives_of_pair(layout) * pairs + (2.0 if layout.sequence_parallel else 1.0) * again
-    return (layout.tensor > 1) * each
+    if not layout.sequence_parallel:
+        return (layout.tensor > 1) * (2.0 * pairs + again)
+    return (layout.tensor > 1) * ((4.0 if layout.keep_gathered else 5.0) * pairs + 2.0 * again)
 
 
 def _num_other_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
@@ -373,17 +379,6 @@ def _num_other_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> fl
     # Tokens go to their experts and come back in each pass, and in each forward pass that is repeated.
     routes = float(((times.routed_bytes[own] > 0) * (2 * 2.0 + 2.0 * times.num_recomputed_routes[own])).sum())
     return (layout.context > 1) * of_context * blocks + (layout.expert > 1) * routes
-
-
-def _collectives_of_pair(layout: DeviceLayout) -> float:
-    """Collectives of tensor parallelism around a pair of products in both passes.
-
-    Without sequence parallelism one sum in each pass. With it tokens are gathered before the pair and scattered behind
-    it in each pass; the gradients of weights need the tokens of the forward pass again, unless they were kept.
-    """
-    if not layout.sequence_parallel:
-        return 2.0
-    return 4.0 if layout.keep_gathered else 5.0
 
 
 def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:

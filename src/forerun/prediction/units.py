@@ -13,7 +13,7 @@ from forerun.cost.memory.units import UnitMemory, unit_memory
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
-from forerun.graph.graph import Bools, Floats, Graph, Ints, OpClass, OpTable, StepPart, at_batch
+from forerun.graph.graph import Bools, Floats, Ints, OpClass, OpTable, StepPart, at_batch
 from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.division import stage_units
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
@@ -77,8 +77,8 @@ def _unit_times(
     device: Device,
     setups: Sequence[TrainingSetup],
     weights: CostModel,
-    torch_version: str | None = None,
-    copies: Ints | None = None,
+    torch_version: str | None,
+    copies: Ints | None,
 ) -> list[UnitTimes]:
     """Times of micro-steps of several setups; remembered.
 
@@ -121,8 +121,7 @@ def _by_unit(
     batch_size: int,
     copies: Ints | None,
 ) -> UnitTimes:
-    graph = model.graph
-    ops, units = graph.ops, blocks.num_units
+    ops, units = model.graph.ops, blocks.num_units
     row_s, launch_s = (
         (found / model.ops.count)[model.ops.group_of_row] * ops.count
         for found in (step.kernel_s, step.launch_s)
@@ -149,8 +148,9 @@ def _by_unit(
     ones = np.ones(len(ops))
     pairs = sums(closes & forward, ones)
     in_backward = sums(closes & backward & ~is_gradient, ones)
+    groups, rows, width, _ = at_batch(ops.gemm, batch_size).T
     # The last product of the experts has their tokens as its result, once for each expert that a token goes to.
-    routed = np.where(blocks.expert_product & last, _result_bytes(ops, batch_size), 0.0)
+    routed = np.where(blocks.expert_product & last, groups * rows * width * ops.element_bytes, 0.0)
     sent = sums(forward, routed)
     again = sums(backward & ~is_gradient, np.where(routed > 0, ones, 0.0))
     routes = sums(forward, np.where(routed > 0, ones, 0.0))
@@ -166,12 +166,13 @@ def _by_unit(
         host_s=host_s,
         update_launch_s=float(launch_s[blocks.unit < 0].sum()),
         overhead_s=step.overhead_s,
-        message_bytes=_message_bytes(graph, closes & forward, batch_size),
+        # Tokens times width, the result of the first product that closes a pair.
+        message_bytes=float((rows * width * ops.element_bytes)[closes & forward][:1].sum()),
         key_value_bytes=_key_value_bytes(ops, forward & (blocks.unit > 0), batch_size),
         num_pairs=pairs,
         num_recomputed_pairs=np.maximum(0.0, in_backward - pairs),
         routed_bytes=sent,
-        num_routes=sums(forward, np.where(routed > 0, _num_rows(ops, batch_size), 0.0)),
+        num_routes=sums(forward, np.where(routed > 0, groups * rows, 0.0)),
         num_recomputed_routes=np.maximum(0.0, again - routes) / np.maximum(routes, 1.0),
     )
 
@@ -195,29 +196,6 @@ def with_host(times: UnitTimes) -> UnitTimes:
 
 def _slower(device_s: float, host_s: float) -> float:
     return float(smooth_maximum(np.asarray(device_s), np.asarray(host_s)))
-
-
-def _num_rows(ops: OpTable, batch_size: int) -> Floats:
-    """Rows of the results of products, of all groups together, (n,)."""
-    groups, m = (at_batch(ops.gemm[:, axis], batch_size) for axis in range(2))
-    found: Floats = groups * m
-    return found
-
-
-def _result_bytes(ops: OpTable, batch_size: int) -> Floats:
-    """Results of products, (n,) [bytes]."""
-    groups, m, n, _ = (at_batch(ops.gemm[:, axis], batch_size) for axis in range(4))
-    found: Floats = groups * m * n * ops.element_bytes
-    return found
-
-
-def _message_bytes(graph: Graph, closes: Bools, batch_size: int) -> float:
-    """Result of the product that closes a pair: tokens times width [bytes]."""
-    rows = np.flatnonzero(closes)
-    if not len(rows):
-        return 0.0
-    sizes = at_batch(graph.ops.gemm[rows[0]], batch_size)
-    return float(sizes[1] * sizes[2] * graph.ops.element_bytes[rows[0]])
 
 
 def _key_value_bytes(ops: OpTable, forward: Bools, batch_size: int) -> float:

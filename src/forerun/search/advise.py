@@ -25,7 +25,7 @@ from forerun.search.offers import (
     together,
     with_workers,
 )
-from forerun.search.predict import estimates, estimates_of, run_from
+from forerun.search.predict import estimate_of, estimates, run_from
 from forerun.search.search import SETTINGS, Search
 from forerun.tracing.trace import full_name
 
@@ -124,7 +124,7 @@ def advise(
     """
     run = run_from(model, device, options)
     models = TracedModels(use_cache=use_cache)
-    now = estimates_of([run], models, cost_model)[0].estimate
+    now = estimate_of(run, models, cost_model).estimate
 
     def tried(offers: Iterable[Offer]) -> Iterator[Change]:
         for offer, found in predicted(run, offers, models, cost_model):
@@ -138,7 +138,7 @@ def advise(
             if change.fits != "no":
                 break  # the next would ask more of the user
     if run.loader is not None:
-        fed = estimates_of([replace(run, loader=None)], models, cost_model)[0].estimate
+        fed = estimate_of(replace(run, loader=None), models, cost_model).estimate
         changes += tried(with_workers(run, fed.step_time_s))
     changes += tried(faster(run))
     helpful = [change for change in changes if change.gain > _LEAST_GAIN and change.fits == "yes"]

@@ -71,7 +71,7 @@ def predict(
             "inputs belong to a module; give input_shape, image_size or sequence_length instead"
         )
     run = run_from(model, device, given)
-    return estimates_of([run], TracedModels(use_cache=use_cache), cost_model)[0].estimate
+    return estimate_of(run, TracedModels(use_cache=use_cache), cost_model).estimate
 
 
 def run_from(model: Any, device: str | Device | Cluster | None, options: Any) -> Run:
@@ -117,7 +117,7 @@ def estimates(
             run = search.run.with_(**change)
             # A calibration was measured on one device; what it corrects there says nothing of another.
             own = cost_model if run.cluster.device == search.run.cluster.device else None
-            (found,) = estimates_of([run], models, own)
+            found = estimate_of(run, models, own)
         except ForerunError:
             if not skips_refused:
                 raise
@@ -126,36 +126,28 @@ def estimates(
             yield found
 
 
-def estimates_of(
-    runs: list[Run], models: TracedModels, cost_model: CostModel | None = None
-) -> list[RunEstimate]:
-    """Estimates of runs, with the steps behind them, for every verb that answers about whole runs.
+def estimate_of(run: Run, models: TracedModels, cost_model: CostModel | None = None) -> RunEstimate:
+    """The estimate of a run, with the step behind it, for every verb that answers about whole runs.
+
+    With the strategy ``auto`` it is that of the best layout.
 
     Raises:
         UsageError, FailureError: As in ``predict``.
     """
-    return [_estimate(_resolved(run, models, cost_model), models, cost_model) for run in runs]
+    if run.sharing.strategy is Strategy.AUTO:
+        # Others do without the modules of the search: a cached prediction is mostly imports.
+        from forerun.search.layout_search import resolved
 
-
-def _estimate(run: Run, models: TracedModels, cost_model: CostModel | None) -> RunEstimate:
+        run = resolved(run, models, cost_model)
     if run.samples.lengths is not None:
         from forerun.prediction.uneven_samples import epoch_estimate
 
         found: list[RunEstimate] = []
 
         def estimate_at(each: Run) -> Estimate:
-            found.append(_estimate(each, models, cost_model))
+            found.append(estimate_of(each, models, cost_model))
             return found[-1].estimate
 
         epoch = epoch_estimate(run, estimate_at)
         return replace(found[-1], estimate=epoch)
     return estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))
-
-
-def _resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:
-    """The run with the best layout in place of ``--strategy auto``; any other run as it is."""
-    if run.sharing.strategy is not Strategy.AUTO:
-        return run  # without the modules of the search: a cached prediction is mostly imports
-    from forerun.search.layout_search import resolved
-
-    return resolved(run, models, cost_model)

@@ -328,11 +328,10 @@ def find_device(name: str, *, prefer_sxm: bool = False) -> Device:
         others = ", ".join(device.name for device in found if device is not boards[0])
         LOGGER.warning("'%s' is taken as %s, the SXM board; also known: %s", name, boards[0].name, others)
         return boards[0]
-    raise UnknownDeviceError(_many_message(name, found) if found else _none_message(name))
-
-
-def _many_message(name: str, found: Iterable[Device]) -> str:
-    return f"'{name}' matches more than one device; name one of: {', '.join(device.name for device in found)}"
+    if found:
+        names = ", ".join(device.name for device in found)
+        raise UnknownDeviceError(f"'{name}' matches more than one device; name one of: {names}")
+    raise UnknownDeviceError(_none_message(name))
 
 
 _SLICE = re.compile(r"\bmig\b|\b\dg\.\d+gb\b", re.IGNORECASE)

@@ -52,16 +52,11 @@ def _group_folders(membership: Path, mount: Path) -> Iterator[Path]:
         parts = line.strip().split(":", 2)
         if len(parts) != 3:
             continue
+        controllers, group = parts[1], Path(parts[2].lstrip("/"))
+        hierarchies = (controllers, *controllers.split(",")) if controllers else ("", "unified")
         # A container sees its own group as the root of the mount: try every ancestor, any may be absent.
-        for hierarchy in _hierarchies(mount, parts[1]):
-            group = Path(parts[2].lstrip("/"))
-            yield from (hierarchy / ancestor for ancestor in (group, *group.parents))
-
-
-def _hierarchies(mount: Path, controllers: str) -> tuple[Path, ...]:
-    if not controllers:
-        return (mount, mount / "unified")
-    return (mount / controllers, *(mount / controller for controller in controllers.split(",")))
+        for hierarchy in hierarchies:
+            yield from (mount / hierarchy / ancestor for ancestor in (group, *group.parents))
 
 
 def _limit_cores(folder: Path) -> float | None:
@@ -131,15 +126,11 @@ def describe_cpu() -> HostCpu:
         features=tuple(feature for feature in _FEATURES if feature in flags),
         num_physical_cores=psutil.cpu_count(logical=False) or num_logical,
         num_logical_cores=num_logical,
-        num_allowed_cores=_num_allowed_cores(num_logical),
+        # Only Linux tells a process which cores it may run on.
+        num_allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_logical,
         clock_hz=_clock_hz(info),
         last_level_cache_bytes=_last_level_cache_bytes(Path("/sys/devices/system/cpu/cpu0/cache")),
     )
-
-
-def _num_allowed_cores(num_logical: int) -> int:
-    # Only Linux tells a process which cores it may run on.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_logical
 
 
 def _first_cpu_info(path: Path) -> dict[str, str]:

@@ -37,10 +37,6 @@ def _short(figure: float) -> str:
     return f"{figure:,.1f}" if figure < 100 else f"{figure:,.0f}"
 
 
-def _bandwidth(bandwidth_bytes_per_s: float) -> str:
-    return f"{bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
-
-
 def device_page(device: Device) -> RenderableType:
     """One device: each figure with its source."""
     rows, above = [], ""
@@ -64,7 +60,11 @@ def _device_figures(device: Device) -> Iterable[tuple[str, str, str]]:
     yield "boost clock", f"{device.boost_clock_hz / 1e6:,.0f} MHz", "boost_clock_hz"
     yield "last-level cache", format_bytes(device.l2_cache_bytes), "l2_cache_bytes"
     yield f"memory ({device.memory_type})", format_bytes(device.memory_bytes), "memory_bytes"
-    yield "bandwidth", _bandwidth(device.memory_bandwidth_bytes_per_s), "memory_bandwidth_bytes_per_s"
+    yield (
+        "bandwidth",
+        f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+        "memory_bandwidth_bytes_per_s",
+    )
     yield "bus", device.bus, "bus"
     yield "board power", f"{device.power_limit_w:,.0f} W", "power_limit_w"
     yield "release", device.release, "release"

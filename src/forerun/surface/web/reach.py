@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from forerun.base.errors import UsageError
 from forerun.base.extras import plugin
-from forerun.base.kept import cache_folder, temporary_folder
+from forerun.base.kept import cache_folder, temporary_folder, write_whole
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 
@@ -268,19 +268,11 @@ def kept_config(config: dict[str, Any]) -> str:
         ) from None
     name = f"config:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     path = _path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)
-    _forget_all_but(path.parent, MOST_CONFIGS)
+    write_whole(path, content.encode())
+    kept = sorted(path.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    for oldest in kept[MOST_CONFIGS:]:
+        oldest.unlink(missing_ok=True)
     return name
-
-
-def _forget_all_but(folder: Path, number: int) -> None:
-    """Removes the oldest configurations of a folder."""
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in found[: max(0, len(found) - number)]:
-        path.unlink(missing_ok=True)
 
 
 def config_file(name: str) -> str:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
-from forerun.base.kept import cache_folder
+from forerun.base.kept import cache_folder, write_whole
 from forerun.question.model import architectures
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -46,15 +46,8 @@ def config_path(text: str) -> Path:
         )
     kept = kept_config_path(text)
     if not kept.is_file():
-        _keep(kept, _fetched(text))
+        write_whole(kept, _fetched(text))
     return kept
-
-
-def _keep(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def _fetched(name: str) -> bytes:
