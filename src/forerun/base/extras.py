@@ -149,15 +149,6 @@ class EntryPoint(NamedTuple):
     value: str
     group: str
 
-    @property
-    def module(self) -> str:
-        """Module that has the object."""
-        return self.value.partition(":")[0].strip()
-
-    def load(self) -> Any:
-        """The object."""
-        return loaded(self.value)
-
 
 def plugin(group: str, name: str) -> Any:
     """The object that an entry point names; None if no installed package has it.
@@ -172,13 +163,14 @@ def plugin(group: str, name: str) -> Any:
     found = _points(group).get(name)
     if found is None:
         return None
+    module = found.value.partition(":")[0].strip()
     try:
-        return found.load()
+        return loaded(found.value)
     except ModuleNotFoundError as error:
-        if error.name is None or not found.module.startswith(error.name):
+        if error.name is None or not module.startswith(error.name):
             raise  # a library that the part needs: the caller names its extra
         raise UsageError(
-            f"expected the part of forerun that has '{name}' ({found.module}), but this installation lacks it; "
+            f"expected the part of forerun that has '{name}' ({module}), but this installation lacks it; "
             "install forerun anew"
         ) from None
     except AttributeError as error:

@@ -59,12 +59,6 @@ class KeptBytes(Generic[Result]):
                 _, (_, size) = self._results.popitem(last=False)
                 self.size_bytes -= size
 
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            self._results.clear()
-            self.size_bytes = 0
-
 
 class Kept(Generic[Result]):
     """A bounded memory of results.
@@ -89,7 +83,7 @@ class Kept(Generic[Result]):
     def keep(self, parts: tuple[object, ...], values: tuple[Hashable, ...], result: Result) -> None:
         """Keeps a result."""
         if len(self._results) >= self._most:
-            self.clear()
+            self._results.clear()
         # With the objects themselves, so that no other gets the id of one of them.
         self._results[(*map(id, parts), *values)] = (parts, result)
 
@@ -102,10 +96,6 @@ class Kept(Generic[Result]):
             found = make()
             self.keep(parts, values, found)
         return found
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._results.clear()
 
 
 _NAME = re.compile(r"forerun-of-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-.*")
