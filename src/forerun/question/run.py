@@ -113,10 +113,7 @@ class Run(Answer):
             UsageError: A setting is not known, has an impossible value, contradicts another, or has no meaning
                 in the rest of the question.
         """
-        return cls._of_settings(model, device, checked(options, RunOptions))
-
-    @classmethod
-    def _of_settings(cls, model: Any, device: str | Device | Cluster, given: Mapping[str, Any]) -> Run:
+        given: Mapping[str, Any] = checked(options, RunOptions)
         model = config_model(given.get("config")) if model is None else model
         cluster = cluster_from(device, given)
         waiting: dict[str, Any] = {}

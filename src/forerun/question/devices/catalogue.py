@@ -151,7 +151,7 @@ def devices_of_architecture(architecture: str) -> tuple[Device, ...]:
 
 
 def index_by_key(spellings: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Catalogue names by the key of every spelling; two devices that share one are an error."""
+    """Catalogue names by the key of every spelling; two devices or links that share one are an error."""
     index: dict[str, str] = {}
     for name, words in spellings.items():
         for spelling in words:

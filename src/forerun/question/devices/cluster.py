@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
 from forerun.base.tables import checked_table, read_toml
-from forerun.question.devices.catalogue import find_device, matching_devices, name_key
+from forerun.question.devices.catalogue import find_device, index_by_key, matching_devices, name_key
 from forerun.question.devices.device import Device, LinkKind
 
 _SPEC = re.compile(r"(?:(\d+)\s*[x*×]\s*)?(\d+)\s*[x*×]\s*(.+)", re.IGNORECASE)
@@ -345,24 +345,19 @@ def find_link(name: str) -> Link:
     """
     if name.strip().lower().endswith(".toml"):
         return load_link_file(name.strip())
-    found = _by_spelling().get(name_key(name))
+    found = _names_by_key().get(name_key(name))
     if found is None:
         near = near_matches(name, load_links())
         raise UnknownDeviceError(
             f"expected a link of the catalogue or a TOML file, got '{name}'"
             f"{near or '; known are ' + ', '.join(load_links())}"
         )
-    return found
+    return load_links()[found]
 
 
 @cache
-def _by_spelling() -> Mapping[str, Link]:
-    index: dict[str, Link] = {}
-    for link in load_links().values():
-        for spelling in (link.name, *link.aliases):
-            if index.setdefault(name_key(spelling), link) is not link:
-                raise CatalogError(f"'{spelling}' names two links; remove it from one of them")
-    return index
+def _names_by_key() -> Mapping[str, str]:
+    return index_by_key({link.name: (link.name, *link.aliases) for link in load_links().values()})
 
 
 def load_link_file(path: str | Path) -> Link:
