@@ -237,10 +237,7 @@ def _draw_memory(axes: Axes, sizes: Floats, memory_gib: Floats, limit_gib: float
             limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB"
         )
     # Labels at powers of two only, and not too many: a batch in between would be written over its neighbour.
-    powers = [size for size in sizes if float(np.log2(size)).is_integer()]
-    shown = powers[:: 1 + len(powers) // 13]
-    axes.set_xticks(shown, [f"{size:,.0f}" for size in shown])
-    axes.minorticks_off()
+    number_labels(axes, sizes[np.log2(sizes) % 1 == 0])
     axes.set_ylabel("memory [GiB]")
 
 

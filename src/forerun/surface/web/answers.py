@@ -202,7 +202,7 @@ class Answers:
         return {"trace": name, "diagnosis": found}
 
     def _read(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What a child finds in a kept file, which goes where it is refused."""
+        """The result of a child that reads a kept file; a file that it refuses goes."""
         try:
             return self._tracer.call(work, *arguments)
         except ForerunError as error:

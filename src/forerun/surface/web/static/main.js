@@ -105,11 +105,10 @@ async function renew() {
   document.body.classList.add("busy");
   const begun = performance.now();
   try {
-    // Of a model that is new here the chosen run comes first: all devices at once take longer.
-    const isNew = last.model !== state.model;
-    if (isNew) {
-      const estimate = await ask("/predict", predictBody(state, state.price));
-      if (mine !== turn) return;
+    // Of a model that is new here the chosen run comes first: all devices at once take longer. Its refusal is said later.
+    const estimate = last.model === state.model ? null : await ask("/predict", predictBody(state, state.price)).catch(() => null);
+    if (mine !== turn) return;
+    if (estimate) {
       showQuestion();
       showEstimate(estimate);
       showError("");
@@ -117,7 +116,7 @@ async function renew() {
     }
     const plan = await planned();
     if (mine !== turn) return;
-    showPlan(plan, isNew);
+    showPlan(plan, estimate !== null);
     showError("");
     document.body.dataset.answeredMs = String(Math.round(performance.now() - begun));
     // While a slider moves the quick answer is enough.
