@@ -9,7 +9,7 @@ import pytest
 
 import forerun
 from forerun.cost.time.weights import load_weights, shipped_weights_path
-from forerun.graph.graph import OpClass
+from forerun.graph.graph import AllocationKind, OpClass
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
     format_note,
@@ -20,9 +20,12 @@ from forerun.prediction.step import (
     prepare,
     provenance_of,
     tier_of,
+    timed_steps,
 )
-from forerun.question.devices import find_device
-from forerun.question.setup import Precision, TrainingSetup
+from forerun.question.devices import find_device, load_catalog
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import trace
 from op_models import MODELS, graph_named, ops_named, random_weights
 
 WEIGHTS = random_weights()
@@ -255,3 +258,78 @@ def test_convolutions_in_fp32_are_in_tf32_unless_said_otherwise():
     assert format_note(model, device, own, own) == "convolutions are computed in tf32, products in fp32"
     assert _computed(model, device, setup) == own
     assert _computed(model, find_device("t4"), own) == setup  # no TF32
+
+
+DOUBLE = """
+import torch
+from torch import nn
+
+def network(dtype):
+    layers = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.GELU(), nn.Flatten(), nn.Linear(28800, 512)
+    return nn.Sequential(*layers).to(dtype), torch.empty(2, 3, 32, 32, dtype=dtype)
+
+def single():
+    return network(torch.float32)
+
+def double():
+    return network(torch.float64)
+"""
+
+
+def test_double_precision_is_never_faster_and_its_weights_take_twice_the_bytes(tmp_path):
+    path = tmp_path / "network.py"
+    path.write_text(DOUBLE, encoding="utf-8")
+    single, double = (
+        prepare(trace(ModelRequest(model=f"{path}:{name}"), TrainingSetup())) for name in ("single", "double")
+    )
+    sums = [
+        sum(
+            event[0]
+            for event, kind in zip(stream.size_bytes, stream.kind, strict=True)
+            if kind == AllocationKind.WEIGHT
+        )
+        for stream in (single.graph.memory, double.graph.memory)
+    ]
+    assert sums[1] == 2 * sums[0]
+    shipped = load_weights(shipped_weights_path())
+    devices = list(load_catalog().values())[::6]
+    for batch, phase in ((4, Phase.TRAIN), (256, Phase.INFERENCE)):
+        asked = [TrainingSetup(batch_size_per_device=batch, phase=phase)] * len(devices)
+        short, long = (predict_intervals(model, devices, asked, shipped) for model in (single, double))
+        assert (long[0] >= 0.99 * short[0]).all()
+        assert (long[2] / long[0] >= 10**0.5 * (1 - 1e-9)).all()  # nobody measured fp64
+    setup, device = setups(4)[0], find_device("a100-sxm4-40gb")
+    assert "computes in fp64" in format_note(double, device, setup, setup)
+    assert "no known rate" in format_note(double, find_device("m3-max"), setup, setup)
+    assert tier_of(double, device, setup, shipped) is Provenance.DATASHEET_ONLY
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit"])
+def test_half_precision_is_slower_only_by_the_launches_of_its_casts(name):
+    found = (find_device(device) for device in (*DEVICES, "mi300x", "l40s"))
+    devices = [device for device in found if device.has_matrix_units]
+    shipped = load_weights(shipped_weights_path())
+    for batch in (1, 32):
+        full, half, cast = (
+            timed_steps(
+                prepare(graph_named(name, word)),
+                devices,
+                setups(batch, precision=word) * len(devices),
+                shipped,
+                with_kernels=True,
+            ).times
+            for word in ("fp32", "fp16", "amp")
+        )
+        assert (half.device_s <= 1.04 * full.device_s).all()
+        is_cast = ops_named(name, "amp").op_class == OpClass.CAST
+        assert (cast.kernel_s[:, ~is_cast].sum(axis=1) <= 1.04 * full.device_s).all()
+        assert (cast.host_s > cast.device_s)[cast.step_s > 1.05 * full.step_s].all()
+
+
+def test_micro_steps_wait_for_the_host_whatever_their_update_takes():
+    steps = [
+        forerun.predict("mlp", device=name, batch_size=4, compile=True, optimizer="adam", accumulation=4)
+        for name in ("t4", "l40s", "rtx-6000-ada", "mi300x")
+    ]
+    values = [step.step_time_s.value for step in steps]
+    assert values[0] == max(values)

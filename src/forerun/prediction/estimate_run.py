@@ -11,7 +11,9 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
+from forerun.cost.time.features import double_rates
 from forerun.cost.time.power import device_power
+from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import expert_products
 from forerun.graph.graph import Floats, Ints
@@ -541,6 +543,8 @@ def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, computed: T
         for constant, slope in (graph.model_flops, graph.recomputed_flops)
     )
     peak = peak_of_precision(device, precision)
+    if is_mostly_double(model.ops):
+        peak = (double_rates(device) or (None,))[0]
     is_known = peak is not None and useful > 0
     return TokenFigures(
         tokens_per_s=tokens,

@@ -37,6 +37,7 @@ from forerun.base.answers import Answer
 from forerun.base.kept import Kept
 from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.features import software_era
+from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.stack import scaled
@@ -277,8 +278,8 @@ _PUBLISHED: Kept[_Published] = Kept(4_096)
 def known_rows(
     model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
 ) -> tuple[PublishedRow, ...]:
-    """Published rows of a prepared network; none of a part of one, nor where a calibration outranks them."""
-    if not model.is_whole or weights.calibrated_device is not None:
+    """Published rows of a prepared network; none of a part of one or in fp64, nor where a calibration outranks them."""
+    if not model.is_whole or weights.calibrated_device is not None or is_mostly_double(model.ops):
         return ()
     return published_rows(model.graph, device, setup)
 

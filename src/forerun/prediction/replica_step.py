@@ -29,6 +29,7 @@ from forerun.cost.communication.data_parallel import (
     gradient_buckets,
     mirrored_step_s,
 )
+from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import AllocationKind, Bools, Floats, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.division import DividedStep
@@ -62,15 +63,27 @@ def _row_times_s(model: PreparedModel, step: StepPrediction) -> Floats:
 def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
     """Forward, backward and optimizer of a predicted step.
 
-    Waiting for the host is spread over all operations in proportion to their time. The cost of the training loop of the
-    software stack counts to the forward pass, in which no gradients are sent.
+    Without its update a step has the kernels T and the launches H of the passes alone: (T^6 + H^6)^(1/6) and what its
+    loop adds; the update is the rest. Waiting for the host is spread over the passes in proportion to their time. The
+    cost of the training loop of the software stack counts to the forward pass, in which no gradients are sent.
     """
     times, part = _row_times_s(model, step), model.graph.ops.step_part
     backward = _runs_in_backward(model.graph)
+    forward_s = float(times[(part == StepPart.FORWARD) & ~backward].sum())
+    backward_s = float(times[backward].sum())
+    is_pass = model.ops.step_part != StepPart.OPTIMIZER
+    added_s = step.overhead_s - step.loop_s - step.transfer_s
+    idle_s = step.host_s - float(step.launch_s.sum())
+    whole_s, passes_s = (
+        float(smooth_maximum(step.kernel_s[rows].sum(), idle_s + step.launch_s[rows].sum())) + added_s
+        for rows in (slice(None), is_pass)
+    )
+    total_s = step.step_s.value - step.loop_s - step.transfer_s
+    scale = total_s * passes_s / (whole_s * max(forward_s + backward_s, 1e-30))
     return Pass(
-        forward_s=float(times[(part == StepPart.FORWARD) & ~backward].sum()) + step.loop_s,
-        backward_s=float(times[backward].sum()),
-        optimizer_s=float(times[part == StepPart.OPTIMIZER].sum()) + step.transfer_s,
+        forward_s=forward_s * scale + step.loop_s,
+        backward_s=backward_s * scale,
+        optimizer_s=total_s * (1.0 - passes_s / whole_s) + step.transfer_s,
     )
 
 

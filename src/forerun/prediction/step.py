@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.base.units import format_flops_per_s
 from forerun.cost.time.correction import REPEAT_NOISE
 from forerun.cost.time.evidence import (
     ORDER_OF_MAGNITUDE,
@@ -19,13 +20,14 @@ from forerun.cost.time.evidence import (
 from forerun.cost.time.features import (
     NEWEST_ERA,
     Point,
+    double_rates,
     least_times_s,
     point_arrays,
     roofline_terms_s,
     software_era,
 )
 from forerun.cost.time.law import CONVOLUTIONS
-from forerun.cost.time.rows import DistinctOps, distinct_ops
+from forerun.cost.time.rows import DistinctOps, distinct_ops, in_double, is_mostly_double
 from forerun.cost.time.step_times import StepTimes, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Floats, Graph, OpClass
@@ -233,8 +235,10 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
     """Tier of the knowledge about steps like this one.
 
     Calibrated: steps of this number format were measured on this very device. Interpolated: networks of about the same
-    mix of operations were measured on such a device in the same phase, number format and compiler.
+    mix of operations were measured on such a device in the same phase, number format and compiler; none was in fp64.
     """
+    if is_mostly_double(ops):
+        return Provenance.DATASHEET_ONLY
     if weights.calibrated_device is not None:
         measured: Mapping[str, Sequence[str]] = weights.provenance["measured_devices"]
         formats = {kind.split()[0] for kind in measured.get(device.name, ())}
@@ -263,15 +267,16 @@ def half_widths(
 
     A calibration has a law of its own, quantile times (base + slope * spread of the ensemble). Otherwise they follow
     from the step itself (``cost.time.evidence``), and are at least an order of magnitude on an architecture that nobody
-    measured.
+    measured, and in fp64.
     """
+    is_double = is_mostly_double(ops)
     widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread))
     for index, (point, tier) in enumerate(zip(points, tiers, strict=True)):
         if tier is Provenance.CALIBRATED:
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
             widths[index] = law["quantile"] * (law["base"] + law["slope"] * times.spread[index])
-        elif is_order_of_magnitude(point.device, weights):
-            # An architecture that nobody measured: no law of errors speaks for it.
+        elif is_double or is_order_of_magnitude(point.device, weights):
+            # An architecture or a format that nobody measured: no law of errors speaks for it.
             widths[index] = max(widths[index], ORDER_OF_MAGNITUDE)
     return widths
 
@@ -432,7 +437,8 @@ def _in_known_formats(
         is_open = setup.precision is Precision.FP32 and setup.convolution_precision is None
         if weights.calibrated_device is not None or device.kind is not DeviceKind.GPU:
             return setup
-        has_convolutions = np.isin(model.ops.op_class, CONVOLUTIONS).any()
+        # Those in fp64 stay what they are.
+        has_convolutions = (np.isin(model.ops.op_class, CONVOLUTIONS) & ~in_double(model.ops)).any()
         if not is_open or is_keras_graph(model.graph) or not has_convolutions:
             return setup
         return replace(setup, convolution_precision=Precision.TF32)
@@ -594,6 +600,17 @@ def format_note(
     model: PreparedModel, device: Device, setup: TrainingSetup, computed: TrainingSetup
 ) -> str | None:
     """Note on formats that the device has no arithmetic for, or in which it computes otherwise than asked."""
+    if is_mostly_double(model.ops):
+        rates = double_rates(device)
+        if rates is None:
+            return (
+                f"the model computes in fp64, for which {device.title} has no known rate: the step is timed at its "
+                "fp32 rate and may be far slower, or not run at all"
+            )
+        return (
+            f"the model computes in fp64, whatever the precision says: products at {format_flops_per_s(rates[0])}, "
+            "eight bytes a number; no step in fp64 was measured"
+        )
     if device.kind is not DeviceKind.GPU:
         return None
     peaks, precision = device.peak_flops_per_s, setup.precision

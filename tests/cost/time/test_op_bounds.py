@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from forerun.cost.time.features import Point, peak_rates
+from forerun.cost.time.features import Point, double_rates, peak_rates
 from forerun.cost.time.law import sustained_products
 from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.step_times import step_times
@@ -86,6 +86,28 @@ def test_no_product_is_faster_than_the_dense_peak_of_its_format(op_class, precis
         half, full, _ = peak_rates(device, precision)
         rate = ops.flops[:, 0] / kernel_times(ops, device, precision, weights)
         assert rate.max() <= 0.97 * (half if precision.is_half else full), device.name
+
+
+@pytest.mark.parametrize("make_weights", [lambda: fast_weights(0), shipped_weights])
+@pytest.mark.parametrize("op_class", [OpClass.LINEAR, OpClass.BMM])
+def test_no_product_in_double_precision_is_faster_than_the_dense_peak(op_class, make_weights):
+    ops, single, weights = products(op_class, 8.0), products(op_class, 4.0), make_weights()
+    for device in load_catalog().values():
+        if (rates := double_rates(device)) is not None:
+            times_s = kernel_times(ops, device, Precision.FP32, weights)
+            assert (ops.flops[:, 0] / times_s).max() <= 0.97 * rates[0], device.name
+            slower = times_s / kernel_times(single, device, Precision.FP32, weights)
+            assert slower.min() >= 0.999, device.name  # datasheets round
+
+
+@pytest.mark.parametrize(
+    ("name", "products_tflops"),
+    [("a100-sxm4-40gb", 19.5), ("h100-sxm", 67), ("mi250x", 47.9), ("mi300x", 163.4), ("rtx-3090", 0.556)],
+)
+def test_double_precision_multiplies_on_matrix_units_where_the_datasheet_says_so(name, products_tflops):
+    rates = double_rates(find_device(name))
+    assert rates is not None
+    assert rates[0] == pytest.approx(products_tflops * 1e12, rel=0.01)
 
 
 @pytest.mark.parametrize("make_weights", [lambda: fast_weights(1), shipped_weights])

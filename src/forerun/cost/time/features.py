@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.law import CONVOLUTIONS, LAW_CLASSES, attention_cost, sustained_products
-from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
+from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps, in_double
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
@@ -111,6 +111,10 @@ _L2_BYTES_PER_CYCLE = 64.0
 _RESIDENT_SHARE_OF_L2 = 0.6
 _FP32_MATRIX_UNITS = ("cdna1", "cdna2")
 """AMD Instinct MI100 and MI200 multiply fp32 on matrix units, at a quarter of fp16 (AMD CDNA 2 white paper, 2021)."""
+_FP64_MATRIX_UNITS = ("ampere", "hopper", "cdna2", "cdna3")
+"""Architectures whose data-centre dies multiply fp64 on matrix units at twice the vector rate: 19.5 and 9.7 TFLOP/s on
+A100 (NVIDIA A100 whitepaper, 2020), 67 and 34 on H100 SXM (H100 whitepaper, 2023), 47.9 and 23.9 on a die of MI250X,
+163.4 and 81.7 on MI300X (AMD CDNA 2 and 3 white papers, 2021 and 2023)."""
 GROUP_KERNEL_WIDTHS = (4, 8, 16, 32)
 """Channels per group that cuDNN has kernels for matrix units of."""
 
@@ -146,6 +150,8 @@ class PointArrays:
     peak_full: Floats
     peak_convolution: Floats
     peak_vector: Floats
+    peak_double: Floats
+    peak_double_vector: Floats
     bandwidth: Floats
     num_units: Floats
     l2_bytes: Floats
@@ -209,6 +215,17 @@ def _full_rate(device: Device, precision: Precision) -> float:
     return peaks[NumberFormat.FP32]
 
 
+def double_rates(device: Device) -> tuple[float, float] | None:
+    """Peak of products and of other work in fp64 [FLOP/s]; None where the catalogue has no such rate."""
+    vector = device.peak_flops_per_s.get(NumberFormat.FP64)
+    if vector is None:
+        return None
+    has_units = device.architecture in _FP64_MATRIX_UNITS
+    # Boards for games and graphics of the same architectures have a small part of the units, and none for matrices.
+    is_whole = 2 * vector >= 0.99 * device.peak_flops_per_s[NumberFormat.FP32]
+    return (2 * vector if has_units and is_whole else vector), vector
+
+
 def point_arrays(points: Sequence[Point]) -> PointArrays:
     """Columns of device figures and flags for many points."""
 
@@ -219,12 +236,19 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
     devices = [point.device for point in points]
     sustained = column([sustained_clock_share(device) for device in devices])
     half, full, vector = (column([rate[i] for rate in rates]) * sustained for i in range(3))
+    # A device without a known rate is answered at that of fp32, and the answer says so.
+    doubles = [
+        double_rates(device) or (rate[2], rate[2]) for device, rate in zip(devices, rates, strict=True)
+    ]
+    double, double_vector = (column([rate[i] for rate in doubles]) * sustained for i in range(2))
     return PointArrays(
         batch_size=column([point.setup.batch_size_per_device for point in points]),
         peak_half=half,
         peak_full=full,
         peak_convolution=column([_full_rate(p.device, p.setup.of_convolutions) for p in points]) * sustained,
         peak_vector=vector,
+        peak_double=double,
+        peak_double_vector=double_vector,
         bandwidth=column([d.memory_bandwidth_bytes_per_s for d in devices]),
         num_units=column([d.num_compute_units for d in devices]),
         l2_bytes=column([d.l2_cache_bytes for d in devices]),
@@ -325,7 +349,7 @@ def static_features(ops: DistinctOps) -> Floats:
         np.log2(1 + width),
         np.log2(np.maximum(serial, 1)),
         element_bytes == 2,
-        element_bytes == 8,
+        (element_bytes == 8) & ~in_double(ops),
         *_group_widths(ops),
     ]
     return np.column_stack([classes, parts, *columns]).astype(np.float64)
@@ -386,7 +410,9 @@ def peaks_of(ops: DistinctOps, arrays: PointArrays) -> Floats:
     is_convolution = np.isin(ops.op_class, CONVOLUTIONS)
     full = np.where(is_convolution, arrays.peak_convolution, arrays.peak_full)
     peaks: Floats = np.where(is_matrix, np.where(is_half, arrays.peak_half, full), arrays.peak_vector)
-    return peaks
+    is_product = is_matrix & ~is_convolution
+    double = np.where(is_product, arrays.peak_double, arrays.peak_double_vector)
+    return np.where(in_double(ops), double, peaks)
 
 
 def roofline_terms_s(ops: DistinctOps, arrays: PointArrays) -> tuple[Floats, Floats]:

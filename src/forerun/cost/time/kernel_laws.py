@@ -46,7 +46,7 @@ from forerun.cost.time.law import (
     holds_under_autocast,
     least_stream_share,
 )
-from forerun.cost.time.rows import DistinctOps
+from forerun.cost.time.rows import DistinctOps, in_double
 from forerun.graph.graph import OpClass, StepPart
 
 Floats = npt.NDArray[np.float64]
@@ -279,11 +279,19 @@ def products(kernels: Kernels, rows: Ints) -> Floats:
     """
     points = kernels.points
     is_half = kernels.ops.attributes[rows, 7] == 2
+    is_double = in_double(kernels.ops)[rows]
     has_matrix_units = np.where(is_half, points.half_has_matrix_units, points.full_has_matrix_units) > 0
-    peak = np.where(is_half, points.peak_half, points.peak_full)
-    unit = np.where(has_matrix_units, 0, 1)
+    full, vector = (
+        np.where(is_double, double, other)
+        for double, other in (
+            (points.peak_double, points.peak_full),
+            (points.peak_double_vector, points.peak_vector),
+        )
+    )
+    peak = np.where(is_half, points.peak_half, full)
+    unit = np.where(has_matrix_units & ~is_double, 0, 1)
     times = product_times_s(np, _sizes(kernels, rows), unit, peak, points.num_units, points.bandwidth)
-    found: Floats = np.minimum(times, kernels.work_s[:, rows] * peak / (_VECTOR_SHARE * points.peak_vector))
+    found: Floats = np.minimum(times, kernels.work_s[:, rows] * peak / (_VECTOR_SHARE * vector))
     return found
 
 
@@ -405,18 +413,20 @@ _READ_FORWARD, _READ_BACKWARD = 3.3, 12.0
 
 @kernel_law(Gives.LEAST, OpClass.DEPTHWISE_CONV)
 def large_windows(kernels: Kernels, rows: Ints) -> Floats:
-    """Least time of depthwise convolutions of four-byte operands with windows above 5 x 5 [s].
+    """Least time of depthwise convolutions of four- and eight-byte operands with windows above 5 x 5 [s].
 
-    t = 3.3 F / (64 U f), of both gradients 12 F / (64 U f), with U multiprocessors at the clock f. No product is used
-    twice by a general kernel, so each FLOP reads its operands.
+    t = 3.3 F / (64 U f), of both gradients 12 F / (64 U f), with U multiprocessors at the clock f, twice that for eight
+    bytes. No product is used twice by a general kernel, so each FLOP reads its operands.
 
     Evidence: ConvNeXt-T on an A100, batch 128, with windows of 7 x 7 and 3 x 3: 53.0 and 45.7 ms forward, 222.6 and
     160.4 ms in training (2,413, 2,802, 575 and 798 images/s).
     Source: sail-sg/inceptionnext 1b7d82e0, README.md.
     """
     own, points = kernels.ops.take(rows), kernels.points
-    read = np.where(own.step_part == StepPart.FORWARD, _READ_FORWARD, _READ_BACKWARD)
-    holds = (own.attributes[:, 0] > _LARGE_WINDOW) & (own.attributes[:, 7] == 4) & (points.is_gpu > 0)
+    read = (
+        np.where(own.step_part == StepPart.FORWARD, _READ_FORWARD, _READ_BACKWARD) * own.attributes[:, 7] / 4
+    )
+    holds = (own.attributes[:, 0] > _LARGE_WINDOW) & (own.attributes[:, 7] >= 4) & (points.is_gpu > 0)
     return np.where(holds, read * kernels.flops[:, rows] / points.l2_bandwidth, 0.0)
 
 

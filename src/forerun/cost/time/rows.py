@@ -23,6 +23,17 @@ MATRIX_CLASSES = (
 )
 """Classes whose time depends on the sizes of a matrix product."""
 
+_FLOATING_CLASSES = (
+    *MATRIX_CLASSES,
+    OpClass.BATCH_NORM,
+    OpClass.LAYER_NORM,
+    OpClass.GROUP_NORM,
+    OpClass.SOFTMAX,
+    OpClass.ACTIVATION,
+    OpClass.OPTIMIZER,
+)
+"""Classes that no integers have: eight bytes are double precision there, elsewhere mostly indices."""
+
 _SMALL_ELEMENTS_PER_SAMPLE = 2048
 
 
@@ -84,6 +95,18 @@ def on_four_bytes(ops: DistinctOps) -> DistinctOps:
     attributes[:, 7] *= factor
     moved = {name: getattr(ops, name) * factor[:, None] for name in ("moved_bytes", "joined_bytes")}
     return replace(ops, attributes=attributes, **moved)
+
+
+def in_double(ops: DistinctOps) -> npt.NDArray[np.bool_]:
+    """True for kernels that compute in double precision (fp64), (n,)."""
+    found: npt.NDArray[np.bool_] = (ops.attributes[:, 7] == 8) & np.isin(ops.op_class, _FLOATING_CLASSES)
+    return found
+
+
+def is_mostly_double(ops: DistinctOps) -> bool:
+    """True if the larger part of a step's work is in double precision, as after ``model.double()``."""
+    work = ops.count * ops.flops.sum(axis=1)
+    return bool(2 * work[in_double(ops)].sum() > work.sum())
 
 
 def joined_kernels(ops: OpTable) -> tuple[Floats, Floats, Floats]:
