@@ -226,6 +226,8 @@ def _written(tmp_path, text, name="run.yml"):
         (TORCHTITAN, "d.toml", "llama-3-70b",
           {"parallel": "tp=8", "batch_size": 8, "compile": True, "recompute": "full"}),
         (FACTORY, "e.yaml", "llama-3-8b", {"lora": 8, "sequence_length": 2048, "accumulation": 8}),
+        (FACTORY.replace("lora_rank: 8", ""), "e.yaml", "llama-3-8b", {"lora": 8}),
+        (FACTORY.replace("lora_rank: 8", "lora_rank: 64"), "e.yaml", "llama-3-8b", {"lora": 64}),
         (DEEPSPEED, "f.json", None,
           {"strategy": "zero3", "offload": "optimizer", "precision": "bf16", "batch_size": 4}),
         (ACCELERATE, "g.yaml", None, {"strategy": "fsdp", "fsdp_version": "fsdp2", "recompute": "full"}),

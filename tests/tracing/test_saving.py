@@ -111,6 +111,10 @@ def test_adapters_have_the_number_of_weights_that_peft_counts():
     module = with_saving(built, setup).module
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert trained == 9_175_040
+    built = build_model("llama-3.2-3b", sequence_length=64)
+    pattern = r"model\.layers\.[\d]+\.self_attn\.(q|v)_proj"
+    module = with_saving(built, replace(setup, saving=Saving(lora_rank=32, lora_targets=(pattern,)))).module
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == trained
 
 
 def test_adapters_freeze_the_rest(traced):
@@ -413,6 +417,8 @@ def test_kept_gradients_live_through_the_forward_pass(traced):
         ({"freeze": ("embed_token",)}, SETUP, "no module 'embed_token'"),
         ({"freeze": ("model", "lm_head")}, SETUP, "every weight"),
         ({"lora_rank": 8, "lora_targets": ("input_layernorm",)}, SETUP, "cannot have adapters"),
+        ({"lora_rank": 8, "lora_targets": (".*[qv]_prj",)}, SETUP, "no linear layer .* matches"),
+        ({"lora_rank": 8, "lora_targets": ("(q_proj",)}, SETUP, "expected names of layers or a pattern"),
     ],
 )  # fmt: skip
 def test_names_that_do_not_exist_are_refused(traced, saving, setup, words):

@@ -325,6 +325,8 @@ def _resolved(held: Mapping[str, Any], value: Any) -> Any:
 def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
     found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else dict(tool.get("always", {}))
     found |= _of_groups(tool, held)
+    for needed, default in tool.get("defaults", {}).items():
+        found |= default if _is_set(held, needed) else {}
     strange: list[str] = []
     total = str(tool.get("global_batch", "")).split()
     axes, model, is_deepspeed = [], None, name == "deepspeed" or held.get("distributed_type") == "DEEPSPEED"

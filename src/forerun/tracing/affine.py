@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -102,7 +103,11 @@ _BACKWARD_SCORES = 1 / 5
 
 
 def product_flops(
-    small: RawTrace, large: RawTrace | None, *, recomputed: bool, repeated: Mapping[str, int] | None = None
+    small: RawTrace,
+    large: RawTrace | None,
+    *,
+    recomputed: bool,
+    repeated: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[float, float]:
     """Work of the products of a step that training needs, or of those that are computed again, (constant, slope).
 
@@ -110,7 +115,7 @@ def product_flops(
         small: Trace at the smaller batch.
         large: Trace at the larger one.
         recomputed: Whether products that are computed again are meant.
-        repeated: Blocks of the model that each traced one stands for; None for itself alone.
+        repeated: Blocks of the model that each traced one stands for; those that it lacks for themselves.
     """
     copies: dict[str, int] = {}
     for name in dict.fromkeys(row.module_name for row in small.rows) if repeated else ():

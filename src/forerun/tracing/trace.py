@@ -153,6 +153,9 @@ _CACHE_BYTES = 2**30
 _FEW_SUFFIX = ".few.npz"
 """End of the names of graphs with a few of many equal blocks."""
 
+_NUMBERED = re.compile(r"(^|[.,(|\[])\d")
+"""Layers that are named by the numbers of their blocks, of which all must be there then."""
+
 _PARTIAL_S = 3600.0
 """Age from which on a half-written graph is left over [s]."""
 
@@ -291,7 +294,8 @@ def _made(
             training=setup.phase is not Phase.INFERENCE,
         )
     with stage(f"tracing a step of {request.model}"):
-        if few_blocks:
+        named = ",".join((*setup.saving.lora_targets, *setup.saving.freeze))
+        if few_blocks and not _NUMBERED.search(named):
             built = replace(built, all_blocks=keep_few_blocks(built.module))
         try:
             built = with_saving(built, setup)

@@ -34,7 +34,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.question.model import Architecture, find_architecture
+from forerun.question.model import POSITIONS, Architecture, find_architecture
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
     OTHER_LOSS_NOTE,
@@ -343,7 +343,6 @@ NO_PADDING_NOTE = (
 )
 
 _DEFAULT_TOKENS = 512
-_MAX_TOKENS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 _PER_SAMPLE = ("SequenceClassification", "ImageClassification", "NextSentencePrediction", "MultipleChoice")
 _NUM_CHOICES = 4  # number of answers to one question, as in SWAG
 
@@ -441,20 +440,21 @@ def _one_kernel_for_all_lengths(module: torch.nn.Module) -> Iterator[tuple[Any, 
     With PyTorch's attention the library calls it for every window of every block: 100,000 operations of Qwen2.5-VL.
     """
     parts = [part for part in module.modules() if "cu_seqlens" in inspect.signature(part.forward).parameters]
-    for own in {sys.modules[type(part).__module__] for part in parts if hasattr(part, "config")}:
+    configs = [part.config for part in parts if hasattr(part, "config")]
+    for own in {sys.modules[type(part).__module__] for part in parts}:
         functions: Any = getattr(own, "ALL_ATTENTION_FUNCTIONS", None)
         if hasattr(functions, "get_interface") and hasattr(own, "is_flash_attention_requested"):
-            configs = [getattr(part, "config", None) for part in parts]
             yield (
                 own,
                 "is_flash_attention_requested",
                 lambda config=None, **_: any(config is c for c in configs),
             )
-            yield (
-                own,
-                "ALL_ATTENTION_FUNCTIONS",
-                SimpleNamespace(get_interface=lambda *of: _by_length(functions.get_interface(*of))),
-            )
+            by_length = functools.partial(_interface_by_length, functions.get_interface)
+            yield own, "ALL_ATTENTION_FUNCTIONS", SimpleNamespace(get_interface=by_length)
+
+
+def _interface_by_length(interface: Callable[..., Any], *of: Any) -> Callable[..., Any]:
+    return _by_length(interface(*of))
 
 
 def _by_length(attention: Callable[..., Any]) -> Callable[..., Any]:
@@ -694,7 +694,7 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
 
 
 def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
-    limits = [getattr(config, key, None) for key in _MAX_TOKENS_KEYS]
+    limits = [getattr(config, key, None) for key in POSITIONS]
     limit = next((value for value in limits if isinstance(value, int) and value > 0), None)
     # RoBERTa and similar models count positions from the padding index on.
     if limit is not None and getattr(config, "model_type", "") in (
