@@ -396,6 +396,25 @@ def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
     assert hopper.model_flops == pytest.approx(plain.model_flops)
 
 
+def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+    config = {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "num_local_experts": 4,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    graph = trace(
+        ModelRequest(model=f"hf:{path}", sequence_length=64),
+        replace(SETUP, precision=Precision.BF16, saving=Saving(recompute="selective")),
+    )
+    products = {name: graph.ops.kernel_names.index(name) for name in ("mm", "_grouped_mm")}
+    again = {
+        name: (graph.ops.recomputed > 0) & (graph.ops.kernel == index) for name, index in products.items()
+    }
+    assert again["_grouped_mm"].any()
+    assert not again["mm"].any()
+
+
 def test_selective_recomputation_keeps_products_in_fp8(traced):
     graph = traced(replace(SETUP, precision=Precision.FP8), recompute="selective")
     product = graph.ops.kernel_names.index("eight_bit_product")

@@ -141,7 +141,7 @@ def _read(path: Path, key: str) -> Graph | None:
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_SAVING_VERSION = 3
+_SAVING_VERSION = 4
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)

@@ -24,7 +24,7 @@ from forerun.graph.graph import Graph
 from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
 from forerun.tracing.models.built_model import BuiltModel
-from forerun.tracing.saving.device_ops import eight_bit_product, grouped_eight_bit_product
+from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -197,12 +197,12 @@ _KEPT = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     eight_bit_product,
-    grouped_eight_bit_product,
 }
-"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest."""
+"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest.
 
-if hasattr(torch.ops.aten, "_grouped_mm"):  # from PyTorch 2.8
-    _KEPT.add(torch.ops.aten._grouped_mm.default)
+Grouped products of experts, whose results are largest, are computed again, as by pytorch/torchtitan:
+torchtitan/models/gpt_oss/parallelize.py.
+"""
 
 
 def recompute_blocks(module: nn.Module, blocks: tuple[str, ...], recompute: str, name: str) -> None:
