@@ -139,7 +139,7 @@ _PLAIN_KERNELS = {
     "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
     "Transformers launches one for each window, which takes longer",
 }
-"""What is said of parts for which a library has kernels of its own, by how the model's type begins."""
+"""Notes on parts for which a library has kernels of its own, by how the type of the model begins."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",

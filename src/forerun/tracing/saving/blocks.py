@@ -152,7 +152,7 @@ def _kept_of(module: nn.Module, parent: str, names: list[str]) -> list[str]:
 
 
 def _kinds(module: nn.Module, owner: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[str, int | None]]:
-    """What is equal for equal blocks of a list: their description, and the number of those that are told by it."""
+    """Keys that are equal for equal blocks of a list: the description, and the number of those that are told by it."""
     numbered = {
         each for key, value in vars(owner).items() if _are_numbers_of_blocks(key, value) for each in value
     }

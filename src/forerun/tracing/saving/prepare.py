@@ -128,7 +128,7 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
 
 
 _PATTERN = re.compile(r"[\\\[(*+|^$]")
-"""What a pattern of paths has, and no name of a layer."""
+"""Characters of a pattern of paths that no name of a layer has."""
 
 
 def _matching(pattern: str, paths: list[str], name: str) -> list[str]:
