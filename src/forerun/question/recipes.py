@@ -285,7 +285,8 @@ def _under_fsdp(found: dict[str, Any], files: Iterable[ConfigFile]) -> dict[str,
     mixed = str(own.get("precision", ""))
     if own.get("strategy") not in ("fsdp", "hsdp") or not mixed.startswith("amp") or "lora" in found:
         return found
-    return {**found, "precision": mixed, "master_weights": "fp32"}
+    # The weights themselves are in fp32: there are no others beside them, whatever a recipe says.
+    return {**found, "precision": mixed, "master_weights": None}
 
 
 def _read_file(path: str) -> ConfigFile:
