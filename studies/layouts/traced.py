@@ -32,16 +32,16 @@ def traced_model(sizes: Sizes, setup: TrainingSetup, most_blocks: int = _MOST_BL
         [number, asdict(sizes), asdict(setup), GRAPH_FORMAT_VERSION, TRACE_VERSION, torch.__version__],
         sort_keys=True,
     )
-    path = cache_folder() / "layout-study-4" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
+    path = cache_folder() / "layout-study-5" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
     graph = read_graph(path)
     if graph is None:
         built = _built(sizes)
         names = block_names(built.module)
-        names = tuple(f"{names[0].rpartition('.')[0]}.{index}" for index in range(number))
-        built = replace(built, num_left_out=number - sizes.layers)
+        if left := number - sizes.layers:
+            built = replace(built, all_blocks=(names[0], *(1 + left) * names[1:2], *names[2:]))
         built = with_saving(built, setup)
         graph = trace_built(built, setup)
-        graph = of_all_blocks(graph, built, names) if built.num_left_out else graph
+        graph = of_all_blocks(graph, built) if built.all_blocks else graph
         write_graph(graph, path)
     return DividedModel.of(prepare(graph))
 

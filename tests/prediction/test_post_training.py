@@ -122,6 +122,17 @@ def test_models_that_write_attention_out_generate(tmp_path):
     assert found.generation.cache_bytes == 32 * 256 * 2 * 2 * 4 * 64 * 2
 
 
+def test_prompts_and_answers_have_the_positions_of_the_model(tmp_path):
+    found = forerun.predict("gpt2", device=DEVICE, phase="generate").generation
+    assert (found.prompt_tokens, found.new_tokens) == (512, 512)
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 64}
+    path.write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}))
+    asked = {"device": DEVICE, "phase": "generate", "precision": "bf16"}
+    assert forerun.predict(f"hf:{path}", **asked).generation.prompt_tokens == 32
+    assert forerun.predict(f"hf:{path}", **asked, sequence_length=256).generation.prompt_tokens == 128
+
+
 def test_unequal_answers_last_as_long_as_the_longest(tmp_path):
     asked = {"phase": "generate", "optimizer": None, "new_tokens": 128}
     longest = ask(**asked)
@@ -192,6 +203,15 @@ def test_a_reference_costs_a_forward_pass_and_its_weights():
     assert adapted.peak_memory_bytes.value - alone.peak_memory_bytes.value < adapted.num_parameters / 2
 
 
+def test_engines_write_with_merged_adapters():
+    asked = {"device": DEVICE, "sequence_length": 128, "algorithm": "grpo", "lora": 8, "precision": "bf16"}
+    few = forerun.predict("llama-3.2-1b", **asked, lora_targets="q_proj,v_proj", lora_dropout=0.1)
+    every = forerun.predict("llama-3.2-1b", **asked)
+    decode = [next(part.time_s for part in each.passes if part.name == "decode") for each in (few, every)]
+    assert decode[0] == pytest.approx(decode[1], rel=0.05)
+    assert few.num_trainable_parameters < every.num_trainable_parameters
+
+
 def test_algorithms_in_the_order_of_their_passes():
     names = {name: [part.name for part in ask(algorithm=name).passes] for name in ("kto", "grpo")}
     assert names["kto"] == ["mismatched answers", "reference", "forward, backward and update"]
@@ -238,6 +258,12 @@ def test_several_devices_and_verbs_agree():
         (SMALL, {"algorithm": "rlhf"}, "unknown algorithm 'rlhf'; expected one of sft, dpo"),
         ("torchvision:resnet50", {"algorithm": "dpo"}, "reads no tokens"),
         ("torchvision:resnet50", {"phase": "generate"}, "reads no tokens"),
+        ("gpt2", {"phase": "generate", "sequence_length": 2000}, "at most 1024 tokens"),
+        (
+            "gpt2",
+            {"algorithm": "grpo", "sequence_length": 2000, "num_devices": 4, "strategy": "fsdp"},
+            "at most 1024",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(model, options, message):

@@ -226,8 +226,12 @@ def _written(tmp_path, text, name="run.yml"):
         (TORCHTITAN, "d.toml", "llama-3-70b",
           {"parallel": "tp=8", "batch_size": 8, "compile": True, "recompute": "full"}),
         (FACTORY, "e.yaml", "llama-3-8b", {"lora": 8, "sequence_length": 2048, "accumulation": 8}),
+        (FACTORY.replace("lora_rank: 8", ""), "e.yaml", "llama-3-8b", {"lora": 8}),
+        (FACTORY.replace("lora_rank: 8", "lora_rank: 64"), "e.yaml", "llama-3-8b", {"lora": 64}),
         (DEEPSPEED, "f.json", None,
           {"strategy": "zero3", "offload": "optimizer", "precision": "bf16", "batch_size": 4}),
+        ('{"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": 4}}', "f.json", None,
+          {"strategy": "zero2", "parallel": "tp=4", "sequence_parallel": False}),
         (ACCELERATE, "g.yaml", None, {"strategy": "fsdp", "fsdp_version": "fsdp2", "recompute": "full"}),
         (PARALLEL, "h.yaml", "qwen3-30b-a3b", {"strategy": "zero3", "offload": "parameters", "parallel": "cp=2,tp=2",
           "loss": "chunked", "optimizer": "adamw-8bit", "attention_kernel": "flash-2", "algorithm": "dpo"}),
@@ -298,11 +302,9 @@ def test_a_file_that_is_named_is_read_as_well(tmp_path):
 def test_several_files_are_one_question(tmp_path):
     launcher = _written(tmp_path, ACCELERATE, "fsdp2.yaml")
     found = read_config(f"{_written(tmp_path, TRL)},{launcher}")
-    assert (found.tool, found.model, found.settings["precision"]) == (
-        "trl and accelerate",
-        "smollm3-3b",
-        "bf16",
-    )
+    assert (found.tool, found.model) == ("trl and accelerate", "smollm3-3b")
+    # Under mixed precision accelerate's FSDP trains fp32 weights, whatever format they were loaded in.
+    assert (found.settings["precision"], found.settings["master_weights"]) == ("amp-bf16", None)
     assert (found.settings["strategy"], found.settings["fsdp_version"]) == ("fsdp", "fsdp2")
     with pytest.raises(UsageError, match=r"files that agree, got strategy zero3 .* fsdp"):
         read_config(f"{_written(tmp_path, PREFERENCES)},{launcher}")

@@ -2,10 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 import forerun
 from forerun.base.errors import InvalidSetupError
+from forerun.graph.shards import Shards
+from forerun.prediction.step import prepare
+from forerun.prediction.units import DividedModel
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Precision, TrainingSetup
+from forerun.tracing.models.transformers_models import _by_length
+from forerun.tracing.trace import trace
 
 TEXT = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -79,6 +88,47 @@ def test_a_larger_image_needs_more_places_and_work(ask):
         ask(name, CONFIGS[name], sequence_length=16, image_size=112)
     with pytest.raises(InvalidSetupError, match="multiple of 28"):
         ask(name, CONFIGS[name], image_size=100)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_few_blocks_of_two_lists_say_as_much_as_all(name, tmp_path):
+    deep = {part: dict(CONFIGS[name][part]) for part in ("text_config", "vision_config")}
+    text, vision = deep.values()
+    text |= {"num_hidden_layers": 7}
+    vision |= {"depth" if "depth" in vision else "num_hidden_layers": 8}
+    numbered = {"deepstack_visual_indexes": [2, 4], "fullatt_block_indexes": [3, 7]}
+    vision |= {key: numbers for key, numbers in numbered.items() if key in vision}
+    if name.startswith("Gemma"):  # two layers of seven attend to all tokens
+        text |= {"sliding_window_pattern": 3, "sliding_window": 64}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": [name], **CONFIGS[name], **deep}), encoding="utf-8")
+    setup = TrainingSetup(precision=Precision.BF16, optimizer="adamw")
+    few, whole = (
+        trace(ModelRequest(model=f"hf:{path}"), setup, use_cache=False, few_blocks=few)
+        for few in (True, False)
+    )
+    for figure in ("num_parameters", "num_trainable_parameters", "model_flops", "recomputed_flops"):
+        assert getattr(few, figure) == pytest.approx(getattr(whole, figure), rel=1e-9), figure
+    assert few.only_batch_size is None
+    assert len(few.ops) < 0.8 * len(whole.ops)
+    units = [DividedModel.of(prepare(graph)) for graph in (few, whole)]
+    assert len(units[0].traced.names) < len(units[0].blocks.names) == len(units[1].traced.names)
+    memory = [model.memory(Shards(), 2) for model in units]
+    np.testing.assert_allclose(memory[0].weights, memory[1].weights)
+    assert memory[0].kept.sum() == pytest.approx(memory[1].kept.sum(), rel=0.01)
+
+
+def test_windows_of_an_image_are_attended_to_at_once():
+    part, lengths = torch.nn.Module(), torch.tensor([0, 4, 8, 12, 14])
+    states = [torch.randn(1, 2, 14, 8) for _ in range(3)]
+
+    def attention(_part, query, key, value, **_):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2), None
+
+    found, _ = _by_length(attention)(part, *states, cu_seq_lens_q=lengths)
+    windows = zip(*(one.split(lengths.diff().tolist(), dim=2) for one in states), strict=True)
+    torch.testing.assert_close(found, torch.cat([attention(part, *one)[0] for one in windows], dim=1))
+    torch.testing.assert_close(_by_length(attention)(part, *states)[0], attention(part, *states)[0])
 
 
 @pytest.mark.parametrize(

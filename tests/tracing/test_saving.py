@@ -111,6 +111,10 @@ def test_adapters_have_the_number_of_weights_that_peft_counts():
     module = with_saving(built, setup).module
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert trained == 9_175_040
+    built = build_model("llama-3.2-3b", sequence_length=64)
+    pattern = r"model\.layers\.[\d]+\.self_attn\.(q|v)_proj"
+    module = with_saving(built, replace(setup, saving=Saving(lora_rank=32, lora_targets=(pattern,)))).module
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == trained
 
 
 def test_adapters_freeze_the_rest(traced):
@@ -392,6 +396,25 @@ def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
     assert hopper.model_flops == pytest.approx(plain.model_flops)
 
 
+def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+    config = {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "num_local_experts": 4,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    graph = trace(
+        ModelRequest(model=f"hf:{path}", sequence_length=64),
+        replace(SETUP, precision=Precision.BF16, saving=Saving(recompute="selective")),
+    )
+    products = {name: graph.ops.kernel_names.index(name) for name in ("mm", "_grouped_mm")}
+    again = {
+        name: (graph.ops.recomputed > 0) & (graph.ops.kernel == index) for name, index in products.items()
+    }
+    assert again["_grouped_mm"].any()
+    assert not again["mm"].any()
+
+
 def test_selective_recomputation_keeps_products_in_fp8(traced):
     graph = traced(replace(SETUP, precision=Precision.FP8), recompute="selective")
     product = graph.ops.kernel_names.index("eight_bit_product")
@@ -413,6 +436,8 @@ def test_kept_gradients_live_through_the_forward_pass(traced):
         ({"freeze": ("embed_token",)}, SETUP, "no module 'embed_token'"),
         ({"freeze": ("model", "lm_head")}, SETUP, "every weight"),
         ({"lora_rank": 8, "lora_targets": ("input_layernorm",)}, SETUP, "cannot have adapters"),
+        ({"lora_rank": 8, "lora_targets": (".*[qv]_prj",)}, SETUP, "no linear layer .* matches"),
+        ({"lora_rank": 8, "lora_targets": ("(q_proj",)}, SETUP, "expected names of layers or a pattern"),
     ],
 )  # fmt: skip
 def test_names_that_do_not_exist_are_refused(traced, saving, setup, words):

@@ -19,6 +19,7 @@ frozen weights of adapters is the model without them.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -45,7 +46,7 @@ from forerun.graph.passes import (
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.job import read_lengths
-from forerun.question.model import ModelRequest, find_architecture
+from forerun.question.model import POSITIONS, ModelRequest, find_architecture
 from forerun.question.post_training import Algorithm, Engine, PostTraining
 from forerun.question.run import Run
 from forerun.question.saving import Offload
@@ -109,7 +110,7 @@ def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
         InvalidSetupError: Nothing is left for the prompt.
         UsageError: The lengths of the answers cannot be read.
     """
-    total = request.sequence_length or _DEFAULT_TOKENS
+    total = request.sequence_length or min(_DEFAULT_TOKENS, _num_positions(request.model))
     new = setup.post.new_tokens or total // 2
     if not 1 <= new < total:
         raise InvalidSetupError(
@@ -158,8 +159,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     if setup.generates and request.sequence_length is None:
         plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
         _check_reads_tokens(trace(request, plain.inference))
-        request = replace(request, sequence_length=_DEFAULT_TOKENS)
-    tokens = tokens_of(request, setup) if setup.generates else None
+    tokens = _checked_tokens(request, setup, trace)
     if tokens is not None:  # what is trained on is filled up to the longest answer
         request = replace(request, sequence_length=tokens.prompt + tokens.new)
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
@@ -167,6 +167,22 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         return parts.generation()
     found: Graph = _step_of(setup.post.algorithm, parts)
     return found
+
+
+def _checked_tokens(request: ModelRequest, setup: TrainingSetup, trace: _Trace) -> Tokens | None:
+    """Tokens of a sample, None where none are written; a model without so many positions refuses its prompt and answer.
+
+    Raises:
+        InvalidSetupError: It has fewer positions, or nothing is left for the prompt.
+    """
+    if not setup.generates:
+        return None
+    if (request.sequence_length or 0) > _num_positions(request.model):
+        # Rotary positions go on beyond the number in the configuration, which the library knows.
+        trace(
+            request, _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None).inference
+        )
+    return tokens_of(request, setup)
 
 
 def divided_step(
@@ -178,7 +194,7 @@ def divided_step(
         InvalidSetupError: The model writes no tokens, or has no head with one value.
         UsageError, FailureError: It cannot be built or traced.
     """
-    tokens = tokens_of(request, setup) if setup.generates else None
+    tokens = _checked_tokens(request, setup, trace)
     if tokens is not None:  # trainers of many devices pack their samples
         request = replace(request, sequence_length=round(tokens.prompt + tokens.mean))
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
@@ -422,7 +438,8 @@ class _Parts:
     @property
     def generating(self) -> TrainingSetup:
         precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
-        saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
+        saving = replace(self.inference.saving, fused_kernels=(), fp8_recipe=None)
+        saving = replace(saving, lora_rank=None, lora_targets=(), lora_dropout=0.0)
         if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
             # Engines write with weights in 16 bits.
             saving = replace(saving, quantize=None, unquantized=None, keep_inputs=False)
@@ -544,6 +561,15 @@ def cache_shape(request: ModelRequest, ops: OpTable) -> CacheShape:
     if latent:  # multi-head latent attention: one latent and one rotary part serve all heads
         return CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
     return CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
+
+
+def _num_positions(model: str) -> int:
+    """Tokens for which a configuration has positions; no limit where none is known."""
+    config = _configuration(model)
+    config = config.get("text_config") or config
+    return next(
+        (value for key in POSITIONS if isinstance(value := config.get(key), int) and value > 0), sys.maxsize
+    )
 
 
 def _configuration(model: str) -> Mapping[str, Any]:

@@ -215,20 +215,23 @@ class DividedModel:
 
     Attributes:
         model: The traced step.
-        num_blocks: Blocks of the model, if it has more equal ones than were traced: the middle block stands for the
-            others. None for those traced.
+        order: Traced unit of each unit of the model; blocks that were left out of the trace repeat the one that stands
+            for them.
     """
 
     model: PreparedModel
-    num_blocks: int | None = None
+    order: Ints
 
     @classmethod
     def of(cls, model: PreparedModel) -> DividedModel:
-        """Units of a traced model; those of blocks that were left out of its trace repeat the middle one."""
-        graph = model.graph
-        last = f"{graph.blocks[-1]}." if graph.blocks else ""
-        is_whole = any(name.startswith(last) for name in graph.parameter_names)
-        return cls(model=model, num_blocks=None if is_whole or not last else len(graph.blocks))
+        """Units of a traced model."""
+        traced, named = blocks_of(model.graph).names, model.graph.blocks
+        names = traced if len(set(named)) == len(named) else named
+        place = {name: 1 + index for index, name in enumerate(traced)}
+        return cls(
+            model=model,
+            order=np.asarray([0, *(place[name] for name in names if name in place), 1 + len(traced)]),
+        )
 
     @property
     def traced(self) -> Blocks:
@@ -239,11 +242,7 @@ class DividedModel:
     def blocks(self) -> Blocks:
         """Units of the model; only their names and what can be divided hold for repeated blocks."""
         found = self.traced
-        if self._added == 0:
-            return found
-        middle = len(found.names) // 2
-        names = found.names[:middle] + (found.names[middle],) * (self._added + 1) + found.names[middle + 1 :]
-        return replace(found, names=names)
+        return replace(found, names=tuple(found.names[unit - 1] for unit in self.order[1:-1]))
 
     @property
     def can_be_divided(self) -> bool:
@@ -251,8 +250,8 @@ class DividedModel:
         return self.traced.can_be_divided
 
     @property
-    def _added(self) -> int:
-        return 0 if self.num_blocks is None else self.num_blocks - len(self.traced.names)
+    def _repeats(self) -> bool:
+        return len(self.order) > self.traced.num_units
 
     def stages(self, layout: DeviceLayout) -> list[range]:
         """Units of each stage of a pipeline."""
@@ -275,9 +274,9 @@ class DividedModel:
         torch_version: str | None = None,
     ) -> list[UnitTimes]:
         """Times of the units of micro-steps; see ``_unit_times``."""
-        copies = self._counts() if self._added else None
+        copies = np.bincount(self.order) if self._repeats else None
         found = _unit_times(self.model, self.traced, shards, device, setups, weights, torch_version, copies)
-        if not self._added:
+        if not self._repeats:
             return [with_host(times) for times in found]
         all_blocks, few = self.memory(Shards(), 1), unit_memory(self.model.graph, self.traced, Shards(), 1)
         growth = float(all_blocks.gradients.sum()) / max(1.0, few.gradients.sum())
@@ -296,7 +295,7 @@ class DividedModel:
     def memory(self, shards: Shards, batch_size: int) -> UnitMemory:
         """Memory of the units; see ``unit_memory``."""
         found = unit_memory(self.model.graph, self.traced, shards, batch_size)
-        return self._repeated(found) if self._added else found
+        return self._repeated(found)
 
     def gathered_bytes(self, shards: Shards, batch_size: int) -> Floats:
         """Tokens that sequence parallelism gathers for products, less a device's own, (units,) [bytes]."""
@@ -307,18 +306,13 @@ class DividedModel:
         tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
         found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)
         own: Floats = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
-        return np.repeat(own, self._counts()) if self._added else own
-
-    def _counts(self) -> Ints:
-        """Units of the model that each traced one stands for."""
-        counts = np.ones(self.traced.num_units, dtype=np.int64)
-        counts[1 + len(self.traced.names) // 2] += self._added
-        return counts
+        return own[self.order]
 
     def _repeated(self, units: _Units) -> _Units:
-        counts = self._counts()
+        if not self._repeats:
+            return units
         arrays: dict[str, Any] = {
-            field.name: np.repeat(value, counts, axis=-1)
+            field.name: value[..., self.order]
             for field in fields(units)
             if isinstance(value := getattr(units, field.name), np.ndarray)
         }

@@ -22,6 +22,10 @@ _READING_TOKENS = (
 )
 
 
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+"""Keys of a Transformers configuration for the most tokens of a sample."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One public architecture.

@@ -248,7 +248,7 @@ def read_config(path: str | Path) -> ConfigFile:
         path=str(path),
         tool=" and ".join(dict.fromkeys(file.tool for file in files)),
         model=next((file.model for file in files if file.model is not None), None),
-        settings=_under_deepspeed(settings) if is_deepspeed else settings,
+        settings=_under_deepspeed(settings) if is_deepspeed else _under_fsdp(settings, files),
         not_understood=tuple(line for file in files for line in file.not_understood),
         global_batch=next((file.global_batch for file in files if file.global_batch is not None), None),
         is_deepspeed=is_deepspeed,
@@ -273,6 +273,20 @@ def _under_deepspeed(found: Mapping[str, Any]) -> dict[str, Any]:
     if half is None or "lora" in found:
         return dict(found)
     return {**found, "precision": half, "master_weights": "fp32"}
+
+
+def _under_fsdp(found: dict[str, Any], files: Iterable[ConfigFile]) -> dict[str, Any]:
+    """The settings with accelerate's FSDP: under its mixed precision what is trained is cast to fp32 first.
+
+    Source: huggingface/accelerate: src/accelerate/accelerator.py, ``prepare_model``, and
+    src/accelerate/utils/fsdp_utils.py.
+    """
+    own = next((file.settings for file in files if file.tool == "accelerate"), {})
+    mixed = str(own.get("precision", ""))
+    if own.get("strategy") not in ("fsdp", "hsdp") or not mixed.startswith("amp") or "lora" in found:
+        return found
+    # The weights themselves are in fp32: there are no others beside them, whatever a recipe says.
+    return {**found, "precision": mixed, "master_weights": None}
 
 
 def _read_file(path: str) -> ConfigFile:
@@ -325,6 +339,8 @@ def _resolved(held: Mapping[str, Any], value: Any) -> Any:
 def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
     found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else dict(tool.get("always", {}))
     found |= _of_groups(tool, held)
+    for needed, default in tool.get("defaults", {}).items():
+        found |= default if _is_set(held, needed) else {}
     strange: list[str] = []
     total = str(tool.get("global_batch", "")).split()
     axes, model, is_deepspeed = [], None, name == "deepspeed" or held.get("distributed_type") == "DEEPSPEED"

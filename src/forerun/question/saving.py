@@ -180,7 +180,7 @@ class Saving:
     )
     lora_targets: tuple[str, ...] = _saving(
         (),
-        help="Linear layers that get adapters, by the last part of their names, separated by commas.",
+        help="Linear layers that get adapters, by the last part of their names, or a pattern of their paths.",
         default="all linear layers but the head",
         metavar="q_proj,v_proj",
         read=listed_names,

@@ -7,7 +7,9 @@ order, and no size that grew faster than the batch. A third trace checks the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from forerun.tracing.compiled_memory import compiled_ends
 from forerun.tracing.fusion import joined_kernels
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
-from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.saving.quantized import num_weights
 from forerun.tracing.step import RawTrace
 
@@ -72,7 +73,7 @@ def join_traces(
         versions: Libraries that made the trace.
     """
     parameters = list(built.module.parameters())
-    repeated = (block_names(built.module)[1], built.num_left_out) if built.num_left_out else ("", 0)
+    repeated = Counter(built.all_blocks)
     ops = op_table(
         small, large, [(n, tuple(p.shape)) for n, p in built.module.named_parameters(remove_duplicate=False)]
     )
@@ -102,7 +103,11 @@ _BACKWARD_SCORES = 1 / 5
 
 
 def product_flops(
-    small: RawTrace, large: RawTrace | None, *, recomputed: bool, repeated: tuple[str, int] = ("", 0)
+    small: RawTrace,
+    large: RawTrace | None,
+    *,
+    recomputed: bool,
+    repeated: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[float, float]:
     """Work of the products of a step that training needs, or of those that are computed again, (constant, slope).
 
@@ -110,9 +115,13 @@ def product_flops(
         small: Trace at the smaller batch.
         large: Trace at the larger one.
         recomputed: Whether products that are computed again are meant.
-        repeated: Block whose products count so many times more.
+        repeated: Blocks of the model that each traced one stands for; those that it lacks for themselves.
     """
-    inside, number = f"{repeated[0]}.", repeated[1]
+    copies: dict[str, int] = {}
+    for name in dict.fromkeys(row.module_name for row in small.rows) if repeated else ():
+        parts = name.split(".")
+        block = next((b for end in range(len(parts) + 1) if (b := ".".join(parts[:end])) in repeated), "")
+        copies[name] = repeated.get(block, 1)
 
     def work(trace: RawTrace) -> float:
         total = 0.0
@@ -124,8 +133,7 @@ def product_flops(
             if row.cost.op_class is OpClass.ATTENTION and row.step_part is StepPart.BACKWARD:
                 # A fused kernel computes the scores again: one of the five products of its backward pass.
                 again = _BACKWARD_SCORES
-            copies = 1 + number * f"{row.module_name}.".startswith(inside)
-            total += copies * flops * (again if recomputed else 1.0 - again)
+            total += copies.get(row.module_name, 1) * flops * (again if recomputed else 1.0 - again)
         return total
 
     sizes = (small.batch_size, large.batch_size if large else small.batch_size + 1)

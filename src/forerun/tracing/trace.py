@@ -141,7 +141,7 @@ def _read(path: Path, key: str) -> Graph | None:
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_SAVING_VERSION = 3
+_SAVING_VERSION = 4
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)
@@ -150,8 +150,11 @@ _BATCH_SIZES = (2, 4)
 _CACHE_BYTES = 2**30
 """Largest size of the cache of graphs on disk [bytes]; graphs of images have 20 to 200 KB."""
 
-_FEW_SUFFIX = ".three.npz"
-"""End of the names of graphs with three of many blocks."""
+_FEW_SUFFIX = ".few.npz"
+"""End of the names of graphs with a few of many equal blocks."""
+
+_NUMBERED = re.compile(r"(^|[.,(|\[])\d")
+"""Layers that are named by the numbers of their blocks, of which all must be there then."""
 
 _PARTIAL_S = 3600.0
 """Age from which on a half-written graph is left over [s]."""
@@ -178,7 +181,7 @@ def trace(
         setup: Training configuration; the batch size matters only for models whose sizes are not affine in it.
         module: Module or ``keras.Model`` to trace in place of the one the request names.
         use_cache: True reads and writes the cache, and takes graphs that came with the package.
-        few_blocks: Whether three of many equal blocks are enough; ``Graph.blocks`` names all of them. A kept graph of
+        few_blocks: Whether a few of many equal blocks are enough; ``Graph.blocks`` names all of them. A kept graph of
             all blocks is not taken instead: an answer must not depend on what was asked before.
 
     Raises:
@@ -278,12 +281,7 @@ def _made(
         return found, found.only_batch_size is None
     with stage("loading PyTorch"), _needing_torch(request):
         from forerun.tracing.models.sources import build_model
-        from forerun.tracing.saving.blocks import (
-            NUM_TRACED_BLOCKS,
-            block_names,
-            keep_few_blocks,
-            of_all_blocks,
-        )
+        from forerun.tracing.saving.blocks import keep_few_blocks, of_all_blocks
         from forerun.tracing.saving.prepare import with_saving
 
     with stage(f"building {request.model}"):
@@ -296,12 +294,17 @@ def _made(
             training=setup.phase is not Phase.INFERENCE,
         )
     with stage(f"tracing a step of {request.model}"):
-        blocks = block_names(built.module) if few_blocks else ()
-        if few_blocks and keep_few_blocks(built.module):
-            built = replace(built, num_left_out=len(blocks) - NUM_TRACED_BLOCKS)
-        built = with_saving(built, setup)
-        graph = trace_built(built, setup)
-        graph = of_all_blocks(graph, built, blocks) if built.num_left_out else graph
+        named = ",".join((*setup.saving.lora_targets, *setup.saving.freeze))
+        if few_blocks and not _NUMBERED.search(named):
+            built = replace(built, all_blocks=keep_few_blocks(built.module))
+        try:
+            built = with_saving(built, setup)
+            graph = trace_built(built, setup)
+        except ForerunError:
+            if not built.all_blocks:
+                raise
+            return _made(request, setup, module)  # its code may count on blocks that were left out
+        graph = of_all_blocks(graph, built) if built.all_blocks else graph
     # The key holds no batch size, so a graph for one batch size only must not be stored under it.
     return graph, built.cache_key is not None and graph.only_batch_size == built.only_batch_size
 

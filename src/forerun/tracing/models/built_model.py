@@ -30,7 +30,7 @@ class BuiltModel:
         notes: Remarks for the user.
         tokens_per_sample: Tokens of one sample of a model that reads tokens, None of others.
         blocks: Names of the modules that repeat, in order.
-        num_left_out: Blocks equal to the middle one that the module lacks.
+        all_blocks: For each block of the model the one of the module that stands for it, where it lacks any.
         cache_key: Text that identifies the model's definition beyond its name (file digest, options), or
             None if the trace must not be cached (a module object handed over in Python).
     """
@@ -44,7 +44,7 @@ class BuiltModel:
     notes: tuple[str, ...] = field(default=())
     tokens_per_sample: int | None = None
     blocks: tuple[str, ...] = ()
-    num_left_out: int = 0
+    all_blocks: tuple[str, ...] = ()
     cache_key: str | None = None
 
 

@@ -15,11 +15,13 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.question.model import Architecture, find_architecture
+from forerun.question.model import POSITIONS, Architecture, find_architecture
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
     OTHER_LOSS_NOTE,
@@ -134,8 +136,10 @@ _PLAIN_KERNELS = {
     "kernels that leave them out are faster on long samples",
     "qwen3_5": "linear attention is that of Transformers without the package flash-linear-attention, whose kernels are "
     "faster and keep less memory",
+    "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
+    "Transformers launches one for each window, which takes longer",
 }
-"""Parts that Transformers computes by plain operations where a library has kernels, by how the model's type begins."""
+"""Notes on parts for which a library has kernels of its own, by how the type of the model begins."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
@@ -339,7 +343,6 @@ NO_PADDING_NOTE = (
 )
 
 _DEFAULT_TOKENS = 512
-_MAX_TOKENS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 _PER_SAMPLE = ("SequenceClassification", "ImageClassification", "NextSentencePrediction", "MultipleChoice")
 _NUM_CHOICES = 4  # number of answers to one question, as in SWAG
 
@@ -388,8 +391,9 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
     for part in module.modules():
         if hasattr(part, "_deepstack_process"):
             vars(part)["_deepstack_process"] = _with_images
-    if training and getattr(config, "use_cache", False):
-        config.use_cache = False
+    for part in (config, config.get_text_config()) if training else ():
+        if getattr(part, "use_cache", False):
+            part.use_cache = False
     forward = module.forward
 
     @functools.wraps(forward)
@@ -415,6 +419,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
                 lambda _mask, *of, **more: is_whole(None, *of, **more),
             ),
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
+            *_one_kernel_for_all_lengths(module),
         )
         known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
         for owner, name, _, new in known:
@@ -427,6 +432,48 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
 
     module.forward = with_full_sequences
     return module
+
+
+def _one_kernel_for_all_lengths(module: torch.nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Answers that make encoders of images attend within each window or image at once, as FlashAttention's kernel does.
+
+    With PyTorch's attention the library calls it for every window of every block: 100,000 operations of Qwen2.5-VL.
+    """
+    parts = [part for part in module.modules() if "cu_seqlens" in inspect.signature(part.forward).parameters]
+    configs = [part.config for part in parts if hasattr(part, "config")]
+    for own in {sys.modules[type(part).__module__] for part in parts}:
+        functions: Any = getattr(own, "ALL_ATTENTION_FUNCTIONS", None)
+        if hasattr(functions, "get_interface") and hasattr(own, "is_flash_attention_requested"):
+            yield (
+                own,
+                "is_flash_attention_requested",
+                lambda config=None, **_: any(config is c for c in configs),
+            )
+            by_length = functools.partial(_interface_by_length, functions.get_interface)
+            yield own, "ALL_ATTENTION_FUNCTIONS", SimpleNamespace(get_interface=by_length)
+
+
+def _interface_by_length(interface: Callable[..., Any], *of: Any) -> Callable[..., Any]:
+    return _by_length(interface(*of))
+
+
+def _by_length(attention: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention of sequences that stand one after the other in (1, heads, tokens, width): equal lengths in one call."""
+
+    def attend(
+        part: Any, *states: torch.Tensor, cu_seq_lens_q: torch.Tensor | None = None, **more: Any
+    ) -> Any:
+        if cu_seq_lens_q is None:
+            return attention(part, *states, **more)
+        lengths = Counter((cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist())
+        tokens = [length * number for length, number in lengths.items()]
+        found = []
+        for length, *own in zip(lengths, *(one[0].split(tokens, dim=1) for one in states), strict=True):
+            each = (one.unflatten(1, (-1, length)).transpose(0, 1) for one in own)
+            found.append(attention(part, *each, **more)[0].flatten(0, 1))
+        return (torch.cat(found) if len(found) > 1 else found[0]).unsqueeze(0), None
+
+    return attend
 
 
 _OF_SIZES = ("get_vision_position_ids", "get_vision_interpolation_indices_and_weights")
@@ -647,7 +694,7 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
 
 
 def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
-    limits = [getattr(config, key, None) for key in _MAX_TOKENS_KEYS]
+    limits = [getattr(config, key, None) for key in POSITIONS]
     limit = next((value for value in limits if isinstance(value, int) and value > 0), None)
     # RoBERTa and similar models count positions from the padding index on.
     if limit is not None and getattr(config, "model_type", "") in (

@@ -1,12 +1,12 @@
 """The blocks of a network: modules of one kind that follow each other, such as the layers of a transformer.
 
-A trace of three of many equal blocks says as much as that of all. PyTorch's own checkpoints stand around the blocks
+A trace of a few of many equal blocks says as much as that of all. PyTorch's own checkpoints stand around the blocks
 whose activations are computed again in the backward pass.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -24,7 +24,7 @@ from forerun.graph.graph import Graph
 from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
 from forerun.tracing.models.built_model import BuiltModel
-from forerun.tracing.saving.device_ops import eight_bit_product, grouped_eight_bit_product
+from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -51,60 +51,127 @@ def _walk(module: nn.Module, name: str, found: list[str]) -> None:
             _walk(child, key, found)
 
 
-NUM_TRACED_BLOCKS = 3
-"""First, middle and last block: the middle one stands for all that are left out."""
+def of_all_blocks(graph: Graph, built: BuiltModel) -> Graph:
+    """The graph of few of many equal blocks, each of which counts for those that were left out for it.
 
-
-def of_all_blocks(graph: Graph, built: BuiltModel, names: Sequence[str]) -> Graph:
-    """The graph of three of many equal blocks, whose middle one counts for all that were left out.
-
-    Operations of the middle block are launched as often as there are such blocks. Memory stays that of three blocks;
-    ``DividedModel`` repeats its middle unit.
+    Operations of a block are launched as often as there are such blocks. Memory stays that of the traced blocks;
+    ``DividedModel`` repeats their units.
 
     Args:
-        graph: The step of the first, a middle and the last block.
+        graph: The step of the blocks that were kept.
         built: What was traced.
-        names: All blocks.
     """
-    middle = built.module.get_submodule(block_names(built.module)[1])
-    trainable = sum(p.numel() for p in middle.parameters() if p.requires_grad)
-    counts = np.where(blocks_of(graph).unit == 2, 1 + built.num_left_out, 1)  # unit 0 is the input
+    units, copies = blocks_of(graph), Counter(built.all_blocks)
+    counts = np.asarray([1, *(copies.get(name, 1) for name in units.names), 1])
+    parameters = [
+        (copies[name] - 1, module)
+        for name in dict.fromkeys(built.all_blocks)
+        for module in (built.module.get_submodule(name),)
+    ]
     return replace(
         graph,
-        blocks=tuple(names),
-        ops=replace(graph.ops, count=graph.ops.count * counts),
-        num_parameters=graph.num_parameters + built.num_left_out * num_weights(middle),
-        num_trainable_parameters=graph.num_trainable_parameters + built.num_left_out * trainable,
+        blocks=_as_they_run(units.names, built.all_blocks),
+        ops=replace(
+            graph.ops, count=graph.ops.count * counts[units.unit]
+        ),  # the optimizer's unit is the last
+        num_parameters=graph.num_parameters + sum(left * num_weights(module) for left, module in parameters),
+        num_trainable_parameters=graph.num_trainable_parameters
+        + sum(
+            left * sum(p.numel() for p in module.parameters() if p.requires_grad)
+            for left, module in parameters
+        ),
     )
 
 
+def _as_they_run(traced: Sequence[str], all_blocks: Sequence[str]) -> tuple[str, ...]:
+    """All blocks in the order of traced ones: what was left out of a list comes before its next member."""
+    lists: dict[str, list[str]] = {}
+    for name in all_blocks:
+        lists.setdefault(name.rpartition(".")[0], []).append(name)
+    done, found = Counter[str](), list[str]()
+    for name in traced:
+        members = lists.get(parent := name.rpartition(".")[0], ())
+        if name in members:
+            end = members.index(name) + 1
+            found += members[done[parent] : end]
+            done[parent] = end
+        else:
+            found.append(name)
+    return tuple(found)
+
+
 _PLAIN = (bool, int, float, str, type(None))
-_INDICES = ("layer_idx", "layer_index", "layer_id", "block_idx", "idx")
+_INDICES = {"layer_idx", "layer_index", "layer_id", "block_idx", "idx"}
 
 
-def keep_few_blocks(module: nn.Module) -> bool:
-    """Takes all but three blocks out of a network, in place, and says so; leaves it as it is if they differ.
+def keep_few_blocks(module: nn.Module) -> tuple[str, ...]:
+    """Takes blocks out of a network that others stand for, in place.
 
     Blocks are equal if they are members of one list and their modules have equal descriptions, parameters and plain
-    attributes, but for the number of the block.
+    attributes, but for the number of the block. Of each list its first and last member stay, the first of each kind
+    between them, and all that the network knows by their numbers, such as those with attention to whole images.
+
+    Returns:
+        For each block of the whole network the one that stands for it, itself or another; empty if all differ.
     """
-    names = block_names(module)
-    parents = {name.rpartition(".")[0] for name in names}
-    if len(names) <= NUM_TRACED_BLOCKS or len(parents) != 1:
-        return False
-    members = module.get_submodule(parents.pop())
-    blocks = [module.get_submodule(name) for name in names]
-    if not isinstance(members, (nn.ModuleList, nn.Sequential)) or len(members) != len(blocks):
-        return False
-    first = _description(blocks[0])
-    if any(_description(block) != first for block in itertools.islice(blocks, 1, None)):
-        return False
-    kept = (blocks[0], blocks[1], blocks[-1])
+    lists: dict[str, list[str]] = {}
+    for name in block_names(module):
+        lists.setdefault(name.rpartition(".")[0], []).append(name)
+    found = [name for parent, names in lists.items() for name in _kept_of(module, parent, names)]
+    return tuple(found) if len(set(found)) < len(found) else ()
+
+
+def _kept_of(module: nn.Module, parent: str, names: list[str]) -> list[str]:
+    """For each block of a list the one that stands for it, after those that need not stay were taken out."""
+    members, number = module.get_submodule(parent), len(names)
+    if not isinstance(members, _LISTS) or len(members) != number:
+        return names
+    owner = module.get_submodule(parent.rpartition(".")[0])
+    kinds = _kinds(module, owner, list(members))
+    between = {kinds[index]: index for index in range(number - 2, 0, -1)}
+    kept = sorted({0, *between.values(), number - 1})
+    if len(kept) == number:
+        return names
+    blocks = [members[index] for index in kept]
     # From the end, since a list numbers anew what follows a member that is taken out.
-    for index in range(len(blocks) - 1, -1, -1):
+    for index in range(number - 1, -1, -1):
         del members[index]
-    members.extend(kept)
-    return True
+    members.extend(blocks)
+    for place, part in ((place, part) for place, block in enumerate(blocks) for part in block.modules()):
+        vars(part).update(dict.fromkeys(vars(part).keys() & _INDICES, place))
+    for known in [vars(where) for where in (owner, getattr(owner, "config", None)) if where is not None]:
+        for key, value in list(known.items()):
+            if _are_numbers_of_blocks(key, value):
+                known[key] = [kept.index(each) for each in value if each in kept]
+            elif isinstance(value, list) and len(value) == number:  # a word for each block
+                known[key] = [value[index] for index in kept]
+            elif key.endswith("layers") and value == number:
+                known[key] = len(kept)
+    stands = (index if index in kept else between[kinds[index]] for index in range(number))
+    return [f"{parent}.{kept.index(index)}" for index in stands]
+
+
+def _kinds(module: nn.Module, owner: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[str, int | None]]:
+    """Keys that are equal for equal blocks of a list: the description, and the number of those that are told by it."""
+    numbered = {
+        each for key, value in vars(owner).items() if _are_numbers_of_blocks(key, value) for each in value
+    }
+    if hasattr(
+        owner, "_deepstack_process"
+    ):  # the first blocks take what the encoder's numbered ones hand over
+        numbered |= {
+            index
+            for part in module.modules()
+            for index in range(len(getattr(part, "deepstack_visual_indexes", ())))
+        }
+    return [
+        (repr(_description(block)), index if index in numbered else None)
+        for index, block in enumerate(blocks)
+    ]
+
+
+def _are_numbers_of_blocks(key: str, value: object) -> bool:
+    return isinstance(value, list) and "index" in key and all(isinstance(each, int) for each in value)
 
 
 def _description(block: nn.Module) -> list[Any]:
@@ -130,12 +197,12 @@ _KEPT = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     eight_bit_product,
-    grouped_eight_bit_product,
 }
-"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest."""
+"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest.
 
-if hasattr(torch.ops.aten, "_grouped_mm"):  # from PyTorch 2.8
-    _KEPT.add(torch.ops.aten._grouped_mm.default)
+Grouped products of experts, whose results are largest, are computed again, as by pytorch/torchtitan:
+torchtitan/models/gpt_oss/parallelize.py.
+"""
 
 
 def recompute_blocks(module: nn.Module, blocks: tuple[str, ...], recompute: str, name: str) -> None:

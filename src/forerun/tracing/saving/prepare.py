@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -97,7 +98,12 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
         # peft matches the ends of paths: "q_proj" names the layers of all blocks at once.
         if not any(True for _ in layer.children()):
             ends.setdefault(path.rpartition(".")[2], layer)
+    found: list[str] = []
     for target in saving.lora_targets:
+        if _PATTERN.search(target):
+            found += _matching(target, list(linears), name)
+            continue
+        found.append(target)
         layer = layers.get(target) or ends.get(target)
         if layer is None and "." in target:  # such as to_out.0, which peft takes as the end of a path
             layer = next((layers[path] for path in layers if path.endswith("." + target)), None)
@@ -118,7 +124,29 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
                 f"'{target}' of {name} is a {type(layer).__name__}, which cannot have adapters; its linear layers are "
                 f"{_listed(sorted({path.rpartition('.')[2] for path in linears}))}"
             )
-    return list(saving.lora_targets)
+    return found
+
+
+_PATTERN = re.compile(r"[\\\[(*+|^$]")
+"""Characters of a pattern of paths that no name of a layer has."""
+
+
+def _matching(pattern: str, paths: list[str], name: str) -> list[str]:
+    """Linear layers whose whole path matches a pattern, as peft has it.
+
+    Raises:
+        InvalidSetupError: It is no pattern, or no path matches.
+    """
+    try:
+        found = [path for path in paths if re.fullmatch(pattern, path)]
+    except re.error as error:
+        raise InvalidSetupError(f"expected names of layers or a pattern, got {pattern!r}: {error}") from None
+    if not found:
+        raise InvalidSetupError(
+            f"no linear layer of {name} matches {pattern!r}; their paths are {paths[0]}, ..., {paths[-1]}: give "
+            "--lora-targets with names, such as q_proj,v_proj, or a pattern of these paths"
+        )
+    return found
 
 
 def _listed(names: Iterable[str]) -> str:
