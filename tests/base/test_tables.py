@@ -37,6 +37,12 @@ def test_rows_are_read_without_spaces_marks_and_empty_cells(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_spreadsheets_that_part_cells_otherwise_are_read(tmp_path, mark):
+    text = "num_devices,step_time_s,name\n1,0.5,one\n".replace(",", mark)
+    assert rows(tmp_path, text) == [(2, Point(num_devices=1, step_time_s=0.5, name="one"))]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -234,6 +234,7 @@ def test_several_devices_and_verbs_agree():
         (SMALL, {"algorithm": "dpo", "phase": "inference"}, "--algorithm cannot be used here"),
         (SMALL, {"new_tokens": 5}, "--answer-lengths and --engine belong to a step that generates"),
         (SMALL, {"phase": "generate", "new_tokens": 256, "sequence_length": 256}, "leave no prompt"),
+        (SMALL, {"phase": "generate", "sequence_length": 1500}, "reads up to 1024 tokens"),
         (SMALL, {"phase": "generate", "answer_lengths": "uniform:3"}, "lognormal:median=300"),
         (SMALL, {"algorithm": "rlhf"}, "unknown algorithm 'rlhf'; expected one of sft, dpo"),
         ("torchvision:resnet50", {"algorithm": "dpo"}, "reads no tokens"),
@@ -243,6 +244,11 @@ def test_several_devices_and_verbs_agree():
 def test_what_has_no_meaning_is_refused(model, options, message):
     with pytest.raises(InvalidSetupError, match=message):
         forerun.predict(model, device=DEVICE, **options)
+
+
+def test_answers_that_nobody_sized_end_within_the_positions_of_the_model():
+    found = forerun.predict(SMALL, device=DEVICE, phase="generate", optimizer=None)
+    assert any("256 tokens of each sample after a prompt of 256" in note for note in found.notes), found.notes
 
 
 PARALLEL = {"strategy": "fsdp"}, {"parallel": "tp=2,pp=2", "accumulation": 4}, {"parallel": "cp=2,dp=2"}

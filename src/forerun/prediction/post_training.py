@@ -155,10 +155,13 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
             "--generation-tensor and --generation-on need several devices, got one; give more, such as --num-devices 8"
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
-    if setup.generates and request.sequence_length is None:
-        plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
-        _check_reads_tokens(trace(request, plain.inference))
-        request = replace(request, sequence_length=_DEFAULT_TOKENS)
+    if setup.generates:
+        plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None).inference
+        request = replace(
+            request, sequence_length=request.sequence_length or _default_tokens(request, plain, trace)
+        )
+        if setup.phase is Phase.GENERATE:
+            trace(request, plain)  # a model refuses answers that end beyond its positions
     tokens = tokens_of(request, setup) if setup.generates else None
     if tokens is not None:  # what is trained on is filled up to the longest answer
         request = replace(request, sequence_length=tokens.prompt + tokens.new)
@@ -473,6 +476,17 @@ class _Parts:
             only_batch_size=self.only_batch_size,
             notes=(*found.notes, note),
         )
+
+
+def _default_tokens(request: ModelRequest, plain: TrainingSetup, trace: _Trace) -> int:
+    """Tokens of a sequence that nobody gave: fewer where the model has no positions for as many."""
+    found = trace(request, plain)
+    _check_reads_tokens(found)
+    try:
+        trace(replace(request, sequence_length=_DEFAULT_TOKENS), plain)
+    except InvalidSetupError:
+        return found.tokens_per_sample or _DEFAULT_TOKENS
+    return _DEFAULT_TOKENS
 
 
 def _check_reads_tokens(graph: Graph) -> None:
