@@ -76,3 +76,8 @@ def test_a_table_in_a_table_is_named():
         checked_table({"limits": {"low": -1}}, Table, "file")
     with pytest.raises(CatalogError, match="file, limits: unknown key 'lov'; did you mean low"):
         checked_table({"limits": {"lov": 1}}, Table, "file")
+
+
+def test_toml_of_an_editor_that_marks_its_encoding_is_read(tmp_path):
+    (tmp_path / "prices.toml").write_text("\ufeffx = 1\n", encoding="utf-8")
+    assert read_toml(tmp_path / "prices.toml", "price") == {"x": 1}

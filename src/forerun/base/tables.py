@@ -99,7 +99,7 @@ def read_toml(path: Path, content: str) -> dict[str, Any]:
         CatalogError: The file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CatalogError(
             f"{path}: expected a readable {content} file, got {error.strerror or error}"

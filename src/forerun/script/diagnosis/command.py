@@ -70,9 +70,10 @@ def diagnose(
     import forerun
 
     is_command = bool(words) and measured is None and trace is None
-    if is_command and len(words) == 1 and not words[0].endswith(".py") and not shutil.which(words[0]):
+    alone = words[0] if words and len(words) == 1 else "python"
+    if is_command and not alone.endswith(".py") and not shutil.which(alone):
         raise UsageError(
-            f"expected a measured step of '{words[0]}', got none; give --measured 0.41s or --trace FILE.json, or its "
+            f"expected a measured step of '{alone}', got none; give --measured 0.41s or --trace FILE.json, or its "
             "training command after --"
         )
     if words and not is_command and len(words) > 1:

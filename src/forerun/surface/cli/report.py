@@ -86,8 +86,9 @@ def _text(source: str) -> str:
     try:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"expected a readable file of JSON at '{source}', got: {error}; check the path"
+            f"expected a readable file of JSON at '{source}', got: {said}; check the path"
         ) from error
 
 
