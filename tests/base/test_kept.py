@@ -5,13 +5,16 @@ Folders of killed processes go at the next start; those of living ones stay.
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from forerun.base.kept import Kept, KeptBytes, remove_leftovers, temporary_folder
+import pytest
+
+from forerun.base.kept import Kept, KeptBytes, remove_leftovers, temporary_folder, write_whole
 from memory_streams import graph_of, training_stream
 
 
@@ -60,3 +63,21 @@ def test_only_folders_of_ended_processes_are_removed(tmp_path, monkeypatch):
         assert remove_leftovers() == 1
         assert not left.exists()
         assert Path(own).exists()
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+    file, link = tmp_path / "plot.png", tmp_path / "link.png"
+    write_whole(file, b"old")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(file, b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+    link.symlink_to(file)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"

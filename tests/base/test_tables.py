@@ -37,6 +37,12 @@ def test_rows_are_read_without_spaces_marks_and_empty_cells(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_spreadsheets_that_part_cells_otherwise_are_read(tmp_path, mark):
+    text = "num_devices,step_time_s,name\n1,0.5,one\n".replace(",", mark)
+    assert rows(tmp_path, text) == [(2, Point(num_devices=1, step_time_s=0.5, name="one"))]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -70,3 +76,8 @@ def test_a_table_in_a_table_is_named():
         checked_table({"limits": {"low": -1}}, Table, "file")
     with pytest.raises(CatalogError, match="file, limits: unknown key 'lov'; did you mean low"):
         checked_table({"limits": {"lov": 1}}, Table, "file")
+
+
+def test_toml_of_an_editor_that_marks_its_encoding_is_read(tmp_path):
+    (tmp_path / "prices.toml").write_text("\ufeffx = 1\n", encoding="utf-8")
+    assert read_toml(tmp_path / "prices.toml", "price") == {"x": 1}

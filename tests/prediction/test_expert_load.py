@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.base.errors import ForerunError
+from forerun.base.errors import ForerunError, InvalidSetupError
 from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import ExpertLoad
 from forerun.graph.shards import Shards, sharded_ops
@@ -32,6 +32,11 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def graph(model):
     return TracedModels().of(Run.of(model, device="h100-sxm", **SETTINGS)).graph
+
+
+def test_a_number_in_place_of_a_law_is_refused_in_words():
+    with pytest.raises(InvalidSetupError, match=r"zipf:1\.2 .* got '1\.3'"):
+        read_expert_load(1.3, 64, 6)
 
 
 def test_no_expert_has_more_tokens_than_there_are():

@@ -86,3 +86,19 @@ def test_a_layout_says_its_room_and_what_a_failure_would_be(plan: LayoutPlan) ->
     )  # fmt: skip
     unsure = [point for point in tight.best if point.fits == "close"]
     assert all(point.room_bytes < 0 and "may run out of memory by up to" in point.failure for point in unsure)
+
+
+def test_a_model_without_repeated_blocks_is_shared_among_devices_and_computes_nothing_again(tmp_path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text("import torch\ndef make(): return torch.nn.Linear(64, 64), torch.zeros(4, 64)\n")
+    asked = {"model": f"{net}:make", "device": "4xl4"}
+    best = forerun.layouts(**asked, batch_size=32).best[0]
+    assert (best.parallel, best.recompute) == ("dp=4", "none")
+    alone = forerun.predict(
+        **asked,
+        batch_size=best.batch_size,
+        accumulation=best.accumulation,
+        strategy=best.strategy,
+        parallel="dp=4",
+    )
+    assert best.step_time_s.value == pytest.approx(alone.step_time_s.value, rel=1e-9)

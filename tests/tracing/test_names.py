@@ -115,3 +115,75 @@ def test_a_batch_of_a_tokenizer_is_taken_without_padding(tmp_path):
     graph = trace(ModelRequest(model=f"{path}:made"), setup)
     assert graph.tokens_per_sample == 32
     assert any("without padding" in note for note in graph.notes)
+
+
+PARTS = """
+import torch
+from torch import nn
+
+class Encoder(nn.Module):
+    def __init__(self):
+        from transformers import BertConfig, BertModel
+        super().__init__()
+        config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+        self.encoder = BertModel(config)
+
+    def forward(self, input_ids, attention_mask):
+        words = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return (words * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
+
+def encoder():
+    words = torch.zeros((3, 32), dtype=torch.int64)
+    return Encoder(), {"input_ids": words, "attention_mask": torch.ones_like(words)}
+
+class Graphs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.add_self_loops = nn.Linear(8, 4), True
+
+    def forward(self, x, edge_index):
+        edge_index, _ = layers.remove_self_loops(edge_index)
+        (source, target), _ = layers.add_remaining_self_loops(edge_index, None, 1.0, len(x))
+        x = self.linear(x)
+        return torch.zeros_like(x).index_add(0, target, x[source])
+
+def graphs():
+    return Graphs(), {"x": torch.zeros(6, 8), "edge_index": torch.zeros((2, 10), dtype=torch.int64)}
+"""
+
+
+GEOMETRIC = """
+import torch
+
+def remove_self_loops(edge_index, edge_attr=None):
+    return edge_index[:, edge_index[0] != edge_index[1]], edge_attr
+
+def add_self_loops(edge_index, edge_attr=None, fill_value=None, num_nodes=None):
+    loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
+    return torch.cat([edge_index, loops], 1), edge_attr
+
+def add_remaining_self_loops(edge_index, *more):
+    return add_self_loops(remove_self_loops(edge_index)[0], *more)
+"""
+
+
+def test_a_model_of_transformers_inside_another_has_no_padding(tmp_path):
+    (tmp_path / "net.py").write_text(PARTS)
+    graph = trace(
+        ModelRequest(model=f"{tmp_path / 'net.py'}:encoder"), TrainingSetup(batch_size_per_device=2)
+    )
+    assert any("without padding" in note for note in graph.notes)
+
+
+def test_layers_over_graphs_find_no_loops_in_the_edges(tmp_path):
+    """Functions of PyTorch Geometric, under its names, look for loops by the values of the edges."""
+    for name, text in {
+        "__init__": "",
+        "utils": GEOMETRIC,
+        "nn": "from torch_geometric.utils import *",
+    }.items():
+        (tmp_path / "torch_geometric").mkdir(exist_ok=True)
+        (tmp_path / "torch_geometric" / f"{name}.py").write_text(text)
+    (tmp_path / "net.py").write_text(f"from torch_geometric import nn as layers\n{PARTS}")
+    graph = trace(ModelRequest(model=f"{tmp_path / 'net.py'}:graphs"), TrainingSetup(batch_size_per_device=6))
+    assert any("from a node to itself are not known" in note for note in graph.notes)

@@ -22,6 +22,25 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that is whole or as it was, also on a full disk.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        path.write_bytes(content)
+        return
+    path = path.resolve()  # what a link leads to is replaced, not the link
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
 class KeptBytes(Generic[Result]):
     """A memory of results bounded by their size; the result that was asked for longest ago goes first.
 

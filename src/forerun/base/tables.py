@@ -72,7 +72,9 @@ def csv_cells(path: Path) -> dict[int, dict[str, str]]:
 
     try:
         with path.open(newline="", encoding=encoding_of(path)) as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
+            mark = max(",;\t", key=file.readline().count)  # spreadsheets of many countries write semicolons
+            file.seek(0)
+            reader = csv.DictReader(file, skipinitialspace=True, delimiter=mark)
             rows = [(reader.line_num, row) for row in reader]  # the reader counts as it goes
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         said = getattr(error, "strerror", None) or error
@@ -82,7 +84,7 @@ def csv_cells(path: Path) -> dict[int, dict[str, str]]:
     for number, row in rows:
         if None in row:
             raise RecordError(
-                f"{path.name}, line {number}: more cells than columns; quote cells that contain commas"
+                f"{path.name}, line {number}: more cells than columns; quote cells that contain '{mark}'"
             )
     return {
         number: {str(name).strip(): cell.strip() for name, cell in row.items() if cell and cell.strip()}
@@ -97,7 +99,7 @@ def read_toml(path: Path, content: str) -> dict[str, Any]:
         CatalogError: The file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CatalogError(
             f"{path}: expected a readable {content} file, got {error.strerror or error}"

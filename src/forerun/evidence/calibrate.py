@@ -16,6 +16,7 @@ import numpy as np
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError, near_matches
 from forerun.base.extras import require
+from forerun.base.kept import write_whole
 from forerun.base.tables import csv_cells
 from forerun.cost.communication.constants import (
     MeasuredLayouts,
@@ -203,7 +204,7 @@ def _of_layouts(device: str, steps: Path, out: Path | None) -> Calibration:
         shapes=tuple(row.shape for row in rows),
         logs=tuple(float(np.log(row.measured_s / row.predicted_s)) for row in rows),
     )
-    out.write_text(measured.to_json(), encoding="utf-8")
+    write_whole(out, measured.to_json().encode())
     models = []
     for index, row in enumerate(rows):
         others = measured.without(index)

@@ -41,7 +41,7 @@ from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices.catalogue import cpu_device, matching_devices
 from forerun.question.devices.device import Device
 from forerun.question.devices.here import describe_host, visible_gpus
-from forerun.question.devices.local import gpu_index
+from forerun.question.devices.local import check_device, gpu_index
 from forerun.question.model import ModelRequest, is_keras, own_settings, own_stack
 from forerun.question.run import Run
 from forerun.question.settings import checked
@@ -185,6 +185,8 @@ def measure_grid(grid: Grid | None = None, **session: Unpack[SessionOptions]) ->
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
+    if session.get("ray") is None:
+        check_device(session.get("device", "cpu"))  # before anything is downloaded
     if (other := _other_framework(grid.framework, session)) is not None:
         other.check_grid(grid.network, grid.optimizer)
     jobs = grid_jobs(grid)

@@ -433,6 +433,7 @@ def read_expert_load(words: str, num_experts: int, num_chosen: float) -> ExpertL
     """
     from forerun.graph.graph import ExpertLoad  # brings NumPy along
 
+    words = str(words)  # Python may give a number
     law = re.fullmatch(r"zipf:(\d+(?:\.\d+)?)", words)
     if words == "even" or (law and float(law[1]) == 0):
         return ExpertLoad((1.0,) * num_experts, has_places=False)

@@ -145,9 +145,8 @@ def _no_steps(run: Launch) -> str:
     if run.outcome == "interrupted":
         return f"'{command}' was interrupted before its second training step; nothing was seen"
     if run.outcome == "crashed":
-        return (
-            f"'{command}' ended with status {run.status} before its second training step; it said: {run.said}"
-        )
+        said = run.said or "nothing"
+        return f"'{command}' ended with status {run.status} before its second training step; it said: {said}"
     if not run.processes:
         return (
             f"'{command}' ended without starting a Python process that could be watched; expected python, torchrun or "

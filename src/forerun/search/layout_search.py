@@ -132,7 +132,7 @@ def layout_changes(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     if heads is not None and space.num_tokens is not None and space.num_tokens >= _LONG_TOKENS:
         contexts = _powers(min(total, space.num_tokens // 2048))
     for tensor, context in product(tensors, contexts):
-        for pipeline in range(1, space.num_blocks + 1):
+        for pipeline in range(1, max(1, space.num_blocks) + 1):
             data, rest = divmod(total, tensor * context * pipeline)
             if rest or space.global_batch % data:
                 continue
@@ -373,9 +373,12 @@ def search_layouts(
     by_model = []
     for asked in Search(run=plain, axes={"recompute": recomputed}).runs():
         longest = asked if epoch is None else epoch.runs(asked)[-1]
-        space = LayoutSpace.of(DividedModel.of(models.of(longest)), total, visible)
+        model = models.of(longest)
+        space = LayoutSpace.of(DividedModel.of(model), total, visible)
         changes = tuple(layout_changes(asked, space))
         by_model.append((space, add(Search(run=asked, axes={SETTINGS: changes}).runs())))
+        if not model.graph.blocks:
+            break  # there is nothing that could be computed again
     fitting = [point.step_time_s.value for point in found if point.fits == "yes"]
     most_s = _WORTH_A_LOOK * min(fitting, default=float("inf"))
     for space, points in by_model:

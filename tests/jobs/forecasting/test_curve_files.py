@@ -233,8 +233,16 @@ def test_trainer_state_of_hugging_face(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"log_history": []}', '{"log_history": 3}'])
 def test_a_trainer_state_without_history_is_refused(tmp_path, text):
-    with pytest.raises(RecordError, match=r"log history is empty|expected the state of a Hugging Face"):
+    with pytest.raises(
+        RecordError, match=r"log history is empty|expected the state of a Hugging Face"
+    ) as refused:
         read_curve(write(tmp_path, text, "trainer_state.json"))
+    assert "Error" not in str(refused.value)
+
+
+def test_cells_in_per_cent_are_shares(tmp_path):
+    curve = read_curve(write(tmp_path, "epoch,val_accuracy\n1,10%\n2,20.5 %\n"))
+    np.testing.assert_allclose(curve.values, [0.1, 0.205])
 
 
 def test_results_of_yolo(tmp_path):
@@ -632,10 +640,11 @@ def test_a_history_of_wandb_counts_the_steps_of_the_trainer(tmp_path, name, text
     assert curve.epoch_time_s() == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("text", ["", "3\n", "[1]\n", "{}\n"])
+@pytest.mark.parametrize("text", ["", "3\n", "[1]\n", "{}\n", '"hello"\n'])
 def test_a_history_without_rows_is_refused(tmp_path, text):
-    with pytest.raises(RecordError):
+    with pytest.raises(RecordError, match="expected") as refused:
         read_curve(write(tmp_path, text, "wandb-history.jsonl"))
+    assert "dictionary update" not in str(refused.value)
 
 
 def wandb_run(rows):

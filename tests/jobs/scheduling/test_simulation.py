@@ -207,16 +207,17 @@ def test_jobs_that_cannot_be_meant(field, value):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"round_s": 0.0},
-        {"checkpoint_interval_s": 10.0, "checkpoint_s": 10.0},
-        {"node_mtbf_s": 0.0},
-        {"repair_s": -1.0},
+        ({"round_s": 0.0}, "a round must last at least .* got 0"),
+        ({"round_s": float("nan")}, "a round must last at least"),
+        ({"checkpoint_interval_s": 10.0, "checkpoint_s": 10.0}, "checkpoint"),
+        ({"node_mtbf_s": 0.0}, "time between failures"),
+        ({"repair_s": -1.0}, "repair"),
     ],
 )
-def test_options_that_cannot_be_meant(options):
-    with pytest.raises(InvalidSetupError):
+def test_options_that_cannot_be_meant(options, message):
+    with pytest.raises(InvalidSetupError, match=message):
         SimulationOptions(**options)
 
 

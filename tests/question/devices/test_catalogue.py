@@ -412,8 +412,15 @@ def test_the_names_that_are_looked_up_are_those_of_the_entries():
 
 @pytest.mark.parametrize("name", ["\N{CYRILLIC SMALL LETTER TE}4", "4", "x", "RTX 4090 16GB", "A100 3g.20gb"])
 def test_a_letter_a_digit_or_a_foreign_memory_names_no_device(name):
-    with pytest.raises(UnknownDeviceError, match=r"expected a device of the catalogue|part of a GPU"):
+    with pytest.raises(
+        UnknownDeviceError, match=r"hardware list. shows all names|did you mean|part of a GPU"
+    ):
         find_device(name)
+
+
+def test_several_devices_where_one_is_asked_for_name_the_verb_that_takes_them():
+    with pytest.raises(UnknownDeviceError, match="compare several with 'forerun plan'"):
+        find_device("t4,l4")
 
 
 @pytest.mark.parametrize("name", ["rtx-2080-max-q", "3080 Ti Super", "h100 foo"])

@@ -233,6 +233,8 @@ def test_updated_prices_replace_those_of_the_same_instances(tmp_path, monkeypatc
         update_prices(str(newer))
         assert len(load_prices()) == num_before
         assert cheapest_rental(load_prices(), "rtx-4090").usd_per_hour == 0.5
+        with pytest.raises(CatalogError, match=r"or an https address, got 'http://none': No such file"):
+            update_prices("http://none")
         newer.write_text("[[price]]\nprovider = 3\n")
         with pytest.raises(CatalogError, match=r"newer\.toml"):
             update_prices(str(newer))

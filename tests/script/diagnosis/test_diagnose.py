@@ -185,3 +185,5 @@ def test_the_command_prints_a_page_and_json(tmp_path):
     )
     assert "1. idle device" in done.stdout
     assert CliRunner().invoke(app, ["diagnose", "--trace", str(tmp_path / "none.json")]).exit_code == 2
+    done = CliRunner().invoke(app, ["diagnose", "mnist-cnn", "--on", "t4"])
+    assert "expected a measured step of 'mnist-cnn', got none; give --measured 0.41s" in done.stderr

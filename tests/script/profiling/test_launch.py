@@ -101,7 +101,7 @@ def test_a_crash_keeps_what_was_seen(tmp_path):
     ("text", "message"),
     [
         ("print('hello')", "without a second training step"),
-        ("raise SystemExit(1)", "ended with status 1"),
+        ("raise SystemExit(1)", "ended with status 1 before its second training step; it said: nothing"),
         ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", "unrecognized arguments"),
     ],
 )

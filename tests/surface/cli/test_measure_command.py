@@ -81,6 +81,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
         (("grid", "--dataset", "fashion"), "cifar10, mnist, pcam, synthetic, digits"),
         (("grid", "--dataset", "mnist"), "mnist has images of 28 pixels, got image size 32"),
         (("grid", "--dataset", "synthetic", "--device", "tpu"), "cpu or cuda:N"),
+        (("grid", "--device", "cuda:99"), "one of this machine's"),  # said before CIFAR-10 is downloaded
         (("layers", "--kinds", "conv3d"), "unknown layer 'conv3d'"),
         (("layers", "--ranges", "narrow"), "justus, wide"),
         (("layers", "--repetitions", "2"), "num_repetitions of at least 3"),

@@ -1,6 +1,7 @@
 """Jobs are predicted, then handed to the real command."""
 
 import os
+import re
 import time
 
 import pytest
@@ -87,6 +88,7 @@ def test_the_command_has_a_time_limit_and_the_file_is_as_it_was(job):
     assert done.stdout.startswith("sbatch --time=")
     assert done.stdout.rstrip().endswith(f"--partition gpu {job}")
     assert "no time limit" in done.stderr
+    assert re.search(r"memory [\d.,]+ [KMG]iB: fits", done.stderr)
     assert job.read_text(encoding="utf-8") == JOB
 
 
@@ -119,3 +121,4 @@ def test_a_file_that_is_no_job_is_not_read_to_its_end(tmp_path):
     refused = invoke("sbatch", str(tmp_path / "job.sh"))
     assert refused.exit_code == UsageError.exit_status
     assert "more than 1,048,576 characters" in refused.stderr
+    assert "none.sh: No such file or directory; name" in invoke("sbatch", str(tmp_path / "none.sh")).stderr

@@ -264,9 +264,10 @@ def read_columns(file: Path) -> dict[str, Floats]:
 
 
 def _number(text: str) -> float | None:
-    """A cell as a number, NaN for an empty one; None for words: a column of them holds dates or names of phases."""
+    """A cell as a number, NaN for an empty one, a share for 10%; None for words, such as dates or names of phases."""
+    number = text.strip().removesuffix("%")
     try:
-        return float(text.strip() or "nan")
+        return float(number or "nan") / (100 if text.rstrip().endswith("%") else 1)
     except ValueError:
         return None
 

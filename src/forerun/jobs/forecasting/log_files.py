@@ -71,9 +71,9 @@ def read_trainer_state(file: Path) -> LogColumns:
         document = json.loads(file.read_text(encoding="utf-8"))
         history = [row for row in document["log_history"] if "step" in row]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        got = str(error) if isinstance(error, (OSError, ValueError)) else "JSON of another form"
         raise RecordError(
-            f"{file}: expected the state of a Hugging Face Trainer with its 'log_history', got "
-            f"{type(error).__name__}: {error}"
+            f"{file}: expected the state of a Hugging Face Trainer with its 'log_history', got {got}"
         ) from error
     if not history:
         raise RecordError(
@@ -123,7 +123,7 @@ def read_history(file: Path) -> LogColumns:
         if isinstance(document, dict):
             first = next(iter(document.values()))
             document = [{name: column[row] for name, column in document.items()} for row in first]
-        columns = columns_of_rows([dict(row) for row in document])
+        columns = columns_of_rows([{**row} for row in document])
     except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
         # What other JSON files hold fails in Python's own words, which say nothing of the file.
         got = str(error) if isinstance(error, (OSError, ValueError)) else "JSON of another form"

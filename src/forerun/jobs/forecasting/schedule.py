@@ -125,7 +125,7 @@ def _number(text: str, whole: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InvalidSetupError(f"a schedule needs numbers, got '{text}' in '{whole}'")
+        raise InvalidSetupError(f"a schedule needs numbers, as in step:30,60x0.1, got '{text}' in '{whole}'")
     return value
 
 

@@ -68,15 +68,14 @@ class SimulationOptions:
     placer: Placer = pack
 
     def __post_init__(self) -> None:
-        positive = (self.round_s, self.checkpoint_interval_s, self.node_mtbf_s)
-        if not (min(positive) > 0 and isfinite(self.round_s)):
-            raise InvalidSetupError(
-                "a round, the interval of checkpoints and the time between failures must be above zero seconds, got "
-                f"{positive}"
-            )
-        if self.round_s < _SHORTEST_ROUND_S:
+        if not _SHORTEST_ROUND_S <= self.round_s < inf:
             raise InvalidSetupError(
                 f"a round must last at least {_SHORTEST_ROUND_S:g} s, got {self.round_s:g}"
+            )
+        if not min(self.checkpoint_interval_s, self.node_mtbf_s) > 0:
+            raise InvalidSetupError(
+                "the interval of checkpoints and the time between failures must be above zero seconds, got "
+                f"{self.checkpoint_interval_s:g} and {self.node_mtbf_s:g}"
             )
         if self.seed < 0:
             raise InvalidSetupError(f"the seed must be a whole number from 0, got {self.seed}")

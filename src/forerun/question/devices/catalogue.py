@@ -344,11 +344,10 @@ def _none_message(name: str) -> str:
             f"'{name}' is a part of a GPU (MIG), which the catalogue does not list; write its cores, memory, bandwidth "
             "and peaks into a TOML file and give that (docs/hardware.md)"
         )
-    near = near_matches(normalise_name(name), load_catalog())
-    return (
-        f"expected a device of the catalogue, a hardware file or 'here', got '{name}'{near}"
-        f"{'' if near else '; the catalogue lists all names'}"
-    )
+    if "," in name:
+        return f"expected one device, got '{name}'; name one, or compare several with 'forerun plan'"
+    near = near_matches(normalise_name(name), load_catalog()) or "; 'forerun hardware list' shows all names"
+    return f"expected a device of the catalogue, a hardware file or 'here', got '{name}'{near}"
 
 
 def this_device() -> Device:

@@ -234,7 +234,7 @@ def update_prices(source: str) -> tuple[InstancePrice, ...]:
         CatalogError: The file cannot be read or fetched, or an entry lacks a figure, its date or its source.
         UnknownDeviceError: A device is not in the catalogue.
     """
-    content = _fetched(source) if source.startswith("https://") else _read(Path(source).expanduser())
+    content = _fetched(source) if source.startswith("https://") else _read(source)
     path = updated_prices_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.toml")
@@ -265,11 +265,13 @@ def _fetched(address: str) -> bytes:
     return found
 
 
-def _read(path: Path) -> bytes:
+def _read(source: str) -> bytes:
     try:
-        return path.read_bytes()
+        return Path(source).expanduser().read_bytes()
     except OSError as error:
-        raise CatalogError(f"expected a file of prices at '{path}', or an https address: {error}") from error
+        raise CatalogError(
+            f"expected a file of prices or an https address, got '{source}': {error.strerror}"
+        ) from error
 
 
 def _tables(document: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.base.errors import UsageError
 from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.surface.cli.settings import COMMAND_HELP, known_devices, known_models
 from forerun.surface.cli.verbs import verb
@@ -68,6 +70,12 @@ def diagnose(
     import forerun
 
     is_command = bool(words) and measured is None and trace is None
+    alone = words[0] if words and len(words) == 1 else "python"
+    if is_command and not alone.endswith(".py") and not shutil.which(alone):
+        raise UsageError(
+            f"expected a measured step of '{alone}', got none; give --measured 0.41s or --trace FILE.json, or its "
+            "training command after --"
+        )
     if words and not is_command and len(words) > 1:
         words = [" ".join(words)]
     return forerun.diagnose(

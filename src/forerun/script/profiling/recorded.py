@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import FailureError
+from forerun.base.kept import write_whole
 
 Floats = npt.NDArray[np.float64]
 
@@ -138,15 +138,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         FailureError: The file or its folder cannot be written.
     """
-    partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # such as /dev/stdout
-            path.write_text(text, encoding="utf-8")
-            return
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise FailureError(f"expected to write '{path}', got: {error.strerror or error}") from error

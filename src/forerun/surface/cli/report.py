@@ -10,6 +10,7 @@ import typer
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import plugin_names
+from forerun.base.kept import write_whole
 from forerun.surface.cli.output import json_text, quiet_libraries
 from forerun.surface.cli.plan import format_of_job
 from forerun.surface.cli.verbs import verb
@@ -61,7 +62,7 @@ def report(
         typer.echo(text, nl=False)
         return
     try:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text.encode())
     except OSError as error:
         raise FailureError(f"the report '{out}' could not be written: {error.strerror or error}") from error
     typer.echo(f"report written to {out}", err=True)
@@ -86,8 +87,9 @@ def _text(source: str) -> str:
     try:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"expected a readable file of JSON at '{source}', got: {error}; check the path"
+            f"expected a readable file of JSON at '{source}', got: {said}; check the path"
         ) from error
 
 

@@ -115,7 +115,8 @@ def _text_of(path: str) -> str:
         if len(text) > _LARGEST_CHARACTERS:
             raise ValueError(f"it has more than {_LARGEST_CHARACTERS:,} characters")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the job's file {path}: {error}; name a text file") from None
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the job's file {path}: {said}; name a text file") from None
     return text
 
 
@@ -318,6 +319,7 @@ def broken_limits(found: Mapping[str, Any], within: str) -> Iterator[str]:
 
 def _told(found: dict[str, Any]) -> Iterator[str]:
     from forerun.base.units import format_bytes, format_duration_s
+    from forerun.surface.report.wording import fit_sentence
 
     yield f"step {format_duration_s(found['step_time_s']['value'])}"
     if found["job_time_s"]:
@@ -326,7 +328,7 @@ def _told(found: dict[str, Any]) -> Iterator[str]:
     if found["cost_usd"]:
         yield f"${found['cost_usd']['value']:,.2f}"
     if found["peak_memory_bytes"]:
-        yield f"memory {format_bytes(found['peak_memory_bytes']['value'])}, {found['fits']}"
+        yield f"memory {format_bytes(found['peak_memory_bytes']['value'])}: {fit_sentence(found['fits'])}"
 
 
 def _hand_over(words: list[str], found: dict[str, Any], *, dry_run: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import needing, require
+from forerun.base.kept import write_whole
 from forerun.base.units import GIB
 from forerun.graph.graph import Floats
 
@@ -172,8 +174,10 @@ def save_figure(figure: Figure, path: Path) -> None:
     if (kept := _KEPT.get()) is not None:
         kept.append(figure)
         return
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=path.suffix[1:].lower())
     try:
-        figure.savefig(path, dpi=150)
+        write_whole(path, drawn.getvalue())
     except OSError as error:
         raise FailureError(f"the plot '{path}' could not be written: {error.strerror or error}") from error
 

@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -379,6 +379,19 @@ def transformers_inputs(module: torch.nn.Module, options: InputOptions, name: st
     return _text_inputs(module, options, name)
 
 
+@contextmanager
+def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Functions of libraries that ask for values, replaced for a while: their owner, name and replacement."""
+    known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
+    for owner, name, _, new in known:
+        setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        for owner, name, old, _ in known:
+            setattr(owner, name, old)
+
+
 def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Module:
     """Makes a Transformers model run on meta as it does in a training step or an evaluation, in place.
 
@@ -421,14 +434,8 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
             *_one_kernel_for_all_lengths(module),
         )
-        known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
-        for owner, name, _, new in known:
-            setattr(owner, name, new)
-        try:
+        with answered(answers):
             return forward(*args, **kwargs)
-        finally:
-            for owner, name, old, _ in known:
-                setattr(owner, name, old)
 
     module.forward = with_full_sequences
     return module

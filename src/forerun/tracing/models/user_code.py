@@ -15,6 +15,7 @@ size. Traces of user code are never cached, because the code may depend on anyth
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -53,6 +54,7 @@ from forerun.tracing.models.training_objects import WithBatch
 from forerun.tracing.models.transformers_models import (
     NO_PADDING_NOTE,
     ModelInputs,
+    answered,
     prepare_for_trace,
     transformers_inputs,
 )
@@ -220,8 +222,13 @@ def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
     notes: tuple[str, ...] = () if returned.loss else (INFERRED_LOSS_NOTE,)
     if returned.loss is not None:
         loss = _user_loss(returned.loss, has_target=returned.target is not None)
-    if is_transformers(module) and _has_mask(returned.example_batch):
+    if _of_transformers(module) and _has_mask(returned.example_batch):
         notes = (*notes, NO_PADDING_NOTE)
+    if _adds_loops(module):
+        notes = (
+            *notes,
+            "edges of the graph from a node to itself are not known: none is counted beside those added",
+        )
     return BuiltModel(
         name=name,
         module=module,
@@ -270,8 +277,10 @@ def _copied(module: torch.nn.Module, name: str) -> torch.nn.Module:
 
 def _inputs(returned: _Returned, module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
     if returned.example_batch is not None:
-        if is_transformers(module):
-            prepare_for_trace(module, options.training)
+        for part in _of_transformers(module):
+            prepare_for_trace(part, options.training)
+        if _adds_loops(module):
+            _without_loops(module)
         return _example_inputs(returned, name)
     shape = returned.input_shape
     if shape is not None and options.input_shape is None and options.image_size is None:
@@ -395,6 +404,41 @@ def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> ModelIn
 def is_transformers(module: nn.Module) -> bool:
     """True for a model of Transformers."""
     return hasattr(module, "config") and hasattr(module, "main_input_name")
+
+
+def _of_transformers(module: nn.Module) -> list[nn.Module]:
+    """The module, or those in it, that are models of Transformers; none in another of them."""
+    if is_transformers(module):
+        return [module]
+    return [part for child in module.children() for part in _of_transformers(child)]
+
+
+def _adds_loops(module: nn.Module) -> bool:
+    """True if a layer of PyTorch Geometric adds an edge from each node to itself."""
+    return "torch_geometric" in sys.modules and any(
+        getattr(part, "add_self_loops", False) for part in module.modules()
+    )
+
+
+def _without_loops(module: nn.Module) -> None:
+    """Lets a network over graphs run, in place, as on edges none of which leads from a node to itself.
+
+    Layers of PyTorch Geometric look for such edges by the values of the edges before they add their own.
+    """
+    utils: Any = importlib.import_module("torch_geometric.utils")
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def without_loops(*args: Any, **kwargs: Any) -> Any:
+        layers = [part for name, part in list(sys.modules.items()) if name.startswith("torch_geometric.nn")]
+        new = {
+            "remove_self_loops": lambda edge_index, edge_attr=None: (edge_index, edge_attr),
+            "add_remaining_self_loops": utils.add_self_loops,
+        }
+        with answered((layer, name, answer) for layer in layers for name, answer in new.items()):
+            return forward(*args, **kwargs)
+
+    module.forward = without_loops
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
