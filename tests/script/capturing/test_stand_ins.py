@@ -56,6 +56,7 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
 class Cache:
     keys: list[torch.Tensor]
     last: torch.Tensor
+    length: int
 
 
 @pytest.mark.parametrize(
@@ -65,16 +66,17 @@ class Cache:
 def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, runs):
     seen = []
 
-    def run(module, x):
+    def run(module, x, length):
         seen.append(x)
-        return Cache(keys=[x.new_zeros(1, x.shape[1], 8)], last=x[:, -1:])
+        return Cache(keys=[x.new_zeros(1, x.shape[1], 8)], last=x[:, -1:], length=length)
 
     forgotten = []
     repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=False)), forgotten.append)
     module = torch.nn.Identity()
     for length in lengths:
-        found = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"),), {})
+        found = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"), length), {})
         (logits,), last = found.keys, found.last
+        assert found.length == length
         assert (logits.shape, logits.stride(), last.shape) == ((1, length, 8), (8 * length, 8, 1), (1, 1))
     assert len(seen) == runs
     assert len(forgotten) == 2 * (len(lengths) - runs)
