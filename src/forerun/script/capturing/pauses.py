@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -55,7 +55,7 @@ SAVES = re.compile(
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
-_DEEPEST, _FEW = 4, 2
+_DEEPEST, _FEW, _MOST_HOOKS = 4, 2, 32
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
 
@@ -350,36 +350,61 @@ def _function(call: ast.Call, frame: FrameType) -> FunctionType | None:
     return known if isinstance(known, FunctionType) and _is_followed(known.__code__) else None
 
 
-def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> Iterator[ast.expr]:
-    """What a function asks and answers, or asks before it saves, in the words of its caller."""
+def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
+    """Statements of a function of the script or a library, with what its caller gives in place of its names."""
     function = _function(call, frame)
     source = None if function is None else _source_of(function.__code__)
     if function is None or not isinstance(source, ast.FunctionDef):
-        return
+        return []
     names = [argument.arg for argument in source.args.args]
     owner = [call.func.value] if isinstance(call.func, ast.Attribute) and names[:1] == ["self"] else []
     given = dict(zip(reversed(names), reversed(source.args.defaults), strict=False))
     given |= dict(zip(names, [*owner, *call.args], strict=False))
     given |= {word.arg: word.value for word in call.keywords if word.arg}
-
     known = function.__globals__
 
     class Writer(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
             value = known.get(node.id)
-            return given.get(node.id) or (ast.Constant(value) if isinstance(value, (int, float)) else node)
+            if isinstance(node.ctx, ast.Store):
+                return node
+            plain = ast.Constant(value) if isinstance(value, (int, float)) else node
+            return ast.copy_location(given.get(node.id, plain), node)
 
-    for node, tests, _ in _statements(source.body, ()):
-        value: Any = getattr(node, "value", None)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            given[node.targets[0].id] = Writer().visit(copy.deepcopy(value))
-        names_called = [called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
-        if any("save" in name for name in names_called) if saves else isinstance(node, ast.Return) and value:
-            yield from (
-                Writer().visit(copy.deepcopy(test)) for test in (*tests, *(() if saves else (value,)))
-            )
-            if saves:
-                return
+        def visit_Assign(self, node: ast.Assign) -> ast.AST:
+            self.generic_visit(node)
+            if isinstance(node.targets[0], ast.Name):
+                given[node.targets[0].id] = node.value
+            return node
+
+    return [Writer().visit(copy.deepcopy(node)) for node in source.body]
+
+
+def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> Iterator[ast.expr]:
+    """What a function asks and answers, or asks before it saves, in the words of its caller."""
+    for node, tests, _ in _statements(_words_of(call, frame), ()):
+        if saves and any(
+            "save" in called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
+        ):
+            yield from tests
+            return
+        if not saves and isinstance(node, ast.Return) and node.value is not None:
+            yield from (*tests, node.value)
+
+
+def _hooks(body: Iterable[ast.AST], frame: FrameType) -> Iterator[ast.Call]:
+    """Calls of a method of each of several objects, such as the hooks of a trainer, that a loop goes through."""
+    for loop in (node for top in body for node in ast.walk(top) if isinstance(node, ast.For)):
+        several = value_in(loop.iter, frame)
+        for call in (node for top in loop.body for node in ast.walk(top) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Attribute) or not isinstance(several, (list, tuple)):
+                continue
+            if ast.unparse(call.func.value) == ast.unparse(loop.target):
+                for index in range(min(len(several), _MOST_HOOKS)):
+                    item = ast.Subscript(loop.iter, ast.Constant(index), ast.Load())
+                    method = ast.Attribute(item, call.func.attr, ast.Load())
+                    found = ast.Call(method, call.args, call.keywords)
+                    yield ast.fix_missing_locations(ast.copy_location(found, call))
 
 
 def _source_of(code: CodeType) -> ast.AST:
@@ -450,6 +475,9 @@ def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
 ) -> Iterator[tuple[str, CapturedPause, bool]]:
     calls = list(_calls(body, leave_out))
+    inside = [node for call, *_ in calls for node in _words_of(call, frame)]
+    hooks = (_calls(_words_of(hook, frame), ()) for hook in _hooks([*body, *inside], frame))
+    calls += [one for calls_of in hooks for one in calls_of if called_name(one[0].func) != "eval"]
     raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
     for call, tests, within in calls:
@@ -458,10 +486,10 @@ def _read_calls(
             continue  # it draws samples there, or puts a network aside for a moment
         if not kind:
             continue
-        inside = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
-        if any(_is_false(test, frame) for test in (*tests, *inside)):
+        asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
+        if any(_is_false(test, frame) for test in (*tests, *asked)):
             continue
-        intervals = [n for test in (*tests, *inside) if (n := _interval(test, frame, raised)) is not None]
+        intervals = [n for test in (*tests, *asked) if (n := _interval(test, frame, raised)) is not None]
         every = math.lcm(*intervals) if intervals else None  # all conditions around it hold
         is_last = every is None and any(_is_last(test, frame) for test in tests)
         if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
