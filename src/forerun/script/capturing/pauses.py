@@ -572,7 +572,7 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
     known = value_in(function, frame)
     if isinstance(known, torch.nn.Module) and any(_names_other_data(given) for given in call.args):
         return "validation"  # with gradients, and without evaluation mode
-    known = _function(call, frame)
+    known = None if set(name.split("_")) & set(_OTHER_SAVERS) else _function(call, frame)
     return "checkpoints" if known is not None and _saves(known.__code__, known.__globals__) else ""
 
 
