@@ -381,7 +381,7 @@ def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
 
 
 def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> Iterator[ast.expr]:
-    """What a function asks and answers, or asks before it saves, in the words of its caller."""
+    """Conditions that a function asks and its answers, or those before it saves, in the words of its caller."""
     for node, tests, _ in _statements(_words_of(call, frame), ()):
         if saves and any(
             "save" in called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
