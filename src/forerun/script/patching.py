@@ -39,12 +39,19 @@ class CaptureState:
         refusals: Words of refusals, which the script may have caught.
         within_steps: File and line of loops that are parts of a step.
         per_step: Added by a step to a counter of a file.
+        computes: True while PyTorch's own kernels for meta tensors run, which must see the true device.
+        asks: True while ``is_pretended`` asks: a function mode of the script sends its question through the patched
+            attribute.
+        places: Of each ``torch.load`` that is going on: the device of a storage that lay on one in the file.
     """
 
     options: list[dict[str, Any]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     within_steps: set[tuple[str, int]] = field(default_factory=set)
     per_step: dict[tuple[str, str], float] = field(default_factory=dict)
+    computes: bool = False
+    asks: bool = False
+    places: list[Callable[[Any, str], str]] = field(default_factory=list)
 
 
 _state = CaptureState()

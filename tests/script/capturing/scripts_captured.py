@@ -191,7 +191,23 @@ STEPPING = """
 import torch
 network = torch.nn.Linear(4, 2).cuda()
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-step, eval_interval, save_every, saves = 0, 200, 500, True
+step, eval_interval = 0, 200
+
+class Checkpointer:
+    interval = 500
+
+    def asks(self, step, last):
+        if last:
+            return True
+        return step % self.interval == 0
+
+    @torch.no_grad()
+    def save(self, at, last=False):
+        if not self.asks(at, last):
+            return
+        torch.save(network.state_dict(), "network.pt")
+
+checkpointer = Checkpointer()
 
 def estimate():
     network.eval()
@@ -214,8 +230,7 @@ while True:
     network(torch.randn(16, 4, device="cuda")).square().mean().backward()
     optimizer.step()
     step += 1
-    if saves and step % save_every == 0:
-        torch.save(network.state_dict(), "network.pt")
+    checkpointer.save(step, last=step == 2000)
     if step >= 2000:
         break
 """

@@ -1,5 +1,6 @@
 """Parts of the hooks that need no script: loops read from source, and the share of a mask's blocks."""
 
+import json
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from forerun.graph.graph import OpClass
 from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
+from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
 
@@ -56,6 +58,7 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
 class Cache:
     keys: list[torch.Tensor]
     last: torch.Tensor
+    length: int
 
 
 @pytest.mark.parametrize(
@@ -65,19 +68,62 @@ class Cache:
 def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, runs):
     seen = []
 
-    def run(module, x):
+    def run(module, x, length):
         seen.append(x)
-        return Cache(keys=[x.new_zeros(1, x.shape[1], 8)], last=x[:, -1:])
+        return Cache(keys=[x.new_zeros(1, x.shape[1], 8)], last=x[:, -1:], length=length)
 
     forgotten = []
     repeats = Repeats(SimpleNamespace(recorder=SimpleNamespace(records_ops=False)), forgotten.append)
     module = torch.nn.Identity()
     for length in lengths:
-        found = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"),), {})
+        found = repeats._repeated(run, module, (torch.zeros(1, length, device="meta"), length), {})
         (logits,), last = found.keys, found.last
+        assert found.length == length
         assert (logits.shape, logits.stride(), last.shape) == ((1, length, 8), (8 * length, 8, 1), (1, 1))
     assert len(seen) == runs
     assert len(forgotten) == 2 * (len(lengths) - runs)
+
+
+class Writing:
+    def __init__(self, period):
+        self.period = period
+
+    def asks(self, number):
+        return bool(self.period) and number % self.period == 0
+
+    def after_step(self, step, last=False):
+        number = step + 1
+        if not self.asks(number):
+            return
+        self.save(f"step{number}")
+
+    def save(self, name): ...
+
+
+class Scoring(Writing):
+    def after_step(self, step, last=False):
+        if not last and (step + 1) % self.period == 0:
+            self.do_eval()
+
+    def do_eval(self): ...
+
+
+def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the_loop(tmp_path):
+    hooks = [Scoring(500), Writing(250)]
+    pauses = Pauses(tmp_path, lambda: None)
+
+    def call_hooks(at):
+        for hook in hooks:
+            hook.after_step(at)
+
+    for step in range(3):
+        call_hooks(step)
+        pauses.steps_recorded(here(), goes_on=False) if step == 2 else None
+    found = json.loads((tmp_path / "pauses.json").read_text())
+    assert {kind: (one["unit"], one["every"]) for kind, one in found.items()} == {
+        "validation": ("steps", 500),
+        "checkpoints": ("steps", 250),
+    }
 
 
 def test_loops_of_all_functions_around_a_step_are_counted():

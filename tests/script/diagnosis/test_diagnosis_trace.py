@@ -163,3 +163,15 @@ def test_a_loop_that_reads_values_counts_whole_and_a_single_reading_for_itself(t
     assert seen.num_syncs == 11
     assert seen.busy_s == pytest.approx(190e-6 + 5e-6 + 75e-6)
     assert seen.busy_s + seen.sync_s + seen.host_s == pytest.approx(seen.step_s)
+
+
+def test_a_host_that_runs_ahead_does_not_shorten_the_steps(tmp_path):
+    """Marks of the host are 1 ms apart; the device takes 5 ms for the kernels of each step, one after the other."""
+    events = steps(4)
+    for number in range(4):
+        launched, begun = 1000.0 * number + 500, 5000.0 * number + 600
+        events.append(event("cudaLaunchKernel", launched, 6.0, "cuda_runtime", correlation=number))
+        events.append(event("ampere_sgemm_128x64_nn", begun, 5000.0, "kernel", stream=7, correlation=number))
+    seen = observe([read_trace(written(tmp_path, events))])
+    assert seen.step_s == pytest.approx(5e-3)
+    assert seen.busy_s == pytest.approx(5e-3)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from forerun.script.capturing.pretend import Pretence, is_pretended
-from forerun.script.patching import after_import, surround
+from forerun.script.patching import after_import, capture_state, surround
 from forerun.script.profiling.messages import CaptureSettings
 
 _SAFETENSORS_NAMES = {
@@ -31,16 +31,14 @@ _SAFETENSORS_NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
-_wanted_place: list[Callable[[Any, str], str]] = []
-"""Of each ``torch.load`` that is going on: the device of a storage that lay on one in the file."""
-
 
 def rebuild_pretended(
     dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], values: torch.Tensor | None
 ) -> torch.Tensor:
     """A tensor that was pretended when it was saved, where ``map_location`` wants it; unpicklers call this."""
     tensor = torch.empty_strided(size, stride, dtype=dtype).zero_() if values is None else values
-    place = _wanted_place[-1](torch.UntypedStorage(0), "cuda:0") if _wanted_place else "cuda:0"
+    places = capture_state().places
+    place = places[-1](torch.UntypedStorage(0), "cuda:0") if places else "cuda:0"
     if not place.startswith("cuda"):
         return tensor
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda") if values is None else values.cuda()
@@ -141,11 +139,12 @@ class Checkpoints:
             return storage
 
         file = self._place(f)
-        _wanted_place.append(place)
+        places = capture_state().places
+        places.append(place)
         try:
             return load(file, keep, *args, **kwargs)
         finally:
-            _wanted_place.pop()
+            places.pop()
             self._marked.clear()
 
     def _mark(self, storage: Any) -> Any:

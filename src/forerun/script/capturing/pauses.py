@@ -8,14 +8,16 @@ under a condition such as ``step % 500 == 0``.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import inspect
 import json
 import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -53,7 +55,7 @@ SAVES = re.compile(
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
-_DEEPEST, _FEW = 4, 2
+_DEEPEST, _FEW, _MOST_HOOKS = 4, 2, 32
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
 
@@ -237,8 +239,10 @@ def _around(frame: FrameType) -> list[Place | int]:
 
 
 def _left_over(node: ast.AST) -> ast.expr | None:
-    """The condition of an ``if`` that continues the loop, under which the rest of the round is left out."""
-    is_one = isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Continue)
+    """The condition of an ``if`` that ends the round, or the function, and leaves out the rest of it."""
+    is_one = (
+        isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], (ast.Continue, ast.Return))
+    )
     return node.test if is_one else None  # type: ignore[attr-defined]
 
 
@@ -287,7 +291,9 @@ def _pause_of(
     return CapturedPause(unit="steps", every=math.lcm(*intervals), num_samples=num_samples)
 
 
-def _interval(test: ast.expr, frame: FrameType, raised: Mapping[str, int] | None = None) -> int | None:
+def _interval(
+    test: ast.expr, frame: FrameType, raised: Mapping[str, int] | None = None, depth: int = 0
+) -> int | None:
     """Steps between those in which a condition holds, by the divisor of a remainder or the distance to a mark.
 
     0 if the script has switched that off. ``raised`` has the rounds in which a counter is raised once.
@@ -297,8 +303,10 @@ def _interval(test: ast.expr, frame: FrameType, raised: Mapping[str, int] | None
             return found
         divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
         counted = node.left if isinstance(node, ast.BinOp) else None
-        if isinstance(node, ast.Call):
-            divisor = _divisor_in(node, frame)
+        if isinstance(node, ast.Call) and depth < _DEEPEST:
+            asked = (_interval(inner, frame, raised, depth + 1) for inner in _asked_inside(node, frame))
+            if (every := next((one for one in asked if one is not None), None)) is not None:
+                return every
         value = None if divisor is None else value_in(divisor, frame)
         if isinstance(value, int) and value >= 0:
             added = 1.0 if counted is None else added_per_step(counted, frame)
@@ -335,25 +343,79 @@ def _has_turned(test: ast.expr, counter: str, frame: FrameType, number: int) -> 
     return begins is not None and now is not begins
 
 
-def _divisor_in(call: ast.Call, frame: FrameType) -> ast.expr | None:
-    """The argument that a function such as ``divisible_by(step, 500)`` takes as the divisor of its remainder."""
-    function = value_in(call.func, frame)
-    if not isinstance(function, FunctionType) or call.keywords:
-        return None
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    given = dict(zip(names, call.args, strict=False))
-    inside = (node for node in ast.walk(_source_of(function.__code__)) if isinstance(node, ast.BinOp))
-    divisors = (node.right for node in inside if isinstance(node.op, ast.Mod))
-    return next(
-        (given[node.id] for node in divisors if isinstance(node, ast.Name) and node.id in given), None
-    )
+def _function(call: ast.Call, frame: FrameType) -> FunctionType | None:
+    """The function of the script or of a library that is called, without what decorators put around it."""
+    known = value_in(call.func, frame)
+    known = inspect.unwrap(getattr(known, "__func__", known))  # of a bound method
+    return known if isinstance(known, FunctionType) and _is_followed(known.__code__) else None
+
+
+def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
+    """Statements of a function of the script or a library, with what its caller gives in place of its names."""
+    function = _function(call, frame)
+    source = None if function is None else _source_of(function.__code__)
+    if function is None or not isinstance(source, ast.FunctionDef):
+        return []
+    names = [argument.arg for argument in source.args.args]
+    owner = [call.func.value] if isinstance(call.func, ast.Attribute) and names[:1] == ["self"] else []
+    given = dict(zip(reversed(names), reversed(source.args.defaults), strict=False))
+    given |= dict(zip(names, [*owner, *call.args], strict=False))
+    given |= {word.arg: word.value for word in call.keywords if word.arg}
+    known = function.__globals__
+
+    class Writer(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            value = known.get(node.id)
+            if isinstance(node.ctx, ast.Store):
+                return node
+            plain = ast.Constant(value) if isinstance(value, (int, float)) else node
+            return ast.copy_location(given.get(node.id, plain), node)
+
+        def visit_Assign(self, node: ast.Assign) -> ast.AST:
+            self.generic_visit(node)
+            if isinstance(node.targets[0], ast.Name):
+                given[node.targets[0].id] = node.value
+            return node
+
+    return [Writer().visit(copy.deepcopy(node)) for node in source.body]
+
+
+def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> Iterator[ast.expr]:
+    """Conditions that a function asks and its answers, or those before it saves, in the words of its caller."""
+    for node, tests, _ in _statements(_words_of(call, frame), ()):
+        if saves and any(
+            "save" in called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
+        ):
+            yield from tests
+            return
+        if not saves and isinstance(node, ast.Return) and node.value is not None:
+            yield from (*tests, node.value)
+
+
+def _hooks(body: Iterable[ast.AST], frame: FrameType) -> Iterator[ast.Call]:
+    """Calls of a method of each of several objects, such as the hooks of a trainer, that a loop goes through."""
+    for loop in (node for top in body for node in ast.walk(top) if isinstance(node, ast.For)):
+        several = value_in(loop.iter, frame)
+        for call in (node for top in loop.body for node in ast.walk(top) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Attribute) or not isinstance(several, (list, tuple)):
+                continue
+            if ast.unparse(call.func.value) == ast.unparse(loop.target):
+                for index in range(min(len(several), _MOST_HOOKS)):
+                    item = ast.Subscript(loop.iter, ast.Constant(index), ast.Load())
+                    method = ast.Attribute(item, call.func.attr, ast.Load())
+                    found = ast.Call(method, call.args, call.keywords)
+                    yield ast.fix_missing_locations(ast.copy_location(found, call))
 
 
 def _source_of(code: CodeType) -> ast.AST:
     """Syntax of a function; an empty one if its source is not at hand."""
     whole = parsed(code.co_filename) or ast.Module([], [])
     functions = (node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef))
-    return next((node for node in functions if node.lineno == code.co_firstlineno), ast.Module([], []))
+    line = code.co_firstlineno  # that of a decorator, if it has one
+    found = (
+        node for node in functions if line in (node.lineno, *(one.lineno for one in node.decorator_list))
+    )
+    return next(found, ast.Module([], []))
 
 
 def _is_false(test: ast.expr, frame: FrameType) -> bool:
@@ -413,15 +475,21 @@ def _read_calls(
     body: Sequence[ast.stmt], leave_out: Sequence[ast.AST], frame: FrameType, unit: str
 ) -> Iterator[tuple[str, CapturedPause, bool]]:
     calls = list(_calls(body, leave_out))
+    inside = [node for call, *_ in calls for node in _words_of(call, frame)]
+    hooks = (_calls(_words_of(hook, frame), ()) for hook in _hooks([*body, *inside], frame))
+    calls += [one for calls_of in hooks for one in calls_of if called_name(one[0].func) != "eval"]
     raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
     for call, tests, within in calls:
         kind = _kind_of(call, within, frame)
         if called_name(call.func) == "eval" and (tests in draws or not _is_used(call, body)):
             continue  # it draws samples there, or puts a network aside for a moment
-        if not kind or any(_is_false(test, frame) for test in tests):
+        if not kind:
             continue
-        intervals = [n for test in tests if (n := _interval(test, frame, raised)) is not None]
+        asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
+        if any(_is_false(test, frame) for test in (*tests, *asked)):
+            continue
+        intervals = [n for test in (*tests, *asked) if (n := _interval(test, frame, raised)) is not None]
         every = math.lcm(*intervals) if intervals else None  # all conditions around it hold
         is_last = every is None and any(_is_last(test, frame) for test in tests)
         if every == 0 and any(isinstance(part, ast.Or) for test in tests for part in ast.walk(test)):
@@ -504,10 +572,8 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
     known = value_in(function, frame)
     if isinstance(known, torch.nn.Module) and any(_names_other_data(given) for given in call.args):
         return "validation"  # with gradients, and without evaluation mode
-    known = getattr(known, "__func__", known)  # of a bound method
-    if isinstance(known, FunctionType) and _is_followed(known.__code__):
-        return "checkpoints" if _saves(known.__code__, known.__globals__) else ""
-    return ""
+    known = None if set(name.split("_")) & set(_OTHER_SAVERS) else _function(call, frame)
+    return "checkpoints" if known is not None and _saves(known.__code__, known.__globals__) else ""
 
 
 def _names_other_data(given: ast.expr) -> bool:

@@ -24,12 +24,6 @@ from forerun.script.patching import capture_state, place_in_script
 _META = torch.device("meta")
 _aten = torch.ops.aten
 
-_computes = False
-"""True while PyTorch's own kernels for meta tensors run, which must see the true device."""
-
-_asks = False
-"""True while ``is_pretended`` asks: a function mode of the script sends its question through the patched attribute."""
-
 _base: Any = _C.TensorBase
 _raw_is_meta = _base.is_meta.__get__
 
@@ -52,23 +46,24 @@ class ValueNeededError(RuntimeError):
 
 def is_pretended(tensor: Any) -> bool:
     """True for a tensor that the script believes to be on a GPU."""
-    global _asks
-    before, _asks = _asks, True
+    state = capture_state()
+    before, state.asks = state.asks, True
     try:
         found: bool = _raw_is_meta(tensor)
     finally:
-        _asks = before
+        state.asks = before
     return found
 
 
 def shows_cuda(tensor: Any) -> bool:
     """True while Python code sees a tensor as one of a GPU: a pretended one, outside PyTorch's own kernels."""
-    return not _computes and is_pretended(tensor)
+    return not capture_state().computes and is_pretended(tensor)
 
 
 def shows_meta(tensor: Any) -> bool:
     """True while a tensor says that it is one of the meta device, as only PyTorch's own kernels may see it."""
-    return (_computes or _asks) and bool(_raw_is_meta(tensor))
+    state = capture_state()
+    return (state.computes or state.asks) and bool(_raw_is_meta(tensor))
 
 
 _MOST_INTEGERS = 1 << 18
@@ -204,12 +199,12 @@ class Pretence(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, on meta if it belongs to the device."""
-        global _computes
-        before, _computes = _computes, True
+        state = capture_state()
+        before, state.computes = state.computes, True
         try:
             return self._dispatched(func, args, kwargs)
         finally:
-            _computes = before
+            state.computes = before
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         kwargs = dict(kwargs) if kwargs else {}

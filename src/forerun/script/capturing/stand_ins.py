@@ -172,7 +172,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
-    """Hashable structure of inputs or results, None if they hold anything else; the sizes and strides in it."""
+    """Hashable structure of inputs or results, None if they hold anything else; sizes, strides, whole numbers in it."""
     leaves, structure = pytree.tree_flatten(value)
     while of_own := {type(leaf) for leaf in leaves if dataclasses.is_dataclass(type(leaf))}:
         if not all(part.init for kind in of_own for part in dataclasses.fields(kind)):
@@ -188,6 +188,9 @@ def _shape_of(value: Any) -> tuple[tuple[Any, ...] | None, _Sizes]:
                 return None, ()
             found.append((leaf.dim(), leaf.dtype))
             sizes += [*leaf.shape, *leaf.stride()]
+        elif type(leaf) is int:  # such as the number of tokens so far
+            found.append(int)
+            sizes.append(leaf)
         elif isinstance(leaf, _PLAIN):
             found.append(leaf)
         else:
@@ -210,6 +213,8 @@ def _empty(form: tuple[Any, ...], sizes: _Sizes, beside: torch.Tensor) -> Any:
             tuple(itertools.islice(left, leaf[0])), tuple(itertools.islice(left, leaf[0])), dtype=leaf[1]
         )
         if isinstance(leaf, tuple)
+        else next(left)
+        if leaf is int
         else leaf
         for leaf in leaves
     ]

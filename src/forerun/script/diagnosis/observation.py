@@ -192,7 +192,9 @@ def with_profile(seen: Observation, profile: Profile) -> Observation:
 
 
 def _observed(trace: Trace) -> Observation:
-    begin_s, end_s = float(trace.steps[0, 0]), float(trace.steps[-1, 1])
+    begin_s, end_s = (
+        _device_reached(trace, float(edge_s)) for edge_s in (trace.steps[0, 0], trace.steps[-1, 1])
+    )
     whole = Spans(np.array([begin_s]), np.array([end_s]))
     found = (_on_gpu if trace.is_on_gpu else _on_processor)(trace, whole)
     number = len(trace.steps)
@@ -214,6 +216,15 @@ def _observed(trace: Trace) -> Observation:
         device=_device(trace.device_name),
         **{**found, **times, **counts, **sums},
     )
+
+
+def _device_reached(trace: Trace, edge_s: float) -> float:
+    """When the device is through with what was launched before an edge of the host's steps [s].
+
+    A host that waits for nothing runs ahead by up to a thousand launches, whole steps of a small network.
+    """
+    before = _launches(trace, trace.kernels).begin_s < edge_s
+    return float(max(edge_s, trace.kernels.end_s[before].max(initial=edge_s)))
 
 
 def _device(name: str) -> Device | None:
