@@ -223,14 +223,14 @@ def test_options_that_cannot_be_meant(options):
 def test_a_decision_about_ten_thousand_jobs_takes_seconds():
     # Curves of speed, the policy and the nodes, all of it: what ``scheduler_ms`` counts.
     chance = np.random.default_rng(0)
-    jobs = [
-        job(f"j{i}", sample_s=float(chance.uniform(1e-4, 1e-2)), batch=256.0, most=4096.0, num_workers=int(n))
-        for i, n in enumerate(chance.choice([1, 2, 4, 8], 10_000))
-    ]
+    cluster = parse_cluster("170x8xk80+171x8xt4+171x8xv100")
+    jobs = []
+    for i, n in enumerate(chance.choice([1, 2, 4, 8], 10_000)):
+        one = job(f"j{i}", batch=256.0, most=4096.0, num_workers=int(n))
+        speeds = {kind: speed(float(chance.uniform(1e-4, 1e-2))) for kind in cluster.kinds}
+        jobs.append(replace(one, training=replace(one.training, speeds=speeds)))
     begin = time.process_time()
-    state = _Simulation(
-        jobs, parse_cluster("512x8xt4"), find_policy("foresight"), SimulationOptions(), {}, {}
-    )
+    state = _Simulation(jobs, cluster, find_policy("foresight"), SimulationOptions(), {}, {})
     state._admit(0.0)
     state._decide(0.0)
     assert time.process_time() - begin < 5.0

@@ -305,7 +305,7 @@ class _Simulation:
         given = state.current
         batch = None
         if given is not None and given.device in view.curves:
-            batch = view.curves[given.device].batch_sizes.get(given.num_workers)
+            batch = view.curves[given.device].batch_size(given.num_workers)
         reason = self.policy.reason(view, given)
         return Decision(
             job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason
@@ -451,7 +451,7 @@ class _Simulation:
                 n = max(curve.best_within(max(1, int(group.num_devices / share))), curve.fewest)
                 if not n:
                     continue
-                batch, nodes = curve.batch_sizes[n], ceil(n / group.devices_per_node)
+                batch, nodes = curve.batch_size(n) or training.batch_size, ceil(n / group.devices_per_node)
                 # The middle of the job stands for the whole of it.
                 worth = 1.0 if training.efficiency is None else training.efficiency(batch, 0.5)
                 rates.append(training.speeds[group.device](n, nodes, batch) * worth)
