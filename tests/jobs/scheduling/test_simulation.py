@@ -236,3 +236,15 @@ def test_a_decision_about_ten_thousand_jobs_takes_seconds():
     assert time.process_time() - begin < 5.0
     assert state.decision_s[0] > 0
     assert sum(s.current.num_workers for s in state.active if s.current is not None) == 4096
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_job_of_years_takes_hardly_more_questions_than_one_of_months(policy):
+    found = {}
+    for years in (0.1, 10, 1000):
+        jobs = [job("a", work=1e9 * years, restart_s=1.0), job("b", work=1.0, restart_s=1.0)]
+        state = _Simulation(jobs, parse_cluster("1x2xt4"), find_policy(policy), SimulationOptions(), {}, {})
+        state.run(None)
+        found[years] = len(state.decision_s)
+    assert found[1000] - found[10] <= found[10] - found[0.1] + 20
+    assert found[1000] < 1500

@@ -33,6 +33,9 @@ from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, Running
 
 _MOST_ROUNDS = 5_000_000
 _ROUNDS_BETWEEN_WORDS = 200
+_QUIET_ROUNDS, _QUIET_SHARE = 400, 0.02
+"""Rounds in which nothing comes, ends or changes, after which a policy that answers by the time is asked only after so
+much of the quiet time again, up to the next event: a job of years would take millions of rounds."""
 
 Progress = Callable[[int, int], None]
 """Told how many jobs are done, of how many."""
@@ -164,6 +167,7 @@ class _Simulation:
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
         self._urgent_s, self._is_urgent = inf, False
+        self._quiet_from_s, self._num_events = 0.0, 0
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -224,8 +228,13 @@ class _Simulation:
     def _next_round_s(self, now_s: float) -> float:
         """End of this round, or of the last one in which nothing changes."""
         next_s = now_s + self.options.round_s
+        if len(self.events) > self._num_events:
+            self._quiet_from_s, self._num_events = now_s, len(self.events)
         # Other policies are asked in each round, and failures are drawn round by round.
-        if not self.policy.is_stable or self._is_urgent or isfinite(self.options.node_mtbf_s):
+        quiet_s, latest_s = now_s - self._quiet_from_s, inf
+        if not self.policy.is_stable or self._is_urgent:
+            latest_s = now_s + quiet_s * _QUIET_SHARE * (quiet_s > _QUIET_ROUNDS * self.options.round_s)
+        if latest_s <= next_s or isfinite(self.options.node_mtbf_s):
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
         times += [self._urgent_s] if self._urgent_s < inf else []
@@ -235,7 +244,7 @@ class _Simulation:
             if state.rate > 0:
                 rate = state.rate * self._useful_share
                 times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
-        return max(next_s, self._round_from(min(times))) if times else next_s
+        return max(next_s, self._round_from(min(*times, latest_s))) if times else next_s
 
     def _next_event_s(self, now_s: float) -> float:
         """Next moment of a decision inside a round: a job comes, ends while others wait, or has waited too long."""
