@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, nan
+from math import ceil, inf, isfinite, nan, nextafter
 
 import numpy as np
 
@@ -255,7 +255,7 @@ class _Simulation:
                     rate = state.rate * self._useful_share
                     times.append(now_s + state.pause_s + state.left_samples / rate)
         # An end that rounding puts at this very moment would never come.
-        return max(min(times), now_s + 1e-9 * self.options.round_s)
+        return max(min(times), now_s + 1e-9 * self.options.round_s, nextafter(now_s, inf))
 
     def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
         """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
