@@ -203,8 +203,8 @@ def test_a_real_slurm_keeps_its_dependencies_arrays_partitions_and_reservations(
             where = f"--chdir={tmp_path}"
             slurm("sbatch", where, "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
         submit(tmp_path, "short", "30", "gpu:t4:1", "points=1:100 steps=3000")
-        # Last, or Slurm would keep the devices for it that the short job is given.
-        parts = ["--gres=gpu:t4:1", ":", "--gres=gpu:t4:1"]
+        # Held, or Slurm, which puts a released job last, would keep the devices of the short job for it.
+        parts = ["--hold", "--gres=gpu:t4:1", ":", "--gres=gpu:t4:1"]
         slurm("sbatch", f"--chdir={tmp_path}", "-J", "parts", "-t", "5", *parts, "--wrap", "sleep 900")
         wait_for(lambda: running_jobs() == ["long", "tasks"], "a task of the array")
         before = slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines()
