@@ -142,3 +142,16 @@ def test_a_job_that_holds_devices_keeps_them(row):
 def test_a_node_that_takes_no_jobs_is_left_out(state):
     rows = [{"name": "n1", "gres": "gpu:t4:2", "state": ["IDLE", state]}]
     assert slurm_cluster(SQUEUE, {"nodes": rows}, NOW_S).nodes == ()
+
+
+def test_a_node_that_a_job_without_gpus_has_whole_is_left_out():
+    alone = {
+        "job_id": 5,
+        "job_state": ["RUNNING"],
+        "nodes": "n2",
+        "shared": ["none"],
+        "tres_alloc_str": "cpu=22,node=1",
+    }
+    found = slurm_cluster({"jobs": [*SQUEUE["jobs"], alone]}, SINFO, NOW_S)
+    assert [node.name for node in found.nodes] == ["n1"]
+    assert "left out, as a job without GPUs has it whole: n2" in found.notes

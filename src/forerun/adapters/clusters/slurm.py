@@ -73,10 +73,13 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
         RecordError: A list or a field is missing.
     """
     notes: list[str] = []
-    nodes = _nodes(sinfo, notes)
+    rows = wanted_list(squeue, "jobs", "squeue --json")
+    taken = {name for row in rows if _takes_whole_nodes(row) for name in expand_host_list(str(row["nodes"]))}
+    notes += [f"left out, as a job without GPUs has it whole: {name}" for name in sorted(taken)]
+    nodes = tuple(node for node in _nodes(sinfo, notes) if node.name not in taken)
     usable = {node.name for node in nodes}
     jobs = []
-    for row in wanted_list(squeue, "jobs", "squeue --json"):
+    for row in rows:
         job = _job(row, nodes, now_s, notes)
         if job is None:
             continue
@@ -89,6 +92,13 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
             continue
         jobs.append(job)
     return LiveCluster(system="slurm", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
+
+
+def _takes_whole_nodes(row: Mapping[str, Any]) -> bool:
+    """True for a running job with ``--exclusive`` and no GPU, beside which no other starts."""
+    is_exclusive = "NONE" in _words(row.get("shared")) or "TRUE" in _words(row.get("exclusive"))
+    has_gpus = row.get("gres_detail") or _asked(row, 1) or _devices(_text(row.get("tres_alloc_str")))
+    return bool(is_exclusive and row.get("nodes") and not has_gpus)
 
 
 def _nodes(sinfo: Any, notes: list[str]) -> tuple[LiveNode, ...]:
