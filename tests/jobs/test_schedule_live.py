@@ -203,13 +203,17 @@ def test_a_real_slurm_keeps_its_dependencies_arrays_partitions_and_reservations(
             where = f"--chdir={tmp_path}"
             slurm("sbatch", where, "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
         submit(tmp_path, "short", "30", "gpu:t4:1", "points=1:100 steps=3000")
+        # Held, or Slurm, which puts a released job last, would keep the devices of the short job for it.
+        parts = ["--hold", "--gres=gpu:t4:1", ":", "--gres=gpu:t4:1"]
+        slurm("sbatch", f"--chdir={tmp_path}", "-J", "parts", "-t", "5", *parts, "--wrap", "sleep 900")
         wait_for(lambda: running_jobs() == ["long", "tasks"], "a task of the array")
         before = slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines()
         advice = schedule_live("slurm")
         found = {item.title: str(item.action.kind) for item in advice.jobs}
         # The task keeps its device, which the next one would take.
         assert found == {"long": "stop", "short": "start", "tasks": "keep"}
-        for why in ("other jobs", "the tasks of its array", "its partition", "its reservation"):
+        whole = "the other parts of its heterogeneous job"
+        for why in ("other jobs", "the tasks of its array", "its partition", "its reservation", whole):
             assert any(note.endswith(f"waits for {why}: left alone") for note in advice.notes)
         # What is printed is legal there: Slurm does it all, and starts what it should.
         apply_commands(advice)

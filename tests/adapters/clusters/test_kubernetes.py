@@ -32,6 +32,23 @@ def test_devices_of_pods_of_no_job_are_not_given_away():
     assert found.notes[0] == "1 of the GPUs of k1 are those of pods of no Job: left alone"
 
 
+def test_the_jobs_of_a_jobset_are_its_own():
+    items = copy.deepcopy(KUBECTL["items"])
+    for item in items:
+        if item["kind"] == "Job":
+            owner = {
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "name": "train",
+                "controller": True,
+            }
+            item["metadata"]["ownerReferences"] = [owner]
+    found = kubernetes_cluster({"items": items}, NOW_S)
+    assert (found.nodes, found.jobs) == ((), ())
+    assert "job ml/short is part of JobSet train, which alone may change it: left alone" in found.notes
+    assert "2 of the GPUs of k1 are those of pods of no Job: left alone" in found.notes
+
+
 def test_a_job_of_volcano():
     task = {
         "name": "worker",

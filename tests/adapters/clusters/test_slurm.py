@@ -94,6 +94,12 @@ def test_slurm_holds_before_it_frees_and_frees_before_it_starts():
         ({"state_reason": "QOSMaxGRESPerUser"}, "a limit of its quality of service"),
         ({"state_reason": "Reservation"}, "its reservation"),
         ({"state_reason": "PartitionTimeLimit"}, "its partition"),
+        ({"state_reason": "Licenses"}, "licenses"),
+        ({"state_reason": "InvalidAccount"}, "what Slurm calls InvalidAccount"),
+        (
+            {"het_job_id": {"set": True, "infinite": False, "number": 8}},
+            "the other parts of its heterogeneous job",
+        ),
     ],
 )
 def test_a_job_that_waits_for_more_than_devices_is_left_alone(more, why):
@@ -101,3 +107,51 @@ def test_a_job_that_waits_for_more_than_devices_is_left_alone(more, why):
     found = slurm_cluster({"jobs": [waits]}, SINFO, NOW_S)
     assert not found.jobs
     assert f"job {waits['job_id']} waits for {why}: left alone" in found.notes
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"job_state": "SUSPENDED"},
+        {"job_state": "CONFIGURING"},
+        {"job_state": ["RUNNING", "CONFIGURING"]},
+        {"job_state": ["RUNNING"], "het_job_id": {"set": True, "infinite": False, "number": 7}},
+        # Fields of Slurm 24.05 and later where only the allocation names the devices, as public dashboards keep them.
+        {
+            "job_state": ["RUNNING"],
+            "requeue": False,
+            "gres_detail": [],
+            "tres_per_node": "",
+            "tres_req_str": "cpu=2,mem=4G,node=1,billing=2",
+            "tres_alloc_str": "cpu=2,mem=4G,node=1,billing=2,gres/gpu=2,gres/gpu:t4=2,gres/tmpsize=10737418240",
+        },
+    ],
+)
+def test_a_job_that_holds_devices_keeps_them(row):
+    holds = {**SQUEUE["jobs"][0], **row}
+    (found,) = slurm_cluster({"jobs": [holds]}, SINFO, NOW_S).jobs
+    assert (found.is_running, found.can_restart, found.num_devices, found.nodes) == (
+        True,
+        False,
+        2,
+        (("n1", 2),),
+    )
+
+
+@pytest.mark.parametrize("state", ["FUTURE", "UNKNOWN", "REBOOT_ISSUED", "POWERED_DOWN"])
+def test_a_node_that_takes_no_jobs_is_left_out(state):
+    rows = [{"name": "n1", "gres": "gpu:t4:2", "state": ["IDLE", state]}]
+    assert slurm_cluster(SQUEUE, {"nodes": rows}, NOW_S).nodes == ()
+
+
+def test_a_node_that_a_job_without_gpus_has_whole_is_left_out():
+    alone = {
+        "job_id": 5,
+        "job_state": ["RUNNING"],
+        "nodes": "n2",
+        "shared": ["none"],
+        "tres_alloc_str": "cpu=22,node=1",
+    }
+    found = slurm_cluster({"jobs": [*SQUEUE["jobs"], alone]}, SINFO, NOW_S)
+    assert [node.name for node in found.nodes] == ["n1"]
+    assert "left out, as a job without GPUs has it whole: n2" in found.notes

@@ -148,7 +148,6 @@ def test_a_job_of_torchtune_says_its_model_product_and_arguments_itself():
             "model": "meta-llama/Llama-3.2-1B-Instruct",
             "device": "a100-sxm4-80gb",
             "batch_size": 4,
-            "epochs": 1.0,
             "precision": "bf16",
             "optimizer": "adamw",
         }
@@ -270,3 +269,74 @@ def test_the_manifest_reaches_the_route_within_its_time():
     assert (
         parts["Service"]["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"] == 8777
     )
+
+
+def first_question(job):
+    """The first question about a TrainJob, and the job as it comes back where one device is enough."""
+    asked = []
+    changed = trainjob(
+        job, lambda question: asked.append(question) or {**ANSWER, "device": question["device"]}
+    )
+    return asked[0], changed["spec"]["trainer"]
+
+
+ANSWER = {
+    "fits": "yes", "num_parameters": 10**9, "precision": "bf16", "device_memory_bytes": 8e10,
+    "peak_memory_bytes": {"value": 1e10, "high": 2e10}, "step_time_s": {"value": 1.0},
+}  # fmt: skip
+
+
+def test_the_environment_and_the_line_of_a_shell_are_read_and_sized():
+    # Fields of kubeflow/trainer's examples of TRL: the trainer is called by its runtime, its settings are variables.
+    env = {
+        "MAX_PROMPT_LENGTH": 512,
+        "MAX_COMPLETION_LENGTH": 256,
+        "PER_DEVICE_TRAIN_BATCH_SIZE": 2,
+        "NUM_TRAIN_EPOCHS": 1,
+    }
+    trainer = {"env": [{"name": name, "value": str(value)} for name, value in env.items()]}
+    job = {
+        "kind": "TrainJob",
+        "metadata": {"annotations": {"forerun/on": "h100-sxm"}},
+        "spec": {
+            "runtimeRef": {"name": "grpo-distributed"},
+            "initializer": {"model": {"storageUri": "hf://Qwen/Qwen2.5-0.5B-Instruct"}},
+            "trainer": trainer,
+        },
+    }
+    asked, _ = first_question(job)
+    assert asked == {
+        "model": "Qwen/Qwen2.5-0.5B-Instruct", "device": "h100-sxm", "algorithm": "grpo", "sequence_length": 768,
+        "new_tokens": 256, "batch_size": 2,
+    }  # fmt: skip
+    line = "pip install trl\ntorchrun \\\n --nnodes=10 --nproc_per_node 8 --node-rank=$RANK sft.py --model_name gpt2"
+    job["spec"] |= {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"command": ["bash", "-c", line]}}
+    del job["spec"]["initializer"]
+    asked, changed = first_question(job)
+    assert asked["model"] == "gpt2"
+    assert changed["command"][2] == line.replace("=10", "=1").replace("node 8", "node 1")
+    job["spec"]["trainer"] = {
+        "args": ["--nnodes=$(PET_NNODES)", "--nproc_per_node", "${N}", "--model_name=gpt2"]
+    }
+    assert first_question(job)[1]["args"] == job["spec"]["trainer"]["args"]
+
+
+def test_devices_are_those_that_the_pods_select_and_of_no_other_maker():
+    job = {"kind": "TrainJob", "metadata": {}, "spec": {"runtimeRef": {"name": "torchtune-llama3.2-1b"}}}
+    wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L40S"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    places = {
+        "l40s": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}},
+        "h100-sxm": {"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}},
+    }
+    for device, spec in places.items():
+        asked, _ = first_question({**job, "spec": {**job["spec"], "podTemplateOverrides": [{"spec": spec}]}})
+        assert asked["device"] == device
+    # A request above the limit of its owner would be refused by the API server.
+    job["metadata"]["annotations"] = {"forerun/on": "l4"}
+    job["spec"]["trainer"] = {"resourcesPerNode": {"limits": {"memory": "8Gi"}}}
+    assert first_question(job)[1]["resourcesPerNode"]["requests"] == {"nvidia.com/gpu": 1}
+    for name in ("amd.com/gpu", "nvidia.com/mig-1g.5gb", "google.com/tpu", "nvidia.com/gpumem"):
+        job["spec"]["trainer"] = {"resourcesPerNode": {"limits": {name: 1}}}
+        with pytest.raises(UsageError, match=f"whole nvidia.com/gpu, and this one asks for {name}"):
+            trainjob(job)

@@ -67,7 +67,7 @@ def test_drf_equals_dominant_shares():
     cluster = SharedCluster(
         groups=(NodeGroup(device="gb", num_nodes=1, devices_per_node=18, cpu_cores_per_node=9),)
     )
-    curve = RateCurve.of({n: float(n) for n in range(19)}, dict.fromkeys(range(19), 1.0))
+    curve = RateCurve(tuple(range(19)), lambda sizes: (sizes, sizes))
     views = []
     for order, (name, gigabytes, cores) in enumerate((("a", 4, 1.0), ("b", 1, 3.0))):
         training = DataParallelTraining(

@@ -11,7 +11,7 @@ from forerun.jobs.schedule import schedule
 from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, parse_cluster
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.policy import find_policy, policy_names
-from forerun.jobs.scheduling.preemption import decide, fair_share, finish_time_fairness, urgent_in_s
+from forerun.jobs.scheduling.preemption import decide, finish_time_fairness, urgent_in_s
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.jobs.scheduling.speed import MeasuredSpeed
 from forerun.jobs.scheduling.unlike_devices import max_min_shares
@@ -21,7 +21,7 @@ FOUR = parse_cluster("1x4xt4")
 
 def test_a_job_served_with_its_share_keeps_its_fairness():
     waiting = view(job(arrival_s=0.0), FOUR)
-    share = fair_share(waiting, FOUR, num_jobs=4)
+    share = waiting.fair_share(FOUR, num_jobs=4)
     assert share is not None
     whole_s = waiting.remaining_s(share)
     assert finish_time_fairness(waiting, FOUR, 4, now_s=2 * whole_s) == pytest.approx((3.0, 2.0, whole_s))

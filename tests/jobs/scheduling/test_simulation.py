@@ -224,16 +224,28 @@ def test_options_that_cannot_be_meant(options, message):
 def test_a_decision_about_ten_thousand_jobs_takes_seconds():
     # Curves of speed, the policy and the nodes, all of it: what ``scheduler_ms`` counts.
     chance = np.random.default_rng(0)
-    jobs = [
-        job(f"j{i}", sample_s=float(chance.uniform(1e-4, 1e-2)), batch=256.0, most=4096.0, num_workers=int(n))
-        for i, n in enumerate(chance.choice([1, 2, 4, 8], 10_000))
-    ]
+    cluster = parse_cluster("170x8xk80+171x8xt4+171x8xv100")
+    jobs = []
+    for i, n in enumerate(chance.choice([1, 2, 4, 8], 10_000)):
+        one = job(f"j{i}", batch=256.0, most=4096.0, num_workers=int(n))
+        speeds = {kind: speed(float(chance.uniform(1e-4, 1e-2))) for kind in cluster.kinds}
+        jobs.append(replace(one, training=replace(one.training, speeds=speeds)))
     begin = time.process_time()
-    state = _Simulation(
-        jobs, parse_cluster("512x8xt4"), find_policy("foresight"), SimulationOptions(), {}, {}
-    )
+    state = _Simulation(jobs, cluster, find_policy("foresight"), SimulationOptions(), {}, {})
     state._admit(0.0)
     state._decide(0.0)
     assert time.process_time() - begin < 5.0
     assert state.decision_s[0] > 0
     assert sum(s.current.num_workers for s in state.active if s.current is not None) == 4096
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_job_of_years_takes_hardly_more_questions_than_one_of_months(policy):
+    found = {}
+    for years in (0.1, 10, 1000):
+        jobs = [job("a", work=1e9 * years, restart_s=1.0), job("b", work=1.0, restart_s=1.0)]
+        state = _Simulation(jobs, parse_cluster("1x2xt4"), find_policy(policy), SimulationOptions(), {}, {})
+        state.run(None)
+        found[years] = len(state.decision_s)
+    assert found[1000] - found[10] <= found[10] - found[0.1] + 20
+    assert found[1000] < 1500

@@ -15,6 +15,7 @@ from forerun.jobs.scheduling.speed import (
     BatchEfficiency,
     DataParallelSpeed,
     MeasuredSpeed,
+    RateCurve,
     StepPoint,
     fit_data_parallel,
     offered_sizes,
@@ -145,7 +146,18 @@ def test_a_range_of_batches_never_makes_it_slower():
     fixed = rate_curve(speed(), None, (64.0, 64.0), 4, sizes, 0.0)
     free = rate_curve(speed(), worth, (64.0, 2048.0), 4, sizes, 0.0)
     assert all(free.rate(n) >= fixed.rate(n) - 1e-9 for n in sizes)
-    assert list(free.batch_sizes.values()) == sorted(free.batch_sizes.values())
+    assert (batches := [free.batch_size(n) for n in free.rates]) == sorted(batches)
+
+
+@pytest.mark.parametrize("first", [1, 8, 9, 24, 32])
+def test_a_curve_is_the_same_whatever_is_asked_first(first):
+    def made() -> RateCurve:
+        return rate_curve.__wrapped__(speed(), None, (64.0, 64.0), 4, offered_sizes(4, 32), 0.0)
+
+    rates, curve = made().rates, made()
+    assert curve.best_within(first) == max((n for n in rates if n <= first), key=lambda n: (rates[n], -n))
+    assert made().rate(first) == curve.rate(first) == rates[first]
+    assert (curve.rates, curve.hull) == (rates, made().hull)
 
 
 def test_a_grid_of_sizes_and_batches_is_the_law_at_each():

@@ -60,7 +60,14 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
         by_kind.setdefault(str(item.get("kind")), []).append(item)
     notes: list[str] = []
     pods = _pods_by_job(by_kind.get("Pod", []))
-    ours = {(_namespace(item), str(inside(item, "metadata", "name"))) for item in by_kind.get("Job", [])}
+    own = []
+    for item in by_kind.get("Job", []):
+        if owner := _owner(item):
+            name = f"{_namespace(item)}/{inside(item, 'metadata', 'name')}"
+            notes.append(f"job {name} is part of {owner}, which alone may change it: left alone")
+        else:
+            own.append(item)
+    ours = {(_namespace(item), str(inside(item, "metadata", "name"))) for item in own}
     held: dict[str, int] = {}
     for key, shares in pods.items():
         for name, devices in shares if key not in ours else []:
@@ -76,7 +83,7 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
             f"kubectl get -o json: expected nodes with {_GPU} among the items, got {', '.join(by_kind) or 'none'}; ask "
             "for jobs,pods,nodes"
         )
-    jobs = [job for item in by_kind.get("Job", []) if (job := _job(item, pods, now_s, notes)) is not None]
+    jobs = [job for item in own if (job := _job(item, pods, now_s, notes)) is not None]
     return LiveCluster(system="kubernetes", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
 
 
@@ -91,6 +98,14 @@ def _node(item: Mapping[str, Any]) -> list[LiveNode]:
 
 def _namespace(item: Mapping[str, Any]) -> str:
     return str(inside(item, "metadata", "namespace") or "default")
+
+
+def _owner(item: Mapping[str, Any]) -> str:
+    """The JobSet, RayJob or the like that made a Job and would undo each change of it; empty for none, or a CronJob."""
+    for owner in inside(item, "metadata", "ownerReferences") or []:
+        if owner.get("controller") and owner.get("kind") != "CronJob":
+            return f"{owner.get('kind')} {owner.get('name')}"
+    return ""
 
 
 def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[str, int]]]:

@@ -25,8 +25,24 @@ from forerun.jobs.scheduling.live import (
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?::([^:=(,]+(?=[:=]\d)|[^:=(,]*[^:=(,\d][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?"
 )
-_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
+_UNUSABLE = (
+    "DOWN",
+    "DRAIN",
+    "FAIL",
+    "FUTURE",
+    "INVALID",
+    "MAINT",
+    "NOT_RESPONDING",
+    "REBOOT",
+    "RESERVED",
+    "UNKNOWN",
+)
 _WAITING, _RUNNING = "PENDING", "RUNNING"
+_HOLDING = ("CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+"""States in which a job holds its devices and is not to be touched; older versions say them instead of running.
+
+Source: Slurm, squeue(1), "Job state codes".
+"""
 _OWN_REASONS = {
     "dependency": "other jobs",
     "arraytasklimit": "the tasks of its array",
@@ -36,7 +52,9 @@ _OWN_REASONS = {
     "qos": "a limit of its quality of service",
     "assoc": "a limit of its account",
     "partition": "its partition",
+    "licenses": "licenses",
 }
+_FOR_DEVICES = ("", "none", "priority", "resources", "helduser", "heldadmin")
 """Beginnings of reasons for which Slurm holds a job that free devices do not start, and what it waits for.
 
 Source: Slurm, squeue(1), "Job reason codes".
@@ -55,10 +73,13 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
         RecordError: A list or a field is missing.
     """
     notes: list[str] = []
-    nodes = _nodes(sinfo, notes)
+    rows = wanted_list(squeue, "jobs", "squeue --json")
+    taken = {name for row in rows if _takes_whole_nodes(row) for name in expand_host_list(str(row["nodes"]))}
+    notes += [f"left out, as a job without GPUs has it whole: {name}" for name in sorted(taken)]
+    nodes = tuple(node for node in _nodes(sinfo, notes) if node.name not in taken)
     usable = {node.name for node in nodes}
     jobs = []
-    for row in wanted_list(squeue, "jobs", "squeue --json"):
+    for row in rows:
         job = _job(row, nodes, now_s, notes)
         if job is None:
             continue
@@ -71,6 +92,13 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
             continue
         jobs.append(job)
     return LiveCluster(system="slurm", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
+
+
+def _takes_whole_nodes(row: Mapping[str, Any]) -> bool:
+    """True for a running job with ``--exclusive`` and no GPU, beside which no other starts."""
+    is_exclusive = "NONE" in _words(row.get("shared")) or "TRUE" in _words(row.get("exclusive"))
+    has_gpus = row.get("gres_detail") or _asked(row, 1) or _devices(_text(row.get("tres_alloc_str")))
+    return bool(is_exclusive and row.get("nodes") and not has_gpus)
 
 
 def _nodes(sinfo: Any, notes: list[str]) -> tuple[LiveNode, ...]:
@@ -122,15 +150,16 @@ def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes:
             f"squeue --json: expected job_id and job_state of every job, got {', '.join(list(row)[:6])}"
         )
     name, states = _name(row), _words(row["job_state"])
-    if not set(states) & {_WAITING, _RUNNING}:
+    is_running, is_kept = _RUNNING in states, not set(states).isdisjoint(_HOLDING)
+    if not (is_running or is_kept or _WAITING in states):
         return None
-    is_running = _RUNNING in states
+    is_running |= is_kept
     if not is_running and (why := _why_not_ours(row)):
         notes.append(f"job {name} waits for {why}: left alone")
         return None
     had = [_devices(text) for text in row.get("gres_detail") or []]
     num_nodes = max(1, int(_number(row.get("node_count"), 1)))
-    asked = _asked(row, num_nodes)
+    asked = _asked(row, num_nodes) or (_devices(_text(row.get("tres_alloc_str"))) if is_running else {})
     kinds = {kind: sum(one.get(kind, 0) for one in had) for one in had for kind in one} or asked
     number = sum(kinds.values())
     if number < 1:
@@ -152,7 +181,8 @@ def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes:
         ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
         limit_s=60.0 * limit_min,
         # Where only some tasks of an array may run at once, the next of them would take what a stopped one leaves.
-        can_restart=bool(row.get("requeue", True)) and not _number(row.get("array_max_tasks"), 0),
+        can_restart=bool(row.get("requeue", True))
+        and not (is_kept or _is_part(row) or _number(row.get("array_max_tasks"), 0)),
         may_use=_may_use(row, nodes),
         fields=fields_of_text(_text(row.get("comment")), name),
         details={"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {},
@@ -165,13 +195,22 @@ def _why_not_ours(row: Mapping[str, Any]) -> str:
     found = next((words for start, words in _OWN_REASONS.items() if reason.startswith(start)), "")
     if found:
         return found
+    if reason not in _FOR_DEVICES:
+        return f"what Slurm calls {row['state_reason']}"
     # Tasks that were not yet told apart share one row: to give it nodes would give them to every task. The reason of a
     # job that is held says nothing of what it waits for besides.
     ways = {"array_task_string": "arraytasklimit", "dependency": "dependency", "resv_name": "reservation"}
     more = [_OWN_REASONS[reason] for key, reason in ways.items() if _text(row.get(key))]
     if _text(row.get("features")):
         more.append("nodes with its features")
+    if _is_part(row):
+        more.append("the other parts of its heterogeneous job")
     return next(iter(more), "")
+
+
+def _is_part(row: Mapping[str, Any]) -> bool:
+    """True for a component of a heterogeneous job, which starts and is requeued as a whole."""
+    return _number(row.get("het_job_id"), 0) > 0
 
 
 def _name(row: Mapping[str, Any]) -> str:

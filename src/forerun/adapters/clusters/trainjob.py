@@ -6,8 +6,8 @@ annotation ``trainer.kubeflow.org/autoconf-plugin: forerun``. Its question stand
 
 - annotations ``forerun/NAME`` with the settings of ``forerun predict``, and ``forerun/model``, ``forerun/on`` (the
   devices of a node, ``8xh100-sxm``), ``forerun/within`` (``time<=24h``), ``forerun/max-nodes``;
-- else the model that its initializer fetches (``hf://``) or its runtime of torchtune is for, the product that its
-  nodes are selected by, and the arguments of torchtune, Transformers and plain scripts.
+- else the model that its initializer fetches (``hf://``), its arguments name or its runtime of torchtune is for, the
+  product that its nodes are selected by, and arguments and environment of torchtune, Transformers and plain scripts.
 
 Source: kubeflow/trainer, docs/proposals/3328-automatic-resource-configuration, and its API ``v1alpha1``.
 """
@@ -31,6 +31,7 @@ from forerun.question.devices import find_device
 from forerun.question.devices.cluster import joined_spec, split_spec
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions
+from forerun.question.post_training import Algorithm
 from forerun.question.settings import declared
 from forerun.surface.cli.submit import broken_limits
 
@@ -39,6 +40,18 @@ PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 
 _GPU = "nvidia.com/gpu"
 _PRODUCT = "nvidia.com/gpu.product"
+_PRODUCTS = (_PRODUCT, "cloud.google.com/gke-accelerator")
+_GKE = {
+    "nvidia-tesla-v100": "v100-sxm2-16gb",
+    "nvidia-tesla-a100": "a100-sxm4-40gb",
+    "nvidia-a100-80gb": "a100-sxm4-80gb",
+    "nvidia-h100-80gb": "h100-sxm",
+    "nvidia-h100-mega-80gb": "h100-sxm",
+    "nvidia-h200-141gb": "h200-sxm",
+}
+"""GKE's names that more than one device has. Source: Google Kubernetes Engine, "About GPUs in GKE", machine types."""
+
+_OTHER_DEVICES = re.compile(r"/(?!gpu$).*(gpu|mig-|tpu|gaudi|neuron)|^(?!nvidia\.com/).*/gpu$")
 _OWN = {"model", "on", "within", "max-nodes", "recommended"}
 _RUNTIMES = {
     "torchtune-llama3.2-1b": "meta-llama/Llama-3.2-1B",
@@ -52,14 +65,21 @@ _ARGUMENTS = {
     "batch-size": "batch_size",
     "per_device_train_batch_size": "batch_size",
     "epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
     "num_train_epochs": "epochs",
     "max_seq_len": "sequence_length",
     "max_seq_length": "sequence_length",
     "dtype": "precision",
     "optimizer": "optimizer",
     "model.lora_rank": "lora",
+    "lora_rank": "lora",
+    "lora_r": "lora",
+    "max_completion_length": "new_tokens",
 }
-"""Arguments of torchtune, Transformers and plain scripts, and the settings that they are."""
+"""Arguments of torchtune, Transformers, TRL and plain scripts, and the settings that they are."""
+
+_MODEL_ARGUMENTS = ("model_name_or_path", "model_name")
 
 _LAUNCHED = {
     "nproc_per_node": "devices",
@@ -144,8 +164,12 @@ def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
 
 def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int, str]:
     """Most nodes, devices of a node, and their kind."""
+    asked = inside(job, "spec", "trainer", "resourcesPerNode") or {}
+    for name in (name for part in asked.values() if isinstance(part, Mapping) for name in part):
+        if _OTHER_DEVICES.search(name):
+            raise UsageError(f"a job is sized in whole {_GPU}, and this one asks for {name}")
     patches = [inside(job, "spec", part) for part in ("runtimePatches", "podTemplateOverrides")]
-    text = told.get("on") or next(_all_of(patches, _PRODUCT), "")
+    text = told.get("on") or next((name for key in _PRODUCTS for name in _all_of(patches, key)), "")
     if not text:
         raise UsageError(
             "expected the devices of the nodes, got none; annotate forerun/on: 8xh100-sxm, or select nodes by "
@@ -160,7 +184,11 @@ def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int,
 
 
 def _catalogue_name(kind: str) -> str:
-    for name in (kind, kind.replace("-", " "), kind.removeprefix("NVIDIA-").replace("-", " ")):
+    for name in (
+        _GKE.get(kind, kind),
+        kind.replace("-", " "),
+        kind.removeprefix("NVIDIA-").replace("-", " "),
+    ):
         try:
             return find_device(name).name
         except UnknownDeviceError:
@@ -169,8 +197,10 @@ def _catalogue_name(kind: str) -> str:
 
 
 def _all_of(item: Any, key: str) -> Iterator[str]:
-    """Values of a key anywhere inside a document."""
+    """Values of a key anywhere inside a document, and the first of those that a node affinity wants of it."""
     if isinstance(item, Mapping):
+        if item.get("key") == key and item.get("operator") == "In":
+            yield from item.get("values", [])[:1]
         for name, value in item.items():
             if name == key and isinstance(value, str):
                 yield value
@@ -185,7 +215,8 @@ def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
         return told["model"]
     uri = str(inside(job, "spec", "initializer", "model", "storageUri") or "")
     runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
-    named = uri.removeprefix("hf://") if uri.startswith("hf://") else _RUNTIMES.get(runtime, "")
+    argued = next((value for name, value in _words(job) if name in _MODEL_ARGUMENTS), "")
+    named = uri.removeprefix("hf://") if uri.startswith("hf://") else argued or _RUNTIMES.get(runtime, "")
     # A model tuned to follow instructions has the layers of the one it was made from.
     for name in (named, re.sub(r"-(Instruct|Chat|it)\b.*$", "", named)):
         if name and find_architecture(name) is not None:
@@ -200,7 +231,15 @@ def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]
     """Settings of the run: those of its arguments, then those of its annotations."""
     known = declared(RunOptions)
     given: dict[str, str] = {}
-    for name, value in _words(job):
+    # Runtimes are called by their trainer, such as grpo-distributed.
+    algorithm = str(inside(job, "spec", "runtimeRef", "name") or "").partition("-")[0]
+    if algorithm in list(Algorithm):
+        given["algorithm"] = algorithm
+    words = dict(_words(job))
+    if (prompt := words.get("max_prompt_length", "")).isdigit():
+        answer = words.get("max_completion_length", "")
+        given["sequence_length"] = str(int(prompt) + (int(answer) if answer.isdigit() else 256))
+    for name, value in words.items():
         setting = _ARGUMENTS.get(name)
         if setting is not None and re.fullmatch(r"[\w.]+", value):
             given[setting] = value.lower()
@@ -208,6 +247,9 @@ def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]
             given["precision"] = "amp-bf16" if name == "bf16" else "amp"
         elif name == "model.quantize_base" and value.lower() == "true":
             given["quantize"] = "nf4"
+    # Epochs of samples that nobody counted say no length of the job; its size needs none.
+    if not {"dataset", "dataset_size", "dataset-size"} & told.keys():
+        given.pop("epochs", None)
     # Last, since an annotation is written for forerun and an argument for the trainer.
     given |= {name.replace("-", "_"): value for name, value in told.items() if name not in _OWN}
     found = {}
@@ -228,15 +270,28 @@ def _value(name: str, kind: type, text: str) -> Any:
 
 
 def _words(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values among command and arguments: ``name=value``, ``--name value``, ``--name``."""
+    """Names and values of the environment, and among command and arguments: ``name=value``, ``--name value``."""
     trainer = inside(job, "spec", "trainer") or {}
-    words = [str(word) for word in [*(trainer.get("command") or []), *(trainer.get("args") or [])]]
+    for one in trainer.get("env") or []:
+        yield str(one.get("name", "")).lower(), str(one.get("value") or "")
+    texts = [str(word) for word in [*(trainer.get("command") or []), *(trainer.get("args") or [])]]
+    # The line of a shell holds all words of its command.
+    words = [word for text in texts for word in (_SPACE.split(text) if _is_line(text) else [text])]
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if equals:
             yield name.lstrip("-"), value
         elif name.startswith("-"):
             yield name.lstrip("-"), "" if following.startswith("-") else following
+
+
+_SPACE = re.compile(r"[\s\\]+")
+_LAUNCH = re.compile(rf"(--({'|'.join(_LAUNCHED)})(?:=|\s+))([^\s$]\S*)")
+
+
+def _is_line(text: str) -> bool:
+    """True for a line of a shell that launches, not for a program or a value with spaces in it."""
+    return bool(re.search(r"(^|[\s/])(torchrun|accelerate|deepspeed|tune|python3?)\s", text))
 
 
 def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devices: int) -> dict[str, Any]:
@@ -247,7 +302,7 @@ def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devic
     resources = trainer.setdefault("resourcesPerNode", {})
     for part in ("requests", "limits"):
         resources.setdefault(part, {})[_GPU] = devices
-    if "memory" not in resources["requests"]:
+    if "memory" not in resources["requests"] and "memory" not in resources["limits"]:
         # Each process reads the weights into memory beside the model that takes them.
         weights = 4 * found["num_parameters"] * (0.5 if found["precision"] in ("bf16", "fp16") else 1.0)
         resources["requests"]["memory"] = f"{ceil(devices * (2 * weights + _PROCESS_BYTES) / 2**30)}Gi"
@@ -275,10 +330,14 @@ def _relaunched(words: list[str], sizes: Mapping[str, int]) -> list[str]:
     """The same words with the numbers of nodes and processes that torchrun or accelerate is told."""
     changed = list(words)
     for i, word in enumerate(words):
-        name, equals, _ = word.partition("=")
+        if _is_line(word):
+            # What follows a variable of the trainer is right by itself.
+            changed[i] = _LAUNCH.sub(lambda found: f"{found[1]}{sizes[_LAUNCHED[found[2]]]}", word)
+            continue
+        name, equals, value = word.partition("=")
         of = _LAUNCHED.get(name.lstrip("-")) if name.startswith("-") else None
         if of is not None and equals:
-            changed[i] = f"{name}={sizes[of]}"
-        elif of is not None and i + 1 < len(words):
+            changed[i] = word if value.startswith("$") else f"{name}={sizes[of]}"
+        elif of is not None and i + 1 < len(words) and not words[i + 1].startswith("$"):
             changed[i + 1] = str(sizes[of])
     return changed

@@ -173,6 +173,8 @@ class _Engine:
             return view.asked(kind)
         curve = view.curves[kind]
         most = min(view.job.max_workers, int(self._free.num_devices(kind)))
+        if most < 1:
+            return None
         rate = view.rate(present)
         n = next((n for n in (curve.fewest, *curve.hull) if 0 < n <= most and curve.rate(n) > rate), None)
         return None if n is None else Allocation(kind, n)
@@ -181,6 +183,8 @@ class _Engine:
         """Devices to offer next; as many as it has if none."""
         curve, w = view.curves[present.device], present.num_workers
         most = min(view.job.max_workers, w + int(self._free.num_devices(present.device)))
+        if most <= w:
+            return w
         if self._one_at_a_time:
             return curve.after(w, most) or w
         corner = next((n for n in curve.hull if w < n <= most), None)

@@ -271,7 +271,7 @@ def placed_remaining_s(view: JobView, given: Allocation, num_nodes: int, cluster
     if not isinstance(training, DataParallelTraining):
         return left_s
     speed, n = training.speeds[given.device], given.num_workers
-    batch = view.curves[given.device].batch_sizes.get(n, training.batch_size)
+    batch = view.curves[given.device].batch_size(n) or training.batch_size
     here = speed(n, num_nodes, batch)
     packed = speed(n, _fewest(n, given.device, cluster), batch)
     return left_s * packed / here if here > 0 else left_s

@@ -50,6 +50,7 @@ class JobView:
     is_urgent: bool = False
     _least_rate: float | None = field(default=None, repr=False)
     _asked_s: float | None = field(default=None, repr=False)
+    _fair_shares: dict[int, Allocation | None] = field(default_factory=dict, repr=False)
 
     @property
     def least_rate(self) -> float:
@@ -68,16 +69,16 @@ class JobView:
 
     def rate(self, given: Allocation) -> float:
         """Useful samples per second with this allocation, packed; zero on a kind of device where it cannot run."""
-        training = self.job.training
-        if isinstance(training, ServerTraining):
-            if not (given.num_workers and given.num_servers):
-                return 0.0
-            speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
-            factor = self.server_factor
-            return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
-        # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
         curve = self.curves.get(given.device)
-        return curve.rates.get(given.num_workers, 0.0) if curve is not None else 0.0
+        if curve is not None:
+            return curve.rate(given.num_workers)
+        training = self.job.training
+        # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
+        if not isinstance(training, ServerTraining) or not (given.num_workers and given.num_servers):
+            return 0.0
+        speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
+        factor = self.server_factor
+        return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
@@ -97,6 +98,20 @@ class JobView:
         if self._asked_s is None:
             self._asked_s = min(self.remaining_s(self.asked(kind)) for kind in self.kinds(cluster))
         return self._asked_s
+
+    def fair_share(self, cluster: SharedCluster, num_jobs: int) -> Allocation | None:
+        """The fastest share that has 1/n of each kind of devices; None where no speed is known."""
+        # Each question of a decision asks for it again.
+        if num_jobs not in self._fair_shares:
+            options = [
+                Allocation(
+                    group.device, max(curve.best_within(max(1, group.num_devices // num_jobs)), curve.fewest)
+                )
+                for group in cluster.groups
+                if (curve := self.curves.get(group.device)) is not None and curve.fewest
+            ]
+            self._fair_shares[num_jobs] = max(options, key=self.rate, default=None)
+        return self._fair_shares[num_jobs]
 
     def smallest(self, device: str) -> Allocation | None:
         """The least it can run with on this kind; None where it cannot run."""

@@ -31,18 +31,6 @@ _SLOW = 2 / 3
 room for."""
 
 
-def fair_share(view: JobView, cluster: SharedCluster, num_jobs: int) -> Allocation | None:
-    """The fastest share of a job that has 1/n of each kind of devices; None where no speed is known."""
-    options = []
-    for group in cluster.groups:
-        curve = view.curves.get(group.device)
-        if curve is None or not curve.fewest:
-            continue
-        n = max(curve.best_within(max(1, group.num_devices // num_jobs)), curve.fewest)
-        options.append(Allocation(group.device, n))
-    return max(options, key=view.rate, default=None)
-
-
 def _served_with(view: JobView, share: Allocation) -> Allocation:
     """Devices that a job on its share would be given: those asked for, if it has one size."""
     asked = view.asked(share.device)
@@ -70,7 +58,7 @@ class Fairness(NamedTuple):
 
 def finish_time_fairness(view: JobView, cluster: SharedCluster, num_jobs: int, now_s: float) -> Fairness:
     """Rho of a job; zero where no speed is known, so that no bound is ever exceeded."""
-    share = fair_share(view, cluster, num_jobs)
+    share = view.fair_share(cluster, num_jobs)
     if share is None:
         return Fairness(0.0, 0.0, inf)
     # What is left over what is to do is the whole; near the end both are almost nothing.
@@ -130,7 +118,7 @@ def serve_urgent(
     for _, view in sorted(served, key=lambda item: (item[1].current is None, -item[0].rho, item[1].order)):
         wanted = view.current
         if view.job.name in wanting:
-            share = fair_share(view, cluster, len(jobs))
+            share = view.fair_share(cluster, len(jobs))
             wanted = None if share is None else _served_with(view, share)
         if wanted is not None and free.fits(view.job, wanted):
             view.is_urgent = True

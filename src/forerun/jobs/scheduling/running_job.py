@@ -20,7 +20,7 @@ from forerun.jobs.scheduling.job import (
 )
 from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
-from forerun.jobs.scheduling.speed import RateCurve, offered_sizes, rate_curve
+from forerun.jobs.scheduling.speed import BatchEfficiency, RateCurve, offered_sizes, rate_curve
 
 _SERVER_TABLE = 64
 
@@ -270,8 +270,9 @@ class RunningJob:
 
     def curves(self, cluster: SharedCluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
         """Forecast rates by kind of device."""
-        # Curves are kept by phase, or each round would make them anew for every job.
-        phase = int(NUM_PHASES * progress) / NUM_PHASES
+        # Curves are kept by phase, or each round would make them anew for every job; most are the same in every phase.
+        is_changing = not isinstance(self._parallel.efficiency, BatchEfficiency | None)
+        phase = int(NUM_PHASES * progress) / NUM_PHASES if is_changing else 0.0
         found = self._curves.get((adapts_batch, phase))
         if found is None:
             found = self._curves[adapts_batch, phase] = {
@@ -319,7 +320,7 @@ class RunningJob:
         if isinstance(training, ServerTraining):
             return training.batch_size * training.speed(given.num_workers, given.num_servers)
         believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
-        batch = believed.batch_sizes.get(given.num_workers, training.batch_size)
+        batch = believed.batch_size(given.num_workers) or training.batch_size
         # The batch is chosen by what is believed, and the speed is that which is true of it.
         speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
         return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)

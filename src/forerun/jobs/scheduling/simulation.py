@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, nan
+from math import ceil, inf, isfinite, nan, nextafter
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, Running
 
 _MOST_ROUNDS = 5_000_000
 _ROUNDS_BETWEEN_WORDS = 200
+_QUIET_ROUNDS, _QUIET_SHARE = 400, 0.02
+"""Rounds in which nothing comes, ends or changes, after which a policy that answers by the time is asked only after so
+much of the quiet time again, up to the next event: a job of years would take millions of rounds."""
 
 Progress = Callable[[int, int], None]
 """Told how many jobs are done, of how many."""
@@ -163,6 +166,7 @@ class _Simulation:
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
         self._urgent_s, self._is_urgent = inf, False
+        self._quiet_from_s, self._num_events = 0.0, 0
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -223,8 +227,13 @@ class _Simulation:
     def _next_round_s(self, now_s: float) -> float:
         """End of this round, or of the last one in which nothing changes."""
         next_s = now_s + self.options.round_s
+        if len(self.events) > self._num_events:
+            self._quiet_from_s, self._num_events = now_s, len(self.events)
         # Other policies are asked in each round, and failures are drawn round by round.
-        if not self.policy.is_stable or self._is_urgent or isfinite(self.options.node_mtbf_s):
+        quiet_s, latest_s = now_s - self._quiet_from_s, inf
+        if not self.policy.is_stable or self._is_urgent:
+            latest_s = now_s + quiet_s * _QUIET_SHARE * (quiet_s > _QUIET_ROUNDS * self.options.round_s)
+        if latest_s <= next_s or isfinite(self.options.node_mtbf_s):
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
         times += [self._urgent_s] if self._urgent_s < inf else []
@@ -234,7 +243,7 @@ class _Simulation:
             if state.rate > 0:
                 rate = state.rate * self._useful_share
                 times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
-        return max(next_s, self._round_from(min(times))) if times else next_s
+        return max(next_s, self._round_from(min(*times, latest_s))) if times else next_s
 
     def _next_event_s(self, now_s: float) -> float:
         """Next moment of a decision inside a round: a job comes, ends while others wait, or has waited too long."""
@@ -245,7 +254,7 @@ class _Simulation:
                     rate = state.rate * self._useful_share
                     times.append(now_s + state.pause_s + state.left_samples / rate)
         # An end that rounding puts at this very moment would never come.
-        return max(min(times), now_s + 1e-9 * self.options.round_s)
+        return max(min(times), now_s + 1e-9 * self.options.round_s, nextafter(now_s, inf))
 
     def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
         """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
@@ -304,7 +313,7 @@ class _Simulation:
         given = state.current
         batch = None
         if given is not None and given.device in view.curves:
-            batch = view.curves[given.device].batch_sizes.get(given.num_workers)
+            batch = view.curves[given.device].batch_size(given.num_workers)
         reason = self.policy.reason(view, given)
         return Decision(
             job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason
@@ -450,7 +459,7 @@ class _Simulation:
                 n = max(curve.best_within(max(1, int(group.num_devices / share))), curve.fewest)
                 if not n:
                     continue
-                batch, nodes = curve.batch_sizes[n], ceil(n / group.devices_per_node)
+                batch, nodes = curve.batch_size(n) or training.batch_size, ceil(n / group.devices_per_node)
                 # The middle of the job stands for the whole of it.
                 worth = 1.0 if training.efficiency is None else training.efficiency(batch, 0.5)
                 rates.append(training.speeds[group.device](n, nodes, batch) * worth)

@@ -5,9 +5,9 @@ A speed model is any callable of these signatures, so that a model of communicat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
 from typing import Protocol
@@ -321,47 +321,83 @@ class BatchEfficiency:
         return (self.noise_scale + self.base_batch_size) / (self.noise_scale + batch_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+_NEAR = 8
+"""Numbers of devices, from the smallest, that a curve has from the start: most of a long queue asks for no more."""
+
+RatesOf = Callable[[tuple[int, ...]], tuple[Sequence[float], Sequence[float]]]
+"""Rates on some numbers of devices [1/s], and the global batches that give them."""
+
+
 class RateCurve:
     """Useful samples per second against the number of devices of one kind, packed on as few nodes as they need.
 
-    Attributes:
-        rates: By number of devices, ascending; only numbers on which the job runs [1/s].
-        batch_sizes: Global batch that gives this rate, by number of devices.
-        hull: Numbers of devices at the corners of the least concave curve above the rates, from 0 to the best.
+    Args:
+        sizes: Numbers of devices, ascending.
+        rates_of: Rates and batches on some of them; those of many devices are asked for when they are needed.
     """
 
-    rates: Mapping[int, float]
-    batch_sizes: Mapping[int, float]
-    hull: tuple[int, ...]
+    def __init__(self, sizes: tuple[int, ...], rates_of: RatesOf) -> None:
+        self._rates: dict[int, float] = {}
+        self._batches: dict[int, float] = {}
+        self._sizes, self._far, self._rates_of = sizes, sizes[_NEAR:], rates_of
+        self._add(sizes[:_NEAR])
 
-    @classmethod
-    def of(cls, rates: Mapping[int, float], batch_sizes: Mapping[int, float]) -> RateCurve:
-        """The curve through some numbers of devices; those without a rate are left out."""
-        running = {n: rate for n, rate in rates.items() if rate > 0}
-        return cls(rates=running, batch_sizes={n: batch_sizes[n] for n in running}, hull=upper_hull(running))
+    def _add(self, sizes: tuple[int, ...]) -> None:
+        for n, rate, batch in zip(sizes, *self._rates_of(sizes), strict=True):
+            if rate > 0:
+                self._rates[n], self._batches[n] = rate, batch
+
+    @property
+    def rates(self) -> Mapping[int, float]:
+        """By number of devices, ascending; only numbers on which the job runs [1/s]."""
+        if self._far:
+            self._add(self._far)
+            self._far = ()
+        return self._rates
+
+    def _within(self, num_devices: int) -> Mapping[int, float]:
+        """The same; beyond so many devices it may lack some."""
+        return self.rates if self._far and num_devices >= self._far[0] else self._rates
+
+    @cached_property
+    def hull(self) -> tuple[int, ...]:
+        """Numbers of devices at the corners of the least concave curve above the rates, from 0 to the best."""
+        return upper_hull(self.rates)
 
     def rate(self, num_devices: int) -> float:
         """Samples per second; zero on a number of devices that is not offered to the job [1/s]."""
-        return self.rates.get(num_devices, 0.0)
+        return self._within(num_devices).get(num_devices, 0.0)
 
-    @property
+    def batch_size(self, num_devices: int) -> float | None:
+        """Global batch that gives this rate; None where the job does not run."""
+        return self._batches[num_devices] if self.rate(num_devices) else None
+
+    @cached_property
     def fewest(self) -> int:
         """Fewest devices the job runs on at all; 0 if it cannot run here."""
-        return next(iter(self.rates), 0)
+        return next(iter(self._rates or self.rates), 0)
 
     def best_within(self, num_devices: int) -> int:
         """Fewest devices with the highest rate among at most so many; 0 if it runs on none of them."""
-        able = [n for n in self.rates if n <= num_devices]
-        return max(able, key=lambda n: (self.rates[n], -n), default=0)
+        best, highest = 0, 0.0
+        for n, rate in self._within(num_devices).items():
+            if n > num_devices:
+                break
+            if rate > highest:
+                best, highest = n, rate
+        return best
 
     def after(self, num_devices: int, most: int) -> int | None:
         """The next larger number of devices, at most so many; None if there is none."""
-        return next((n for n in self.rates if num_devices < n <= most), None)
+        return next((n for n in self._within(most) if num_devices < n <= most), None)
 
     def scaled(self, factors: Sequence[float]) -> RateCurve:
         """The same curve with each rate multiplied, by number of devices."""
-        return RateCurve.of({n: rate * factors[n] for n, rate in self.rates.items()}, self.batch_sizes)
+
+        def rates_of(sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
+            return [self.rate(n) * factors[n] for n in sizes], [self.batch_size(n) or 0.0 for n in sizes]
+
+        return RateCurve(self._sizes, rates_of)
 
 
 def upper_hull(rates: Mapping[int, float]) -> tuple[int, ...]:
@@ -436,13 +472,14 @@ def rate_curve(
     """
     tried = _batches_tried(*batch_range)
     worth = 1.0 if efficiency is None else np.asarray([efficiency(b, progress) for b in tried.tolist()])
-    counts = np.asarray(sizes)
-    found = speeds_on_grid(speed, counts, -(-counts // devices_per_node), tried) * worth
-    chosen = np.argmax(found, axis=1)
-    return RateCurve.of(
-        dict(zip(sizes, found[np.arange(len(sizes)), chosen].tolist(), strict=True)),
-        dict(zip(sizes, tried[chosen].tolist(), strict=True)),
-    )
+
+    def rates_of(sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
+        counts = np.asarray(sizes)
+        found = speeds_on_grid(speed, counts, -(-counts // devices_per_node), tried) * worth
+        chosen = np.argmax(found, axis=1)
+        return found[np.arange(len(sizes)), chosen].tolist(), tried[chosen].tolist()
+
+    return RateCurve(sizes, rates_of)
 
 
 def speeds_on_grid(speed: SpeedModel, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:

@@ -122,7 +122,8 @@ def _solve(
         # What there is without end limits nothing, and a matrix can hold no infinity.
         entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
     limits = (*([1.0] * len(jobs)), *free.left)
-    return _cheapest(tuple(cost for _, _, cost in columns), tuple(entries), limits)
+    # The solver itself stops at a gap ten times this, and what rises for years by less is one question.
+    return _cheapest(tuple(round(cost, 4) for _, _, cost in columns), tuple(entries), limits)
 
 
 # Draws of one schedule differ in what is true, not in what is believed: most of their rounds ask the same again.
