@@ -275,7 +275,7 @@ _WRITTEN = {
     "learning_rate": r"(?:max_|peak_)?(?:lr|learning_rate)",
     "batch_size": r"(?:train_|global_)?batch_size",
 }
-"""How tables of runs write a column, after the last slash or dot, in lower case."""
+"""Spellings of a column in tables of runs, behind the last slash or dot, in lower case."""
 
 _INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}
 
