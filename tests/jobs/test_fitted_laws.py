@@ -1,6 +1,7 @@
 """``forecast scaling``: tables and folders of runs, budgets in work and in hours, times by predict."""
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +39,38 @@ def test_a_run_may_be_named_by_its_curve(table, tmp_path):
     )
     table.write_text(ROWS.replace("loss\n", "loss,run\n", 1).replace("2.437\n", ",last.csv\n"))
     assert forecast_scaling(table).runs[-1].loss == pytest.approx(2 + (1 / 39 + 1 / 40) / 2)
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "read_as"),
+    [
+        ("n_params,n_tokens,flops,val_loss", "{n},{d},{c},{loss}", "loss from val_loss"),
+        ("N,C,hue,loss", "{n},{c},#fff,{loss}", "flop from C"),
+        (
+            "params,total_tokens,train_loss,eval/c4/macro_loss",
+            "{n},{d},9,{loss}",
+            "loss from eval/c4/macro_loss",
+        ),
+        ("num_params,training_tokens,perplexity", "{n},{d},{ppl}", "parameters from num_params"),
+    ],
+)
+def test_columns_are_read_as_tables_write_them(table, header, row, read_as):
+    plain = forecast_scaling(table)
+    runs = [
+        {"n": r.parameters, "d": r.tokens, "c": r.flop, "loss": r.loss, "ppl": math.exp(r.loss)}
+        for r in plain.runs
+    ]
+    table.write_text("\n".join([header, *(row.format(**run) for run in runs)]))
+    found = forecast_scaling(table.parent)
+    assert [r.tokens for r in found.runs] == pytest.approx([r.tokens for r in plain.runs])
+    assert found.answers[0].best.loss.value == pytest.approx(plain.answers[0].best.loss.value)
+    assert any(read_as in note for note in found.notes)
+
+
+def test_two_columns_that_may_be_the_loss_are_both_named(table):
+    table.write_text(ROWS.replace("loss", "c4_loss,web_loss", 1).replace("\n2", ",1\n2"))
+    with pytest.raises(RecordError, match="c4_loss, web_loss may each be the loss; name one of them 'loss'"):
+        forecast_scaling(table)
 
 
 def test_hours_of_a_device_are_its_useful_work_by_predict(table):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row", bound="BaseModel")
 
 
-def read_rows(path: Path, row: type[_Row]) -> list[tuple[int, _Row]]:
+def read_rows(
+    path: Path, row: type[_Row], columns: Mapping[str, str] | None = None
+) -> list[tuple[int, _Row]]:
     """The rows of a CSV file with a header, each with its line; an empty cell is one that is left out.
 
     Args:
         path: The file.
         row: Model of a row; its fields are the columns.
+        columns: Column of a field where it has another name.
 
     Raises:
         RecordError: The file cannot be read, has no row, or a cell is damaged or missing.
@@ -43,7 +46,8 @@ def read_rows(path: Path, row: type[_Row]) -> list[tuple[int, _Row]]:
             f"{path.name}: expected a row or more below the header {','.join(fields)}, got none"
         )
     found = []
-    for number, values in cells.items():
+    for number, named in cells.items():
+        values = named | {field: named[name] for field, name in (columns or {}).items() if name in named}
         try:
             found.append((number, row.model_validate(values)))
         except ValidationError as error:

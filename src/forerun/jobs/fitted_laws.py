@@ -252,14 +252,56 @@ _Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number
 
 
 class _RunRow(BaseModel):
-    """A run: its size, and its loss or the file of its curve."""
+    """A run: its size, its tokens or its work, and its loss, its perplexity or the file of its curve."""
 
     parameters: _Above
-    tokens: _Above
+    tokens: _Above | None = None
+    flop: _Above | None = None
     loss: _Above | None = None
+    perplexity: _Above | None = None
     learning_rate: _Above | None = None
     batch_size: _Above | None = None
     run: str | None = None
+
+
+_COUNT = r"(?:(?:n|num|total|model|train|training)_)*"
+_CHECKED = r"(?:^|[/._ -])(?:val|valid|validation|eval|test)"
+_WRITTEN = {
+    "parameters": rf"{_COUNT}param(?:eter)?s?(?:_count)?|n",
+    "tokens": rf"{_COUNT}tokens(?:_seen)?|d",
+    "flop": rf"{_COUNT}flops?|compute|budget|c",
+    "loss": r"(?:\w+[_ ])?loss",
+    "perplexity": r"(?:\w+[_ ])?(?:perplexity|ppl)",
+    "learning_rate": r"(?:max_|peak_)?(?:lr|learning_rate)",
+    "batch_size": r"(?:train_|global_)?batch_size",
+}
+"""Spellings of a column in tables of runs, behind the last slash or dot, in lower case."""
+
+_INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}
+
+
+def _alike(header: Sequence[str], field: str) -> list[str]:
+    return [name for name in header if re.fullmatch(_WRITTEN[field], re.split(r"[/.]", name.lower())[-1])]
+
+
+def _columns(header: Sequence[str], file: str) -> dict[str, str]:
+    """Column of each field: by its own name, else by one of its spellings, that of a validation before others.
+
+    Raises:
+        RecordError: Several columns are equally near.
+    """
+    found: dict[str, str] = {name: name for name in header if name in _RunRow.model_fields}
+    for field in _WRITTEN:
+        alike = _alike(header, field)
+        near = [n for n in alike if re.search(_CHECKED, n.lower())] or alike
+        if field in found or not near or _INSTEAD_OF.get(field) in found:
+            continue
+        if len(near) > 1 and field in ("parameters", "tokens", "loss"):
+            raise RecordError(
+                f"{file}: {', '.join(near)} may each be the {field}; name one of them '{field}'"
+            )
+        found[field] = near[0]
+    return found
 
 
 def forecast_scaling(
@@ -276,8 +318,9 @@ def forecast_scaling(
     """The best size and tokens for a budget, and the least work that reaches a loss.
 
     Args:
-        runs: A CSV of finished runs with the columns parameters, tokens and loss, or run (the file of a curve, from
-            the table), and optionally learning_rate and batch_size; or a folder of such tables.
+        runs: A CSV of finished runs with the columns parameters, tokens (or flop) and loss (or perplexity, or run: the
+            file of a curve, from the table), and optionally learning_rate and batch_size, also as ``n_params`` or
+            ``eval/loss``; or a folder of such tables.
         budgets: Work such as ``1e21flop``, or hours of a device such as ``500gpuh``; ten times the largest run where
             neither a budget nor a target is given.
         target: Such as ``loss<=2.3``.
@@ -294,7 +337,7 @@ def forecast_scaling(
     """
     if (model is None) != (not devices):
         raise InvalidSetupError("times on a device need both the model and the device; give --model and --on")
-    found = tuple(_runs(Path(runs)))
+    found, read_as = _runs(Path(runs))
     law, tuning = fit_scaling_law(found, seed=seed), fit_tuning_law(found, seed=seed)
     rates = tuple(_rate(model, device, price_usd_per_hour, setup) for device in devices)
     wanted = parse_target(target) if isinstance(target, str) else target
@@ -305,30 +348,44 @@ def forecast_scaling(
         if wanted.is_rising:
             raise InvalidSetupError(f"a law of scaling is of a loss, which falls; got the target '{wanted}'")
         answers.append(_priced(str(wanted), law.at_target(wanted.value), rates, tuning))
-    notes = tuple(_notes(found, law, tuning, answers, rates))
+    notes = (*read_as, *_notes(found, law, tuning, answers, rates))
     return ScalingForecast(
         runs=found, law=law, tuning=tuning, answers=tuple(answers), rates=rates, notes=notes
     )
 
 
-def _runs(place: Path) -> list[FinishedRun]:
-    """The runs of a table, or of all tables of a folder that have such columns."""
-    if not place.is_dir():
-        return _runs_of_table(place)
-    tables = [
-        file
-        for file in sorted(place.rglob("*.csv"))
-        if {"parameters", "tokens"} <= {name for cells in csv_cells(file).values() for name in cells}
-    ]
+def _runs(place: Path) -> tuple[tuple[FinishedRun, ...], tuple[str, ...]]:
+    """The runs of a table, or of all tables of a folder that have such columns, and what their columns were read as."""
+    tables = [place]
+    if place.is_dir():
+        headers = {file: _header(file) for file in sorted(place.rglob("*.csv"))}
+        tables = [
+            file
+            for file, header in headers.items()
+            if _alike(header, "parameters") and (_alike(header, "tokens") or _alike(header, "flop"))
+        ]
     if not tables:
         raise RecordError(f"{place}: expected a CSV with the columns parameters, tokens and loss, got none")
-    return [run for file in tables for run in _runs_of_table(file)]
+    found: list[FinishedRun] = []
+    read_as: dict[str, None] = {}
+    for table in tables:
+        columns = _columns(_header(table), table.name)
+        found += _runs_of_table(table, columns)
+        if renamed := [f"{field} from {name}" for field, name in columns.items() if field != name]:
+            read_as[f"{table.name}: {', '.join(renamed)}"] = None
+    return tuple(found), tuple(read_as)
 
 
-def _runs_of_table(path: Path) -> list[FinishedRun]:
+def _header(path: Path) -> list[str]:
+    return list(dict.fromkeys(name for cells in csv_cells(path).values() for name in cells))
+
+
+def _runs_of_table(path: Path, columns: Mapping[str, str]) -> list[FinishedRun]:
     found = []
-    for number, row in read_rows(path, _RunRow):
-        loss = row.loss
+    for number, row in read_rows(path, _RunRow, columns):
+        loss, tokens = row.loss, row.tokens
+        if loss is None and row.perplexity is not None:
+            loss = float(np.log(row.perplexity))
         if loss is None and row.run is not None:
             curve = read_curve(path.parent / row.run)
             if curve.is_rising:
@@ -336,10 +393,13 @@ def _runs_of_table(path: Path) -> list[FinishedRun]:
                     f"{curve.name}: expected the curve of a loss, got {curve.metric}, which rises"
                 )
             loss = final_error(curve.values)
-        if loss is None:
-            raise RecordError(f"{path.name}, line {number}: expected a loss, or the run's curve, got neither")
+        if tokens is None and row.flop is not None:
+            tokens = row.flop / (FLOP_PER_TOKEN * row.parameters)
+        if loss is None or tokens is None:
+            wanted = "a loss, or the run's curve" if loss is None else "tokens, or the run's flop"
+            raise RecordError(f"{path.name}, line {number}: expected {wanted}, got neither")
         settings = {"learning_rate": row.learning_rate, "batch_size": row.batch_size}
-        found.append(FinishedRun(parameters=row.parameters, tokens=row.tokens, loss=loss, **settings))
+        found.append(FinishedRun(parameters=row.parameters, tokens=tokens, loss=loss, **settings))
     return found
 
 

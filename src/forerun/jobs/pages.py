@@ -318,7 +318,9 @@ def scaling_page(answer: ScalingForecast) -> RenderableType:
     ]
     best = [(asked.question, *_best_cells(asked)) for asked in answer.answers]
     parts: list[RenderableType] = [
-        Text(f"loss = E + A / parameters^alpha + B / tokens^beta, from {answer.law.num_runs} sizes"),
+        Text(
+            f"loss = E + ((A / parameters^alpha)^p + (B / tokens^beta)^p)^(1/p), {answer.law.num_runs} sizes"
+        ),
         _grid(("coefficient", "value", "90 % interval"), law),
         _grid(("asked", "parameters", "tokens", "loss", "work [FLOP]"), best),
     ]

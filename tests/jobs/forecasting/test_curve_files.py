@@ -459,6 +459,12 @@ PRINTED = {
         lambda e: f"[2019-02-01 00:00:03] Ep. 1 : Up. {e} : Sen. 7,000 : Cost {loss_at(e):.8f} : Time 14.53s",
         ("cost", "step", None),
     ),
+    "xgboost": (
+        lambda e: (
+            f"[{e - 1}]\tvalidation_0-logloss:{loss_at(e) / 2:.4f}\tvalidation_1-logloss:{loss_at(e):.4f}"
+        ),
+        ("validation_1-logloss", "step", None),
+    ),
     "litgpt": (
         lambda e: (
             f"Epoch 1 | iter {4 * e} step {e} | loss train: {loss_at(e):.4f}, val: n/a | iter time: 230.11 ms"
@@ -495,6 +501,39 @@ def test_a_split_behind_a_metric_is_that_of_the_metric(tmp_path):
     lines = [f"Step {s} | Loss/train: {9 / s} | Loss/val: {10 / s} | LR 3.0e-4" for s in range(1, 6)]
     curve = read_curve(write(tmp_path, "\n".join(lines), "run.log"))
     assert (curve.metric, curve.values[1]) == ("val_loss", 5.0)
+
+
+def test_the_table_of_spacy_is_read_by_its_header(tmp_path):
+    rows = "".join(f"  {k // 4}    {200 * k}    28{k}.0   1{k}.5   0.{k + 1}\n" for k in range(8))
+    file = tmp_path / "train.log"
+    file.write_text(
+        "E    #       LOSS TOK2VEC  LOSS NER  SCORE \n---  ------  ------  ------  -----\n" + rows
+    )
+    curve = read_curve(file)
+    assert (curve.metric, curve.unit, curve.is_rising) == ("score", "step", True)
+    assert curve.epochs.tolist() == [200.0 * k for k in range(1, 8)]
+
+
+def test_tokens_are_a_place_and_no_metric(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text(
+        "micro_step,tokens,loss_avg,lr\n" + "".join(f"{8 * k},{k}e6,{3 / k},0.1\n" for k in range(1, 7))
+    )
+    assert read_curve(file).metric == "loss_avg"
+    file.write_text("tokens_seen,loss\n" + "".join(f"{k}e6,{3 / k}\n" for k in range(1, 7)))
+    curve = read_curve(file)
+    assert (curve.unit, curve.epochs[-1]) == ("step", 6e6)
+    assert any("counted in tokens_seen" in note for note in curve.notes)
+
+
+def test_columns_of_json_beside_other_facts_are_read(tmp_path):
+    file = tmp_path / "training_history.json"
+    losses = [3 / k for k in range(1, 8)]
+    file.write_text(
+        json.dumps({"epochs": [*range(1, 8)], "train_loss": losses, "data": {"total": 830}, "best": 0.4})
+    )
+    curve = read_curve(file)
+    assert (curve.metric, curve.unit, curve.values.tolist()) == ("train_loss", "epoch", losses)
 
 
 def test_rows_of_json_are_read_whatever_the_file_is_called(tmp_path):

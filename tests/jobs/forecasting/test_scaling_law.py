@@ -7,7 +7,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.scaling_law import FLOP_PER_TOKEN, FinishedRun, fit_scaling_law, fit_tuning_law
 
 # Hoffmann et al. 2022, approach 3 (arXiv 2203.15556, equation 10).
-HOFFMANN = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28}
+HOFFMANN = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28, "p": 1.0}
 
 # The least loss at each size of the dense grid of Step Law (arXiv 2503.04715, data/dense_lr_bs_loss.csv).
 STEP_LAW = [
@@ -75,6 +75,40 @@ def test_larger_public_runs_lie_where_smaller_ones_say(num_known, worst):
     held = [(law.loss(n, d), loss) for n, d, loss in STEP_LAW[num_known:]]
     assert max(abs(found.value - loss) for found, loss in held) < worst
     assert np.mean([found.low <= loss <= found.high for found, loss in held]) >= 0.5
+
+
+# The least loss at some sizes of OpenEuroLLM/dense_english_scaling_laws (data/best_HPs/lr_gbsz_min_smooth.csv).
+OPEN_EURO = [
+    (47557632, 20e9, 2.838680),
+    (47557632, 80e9, 2.780348),
+    (124455168, 12e9, 2.646751),
+    (124455168, 50e9, 2.540175),
+    (124455168, 120e9, 2.496961),
+    (301880320, 6e9, 2.571191),
+    (301880320, 20e9, 2.448036),
+    (301880320, 80e9, 2.344158),
+    (588544000, 12e9, 2.395097),
+    (588544000, 50e9, 2.264775),
+    (983138304, 20e9, 2.282620),
+    (983138304, 200e9, 2.103729),
+    (1713504256, 80e9, 2.094213),
+    (1713504256, 300e9, 2.024332),
+]
+
+
+def test_a_sharp_best_size_does_not_hide_how_slowly_the_best_loss_falls():
+    law = fit_scaling_law(runs_of(OPEN_EURO[:10]))
+    assert law.coefficients()["p"].low > 1
+    for n, d, loss in OPEN_EURO[10:]:
+        found = law.loss(n, d)
+        assert found.value == pytest.approx(loss, rel=0.02)
+        assert found.low < loss < found.high
+
+
+def test_a_run_that_cheaper_ones_beat_counts_little():
+    spoilt = [*STEP_LAW[:12], (2e9, 4e9, 3.4)]
+    one, other = (fit_scaling_law(runs_of(rows)).loss(1.07e9, 2e10).value for rows in (STEP_LAW[:12], spoilt))
+    assert other == pytest.approx(one, rel=0.004)
 
 
 def test_of_runs_with_one_size_only_the_best_counts():

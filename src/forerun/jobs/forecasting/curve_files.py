@@ -2,7 +2,7 @@
 
 A CSV has a header. Its columns, in any order, further columns being further metrics:
 
-    epoch | step | both              where; the names global_step, iteration and batch mean step
+    epoch | step | both              where; the names global_step, iteration, batch, round and tokens mean step
     METRIC                           the value, empty where it was not measured
     learning_rate | lr | lr-...      optional
     elapsed_s | time_s | wall_time   optional, seconds; a wall clock is counted from its first row
@@ -47,7 +47,10 @@ from forerun.jobs.forecasting.log_files import (
 )
 from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
 
-_STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch", "time/total_timesteps", "total_timesteps")
+_STEP_NAMES = (
+    *("step", "global_step", "opt_step", "iteration", "iter", "batch", "round", "time/total_timesteps"),
+    *("total_timesteps", "micro_step", "tokens", "tokens_seen", "num_tokens", "n_tokens"),
+)
 # YOLO's first group are biases, whose rate comes down from 0.1 in the warm-up.
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time", "time/time_elapsed")
@@ -306,6 +309,8 @@ def curve_of_columns(
             raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
         epoch, counted = "epoch", ("no column of epochs or steps: each row is taken as an epoch",)
         columns = {epoch: np.arange(1.0, len(next(iter(columns.values()))) + 1), **columns}
+    elif epoch is None and step is not None and "token" in step.lower():
+        counted = (f"steps are counted in {step}",)
     elapsed = _named(columns, _TIME_NAMES)
     wanted, rate = rate, _named(columns, _RATE_NAMES if rate is None else (rate.lower(),))
     if rate is None and wanted is not None:
@@ -313,7 +318,8 @@ def curve_of_columns(
             f"{name}: no column '{wanted}' with the learning rate{near_matches(wanted, columns)}; the file has "
             f"{', '.join(columns)}"
         )
-    places = [c for c in (epoch, step, rate, elapsed) if c is not None]
+    counts = [c for c in columns if c.lower() in _STEP_NAMES]
+    places = list(dict.fromkeys(c for c in (epoch, step, rate, elapsed, *counts) if c is not None))
     chosen = _metric_column(columns, name, metric, places, seen)
     if not np.isfinite(columns[chosen]).any():
         raise RecordError(
@@ -321,7 +327,7 @@ def curve_of_columns(
         )
     # An empty cell is a row of another metric; in a table, a NaN that was written is not told from it.
     keep = ~np.isnan(columns[chosen]) | _lost(columns, chosen) if is_sparse else _measured(columns[chosen])
-    cut = {c: columns[c][keep] for c in (*places, chosen)}
+    cut = {c: columns[c][keep] for c in dict.fromkeys((*places, chosen))}
     rows = _Rows(
         epochs=_filled(columns[epoch])[keep] if epoch else None,
         steps=cut[step] if step else None,
@@ -424,6 +430,7 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
             metric_kind(name, is_rising_metric(name)) is MetricKind.LOSS,
             2 * count(name) > most,  # what is evaluated is logged more rarely than what each step does
             "map" not in lowered,
+            lowered.endswith(("precision", "recall")),  # either rises where the other falls
             not _OVER_OVERLAPS.search(lowered),
             not _WHOLE_LOSS.search(lowered),
         )

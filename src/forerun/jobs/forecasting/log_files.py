@@ -121,8 +121,7 @@ def read_history(file: Path) -> LogColumns:
         if isinstance(document, dict) and "log_history" in document:
             return read_trainer_state(file)
         if isinstance(document, dict):
-            first = next(iter(document.values()))
-            document = [{name: column[row] for name, column in document.items()} for row in first]
+            document = _rows_of_columns(document)
         columns = columns_of_rows([{**row} for row in document])
     except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
         # What other JSON files hold fails in Python's own words, which say nothing of the file.
@@ -131,6 +130,18 @@ def read_history(file: Path) -> LogColumns:
             f'{file}: expected rows such as {{"_step": 1, "loss": 2.5}}, as W&B writes its history, got {got}'
         ) from error
     return LogColumns(columns=of_tracker(columns))
+
+
+def _rows_of_columns(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the longest columns, which are lists or, as pandas writes them, objects; what else there is is no row."""
+    columns = {name: column for name, column in document.items() if isinstance(column, (dict, list))}
+    longest = max(map(len, columns.values()), default=0)
+    whole = {name: column for name, column in columns.items() if len(column) == longest}
+    rows = next(iter(whole.values()))
+    return [
+        {name: column[row] for name, column in whole.items()}
+        for row in (rows if isinstance(rows, dict) else range(longest))
+    ]
 
 
 def _lines_of_json(text: str) -> list[Any]:

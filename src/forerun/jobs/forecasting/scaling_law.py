@@ -1,18 +1,19 @@
 """Loss of a language model over its parameters N and training tokens D, from a few finished runs.
 
-    L(N, D) = E + A / N^alpha + B / D^beta
+    L(N, D) = E + ((A / N^alpha)^p + (B / D^beta)^p)^(1/p)
 
-Training takes C = 6 N D FLOP. At a budget C the loss is least for
+p is 1 for Hoffmann et al. 2022 (arXiv 2203.15556, equation 2). A larger p lets the best size be sharp though the best
+loss falls slowly; with p = 1 one exponent has to serve both, and runs to come turn out better than the law says.
+Kaplan et al. 2020 (arXiv 2001.08361, equation 1.5) is p = 1 / alpha_D = 10 without E. Training takes C = 6 N D FLOP.
+At a budget C the loss is least for
 
-    N = G (C / 6)^(beta / (alpha + beta)),   D = C / (6 N),   G = (alpha A / (beta B))^(1 / (alpha + beta))
-
-Source: Hoffmann et al. 2022 (arXiv 2203.15556), equations 2, 4 and 10; 6 N D: Kaplan et al. 2020 (arXiv 2001.08361).
+    N = G (C / 6)^(beta / (alpha + beta)),   D = C / (6 N),   G = ((alpha / beta)^(1/p) A / B)^(1 / (alpha + beta))
 
 The law is fitted to log L with Huber's loss, so that a run that went badly counts little. A handful of runs does not
-determine five numbers: small networks say little of E. So the most probable values under priors are taken. Published
+determine six numbers: small networks say little of E. So the most probable values under priors are taken. Published
 fits of text have alpha .34 and beta .28 (Hoffmann) or .35 and .37 (Besiroglu et al. 2024, arXiv 2404.10102, on the same
-runs): the prior of either exponent is 0.35 +- 0.05. E is half to nine tenths of the least loss, and A and B are free
-within factors of ten.
+runs): the prior of either exponent is 0.35 +- 0.1. E is two to four fifths of the least loss, A and B are free within
+factors of ten, and p is 1.6 within a factor of 1.5: public tables of four origins have 1.2 to 2.1.
 
 Learning rate and batch: with z = (log rate, log batch), runs of one size and number of tokens follow
 
@@ -44,8 +45,11 @@ FLOP_PER_TOKEN = 6.0
 
 FEWEST_RUNS = 4
 
-_EXPONENT, _EXPONENT_SPREAD = 0.35, 0.05
-_FLOOR_SHARE, _FLOOR_SPREAD = 0.7, 0.3
+_EXPONENT, _EXPONENT_SPREAD = 0.35, 0.1
+_POWER, _POWER_SPREAD = 1.6, 0.4
+"""p, and the spread of its logarithm."""
+
+_FLOOR_SHARE, _FLOOR_SPREAD = 0.6, 0.3
 _FALL_SHARE, _FALL_SPREAD = 0.12, 2.3
 """Share of the mean loss that either fall has at the middle of the runs, and its spread in logarithm."""
 
@@ -104,8 +108,8 @@ class ScalingLaw:
     """A law of scaling, fitted.
 
     Attributes:
-        draws: (log E, log A', log B', alpha, beta) of the fit and of each draw, (1 + draws, 5); A' and B' are what the
-            two falls have at the middle of the runs.
+        draws: (log E, log A', log B', alpha, beta, log p) of the fit and of each draw, (1 + draws, 6); A' and B' are
+            what the two falls have at the middle of the runs.
         middle: log N and log D of the middle of the runs.
         log_spread: Spread of the logarithm of single losses about the law.
         num_runs: Runs behind it.
@@ -117,11 +121,11 @@ class ScalingLaw:
     num_runs: int
 
     def coefficients(self) -> dict[str, Interval]:
-        """E [nats], A, B, alpha and beta."""
-        log_e, log_a, log_b, alpha, beta = self.draws.T
+        """E [nats], A, B, alpha, beta and p."""
+        log_e, log_a, log_b, alpha, beta, log_p = self.draws.T
         log_n, log_d = self.middle
         values = {"E": np.exp(log_e), "A": np.exp(log_a + alpha * log_n), "B": np.exp(log_b + beta * log_d)}
-        values |= {"alpha": alpha, "beta": beta}
+        values |= {"alpha": alpha, "beta": beta, "p": np.exp(log_p)}
         return {name: _interval(value) for name, value in values.items()}
 
     def loss(self, parameters: float, tokens: float) -> Interval:
@@ -161,9 +165,9 @@ class ScalingLaw:
 
     def _best_size(self, log_flop: Floats) -> tuple[Floats, Floats]:
         """Log N and log D where the loss is least, from the middle of the runs, by draw."""
-        _, log_a, log_b, alpha, beta = self.draws.T
+        _, log_a, log_b, alpha, beta, log_p = self.draws.T
         total = log_flop - np.log(FLOP_PER_TOKEN) - sum(self.middle)
-        x = (np.log(alpha) + log_a - np.log(beta) - log_b + beta * total) / (alpha + beta)
+        x = (np.log(alpha / beta) / np.exp(log_p) + log_a - log_b + beta * total) / (alpha + beta)
         return x, total - x
 
     def _best_losses(self, log_flop: Floats) -> Floats:
@@ -200,8 +204,9 @@ def _open_ended(found: Frontier) -> Frontier:
 
 def _log_losses(theta: Floats, x: Floats, y: Floats) -> Floats:
     """Log L by draw; x and y are log N and log D from the middle of the runs, one for each or for all."""
-    log_e, log_a, log_b, alpha, beta = theta.T
-    falls = np.logaddexp(log_a - alpha * x, log_b - beta * y)
+    log_e, log_a, log_b, alpha, beta, log_p = theta.T
+    power = np.exp(log_p)
+    falls = np.logaddexp(power * (log_a - alpha * x), power * (log_b - beta * y)) / power
     return np.asarray(np.logaddexp(log_e, falls), dtype=float)
 
 
@@ -234,38 +239,49 @@ def fit_scaling_law(runs: Sequence[FinishedRun], *, seed: int = 0) -> ScalingLaw
     middle = (float(log_n.mean()), float(log_d.mean()))
     x, y = log_n - middle[0], log_d - middle[1]
     prior = _prior(log_loss)
+    weight = _trusted(log_n + log_d, log_loss)
     # Two rounds, for the weight of the priors depends on how far the runs are from the law.
     spread, theta = _NOISE, prior
     for _ in range(2):
-        theta = _most_probable(x, y, log_loss, prior, spread, theta)
-        residuals = _log_losses(theta[None], x, y) - log_loss
-        free = max(1.0, len(best) - 3.0)
+        theta = _most_probable(x, y, log_loss, prior, spread / weight, theta)
+        residuals = (_log_losses(theta[None], x, y) - log_loss) * weight
+        free = max(1.0, float(np.sum(weight**2)) - 3.0)
         spread = max(_NOISE, float(np.sqrt(np.sum(residuals**2) / free)))
     chance = np.random.default_rng(seed)
     draws = [theta]
     for _ in range(_NUM_DRAWS):
         # Randomise, then optimise: data and priors move by their own spread, and each fit is a draw of the law.
-        moved = log_loss + spread * chance.standard_normal(len(log_loss))
+        moved = log_loss + spread / weight * chance.standard_normal(len(log_loss))
         centre = prior + _prior_spread() * chance.standard_normal(len(prior))
-        draws.append(_most_probable(x, y, moved, centre, spread, theta))
+        draws.append(_most_probable(x, y, moved, centre, spread / weight, theta))
     return ScalingLaw(draws=np.asarray(draws), middle=middle, log_spread=spread, num_runs=len(best))
 
 
 def _prior(log_loss: Floats) -> Floats:
     floor = float(log_loss.min()) + np.log(_FLOOR_SHARE)
     fall = float(log_loss.mean()) + np.log(_FALL_SHARE)
-    return np.asarray([floor, fall, fall, _EXPONENT, _EXPONENT])
+    return np.asarray([floor, fall, fall, _EXPONENT, _EXPONENT, np.log(_POWER)])
 
 
 def _prior_spread() -> Floats:
     falls = (_FALL_SPREAD, _FALL_SPREAD)
-    return np.asarray([_FLOOR_SPREAD, *falls, _EXPONENT_SPREAD, _EXPONENT_SPREAD])
+    return np.asarray([_FLOOR_SPREAD, *falls, _EXPONENT_SPREAD, _EXPONENT_SPREAD, _POWER_SPREAD])
+
+
+_BEHIND = 0.1
+
+
+def _trusted(log_work: Floats, log_loss: Floats) -> Floats:
+    """Weight of each run: one that a cheaper run beats by r in log L is off the recipe, and counts 1 / (1 + 10 r)."""
+    cheaper = log_work[None, :] <= log_work[:, None]
+    least = np.where(cheaper, log_loss[None, :], np.inf).min(axis=1)
+    return np.asarray(1 / (1 + (log_loss - least) / _BEHIND), dtype=float)
 
 
 def _most_probable(
-    x: Floats, y: Floats, log_loss: Floats, prior: Floats, spread: float, start: Floats
+    x: Floats, y: Floats, log_loss: Floats, prior: Floats, spread: Floats, start: Floats
 ) -> Floats:
-    """The five numbers with the least Huber loss under a prior."""
+    """The six numbers with the least Huber loss under a prior."""
     from scipy.optimize import least_squares  # slow to import, and few questions fit a law
 
     width = _prior_spread()
@@ -274,7 +290,7 @@ def _most_probable(
         misses = (_log_losses(theta[None], x, y) - log_loss) / spread
         return np.concatenate([misses, (theta - prior) / width])
 
-    lowest = np.asarray([-np.inf, -np.inf, -np.inf, 0.02, 0.02])
+    lowest = np.asarray([-np.inf, -np.inf, -np.inf, 0.02, 0.02, -3.0])
     found = least_squares(
         residuals,
         np.maximum(start, lowest),

@@ -16,6 +16,8 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     Ep. 1 : Up. 100 : Sen. 7,000 : Cost 9.8                     Marian
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
     Epoch GPU_mem box_loss; 1/25 0.7G 1.22; Class Images mAP50; all 15 0.8     YOLO: two headers and their rows
+    E    #       LOSS NER  SCORE                                        spaCy: a header, and rows of its numbers
+    [0]  validation_0-logloss:0.61  validation_1-logloss:0.65           XGBoost, whose first of two sets is for training
     | rollout/ | |; | ep_rew_mean | -159 |; | total_timesteps | 16384 |        Stable-Baselines3: a box is a row
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
@@ -59,6 +61,7 @@ _VALIDATION = re.compile(
 _SPLIT_BEHIND = re.compile(r"^(\w+?)[/_](train|val|valid|validation|eval|test)$")
 _PART = re.compile(r"(?=\[(?:train|val|valid|eval|test)\])", re.IGNORECASE)
 _PLACE_FIRST = re.compile(r"\b(\d+)[ _]?(epoch) results")
+_ROUND = re.compile(r"^\s*\[(\d+)\]\s+(?=[\w-]+:)")
 _BOX = re.compile(r"(?:^\|[^|\n]*\|[^|\n]*\|[ \t]*$\n?)+", re.MULTILINE)
 _YOLO_HEADER, _YOLO_ROW = (
     re.compile(r"^\s*(Epoch\s+GPU_mem|Class\s+Images)\s"),
@@ -110,6 +113,8 @@ def read_text_log(file: Path) -> LogColumns:
             "got none; write the curve as a CSV with the columns step and val_loss"
         )
     columns = columns_of_rows(found.rows)
+    if any(name.startswith("validation_1-") for name in columns):
+        columns = {name.replace("validation_0-", "train_"): column for name, column in columns.items()}
     unit = "epoch" if "epoch" in columns else "step"
     return LogColumns(
         columns=columns, planned_end=(found.guesses | found.lengths).get(unit), planned_unit=unit
@@ -128,6 +133,7 @@ class _Reading:
         self._header: list[str] = []
         self._yolo: list[str] = []
         self._first = 1
+        self._from_zero = False
         for line in _BOX.sub(_line_of_box, _COLOURS.sub("", text)).splitlines():
             self._read(line)
 
@@ -148,6 +154,9 @@ class _Reading:
             found["elapsed_s"] = _seconds(clock[1])
         if first := _PLACE_FIRST.search(line):
             place[first[2]] = float(first[1])
+        if boosted := _ROUND.match(line):
+            self._from_zero = self._from_zero or boosted[1] == "0"
+            place["step"] = float(boosted[1]) + self._from_zero
         for part in _PART.split(line):  # ESPnet has both sets in a line: [train] loss=..., [valid] loss=...
             numbers = self._numbers(part)
             # Keras has both sets in a line, and names those of validation.
@@ -189,7 +198,9 @@ class _Reading:
         elif self._yolo and (row := _YOLO_ROW.match(line)):
             return self._of_yolo(row)
         cells = line.split()
-        if len(cells) > 1 and all(map(_WORD.fullmatch, cells)):
+        if cells[:2] == ["E", "#"]:
+            self._header = ["e", "step", *re.split(r"\s{2,}", line.strip())[2:]]
+        elif len(cells) > 1 and all(map(_WORD.fullmatch, cells)):
             self._header = cells if _unit(cells[0].lower()) else []
         elif self._header and len(cells) == len(self._header) and _CELL.fullmatch(cells[0]):
             return [(n, float(c)) for n, c in zip(self._header, cells, strict=True) if _CELL.fullmatch(c)]
