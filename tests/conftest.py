@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "children"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 gc.set_threshold(100_000, 50, 100)
+
+# A test that takes all memory shall fail by its name. Without a limit the system ends whole workers, and the run hangs.
+_MOST_DATA_BYTES = 10 << 30
+resource.setrlimit(resource.RLIMIT_DATA, (_MOST_DATA_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 # With this module TensorBoard does without TensorFlow, whose LLVM cannot share a process with Triton's.
 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))

@@ -210,6 +210,7 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
         return tuple((owner, EntryPoint(*point)) for owner, *point in json.loads(path.read_text("utf-8")))
     found = list(dict.fromkeys(_read()))
     with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps([[owner, *point] for owner, point in found]).encode())
     return tuple(found)
 

@@ -23,7 +23,9 @@ Result = TypeVar("Result")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is whole or as it was, also on a full disk.
+    """Writes a file that no reader finds half written, and that stays as it was on a full disk.
+
+    Commands at the same time replace the whole, one by one.
 
     Raises:
         OSError: It cannot be written.
@@ -32,7 +34,7 @@ def write_whole(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     path = path.resolve()  # what a link leads to is replaced, not the link
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)
         partial.replace(path)
@@ -168,14 +170,6 @@ def _is_left(pid: int, folder: Path) -> bool:
         return True
     except psutil.Error:
         return False
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that no reader finds half written; commands at the same time replace the whole, one by one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def cache_folder() -> Path:

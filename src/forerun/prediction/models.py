@@ -223,6 +223,7 @@ def model_names() -> dict[str, Any]:
     """Names of models by their library, with the keys of the families; kept in the cache folder."""
     found = _names()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs some seconds the next time
+        cache_folder().mkdir(parents=True, exist_ok=True)
         write_whole(_names_file(), json.dumps(found).encode())
     return found
 

@@ -268,6 +268,7 @@ def kept_config(config: dict[str, Any]) -> str:
         ) from None
     name = f"config:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     path = _path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content.encode())
     kept = sorted(path.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)
     for oldest in kept[MOST_CONFIGS:]:

@@ -46,7 +46,9 @@ def config_path(text: str) -> Path:
         )
     kept = kept_config_path(text)
     if not kept.is_file():
-        write_whole(kept, _fetched(text))
+        content = _fetched(text)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, content)
     return kept
 
 
