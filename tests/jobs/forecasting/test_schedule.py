@@ -55,7 +55,7 @@ def test_rates_are_shares_between_zero_and_one(text):
         ("cosin:epochs=90", "unknown schedule 'cosin:epochs=90'; did you mean cosine"),
         ("cosine", "needs its length"),
         ("cosine:epochs=0", "needs its length"),
-        ("cosine:epochs=ten", "needs numbers, got 'ten'"),
+        ("cosine:epochs=ten", "needs numbers, as in step:30,60x0.1, got 'ten'"),
         ("cosine:epochs=9,peak=2", "has no option peak"),
         ("step:60,30x0.1", "rising milestones"),
         ("step:30x2", "factor between 0 and 1"),
