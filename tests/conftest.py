@@ -30,8 +30,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 gc.set_threshold(100_000, 50, 100)
 
 # A test that takes all memory shall fail by its name. Without a limit the system ends whole workers, and the run hangs.
-_MOST_DATA_BYTES = 10 << 30
-resource.setrlimit(resource.RLIMIT_DATA, (_MOST_DATA_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+_, _allowed_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+if _allowed_bytes == resource.RLIM_INFINITY:
+    resource.setrlimit(resource.RLIMIT_DATA, (10 << 30, _allowed_bytes))
 
 # With this module TensorBoard does without TensorFlow, whose LLVM cannot share a process with Triton's.
 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))

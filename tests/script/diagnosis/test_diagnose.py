@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import forerun
@@ -145,7 +146,11 @@ def test_a_loop_says_the_likely_cause_while_it_is_slower_than_predicted():
         for number in range(12):
             begin_s = number * slow_s
             live._step(LoaderSpan(begin_s=begin_s, end_s=begin_s + slow_s, wait_s=wait_s, num_updates=1))
-        return live.line()
+        said = live.line()
+        assert torch.autograd._profiler_enabled() is (predicted is not None)
+        live.close()  # else all that this process computes from here on is traced
+        assert not torch.autograd._profiler_enabled()
+        return said
 
     assert "(5 times the prediction; 80 % of a step" in words(0.8 * slow_s, estimate)
     assert "forerun diagnose tells why" in words(0.0, estimate)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import sys
 import time
 from collections import deque
@@ -111,7 +112,7 @@ class LiveForecast(StepListener):
         self._waits: deque[float] = deque(maxlen=_MOST_STEPS)
         self._predicted = predicted
         self._window: Any = None
-        self._window_ends = 0
+        self._window_ends = 0.0
         self._seen: Observation | None = None
         self._num_batches_of_epoch: int | None = None
         self._job: Mapping[str, Any] = {}
@@ -122,8 +123,10 @@ class LiveForecast(StepListener):
         self.num_done = 0
 
     def close(self) -> None:
-        """Prints nothing any more."""
+        """Prints nothing any more, and traces no step that may still come."""
         self._is_closed = True
+        if self._window is not None:
+            self._close_window()
 
     def is_of_interest(self, optimizer: Any) -> bool:
         """True if an optimizer holds a parameter of the model."""
@@ -222,7 +225,8 @@ class LiveForecast(StepListener):
         from forerun.script.profiling.watch import started_profiler
 
         self._window = started_profiler(record_shapes=True)
-        self._window_ends = self.num_done + _TRACED_STEPS
+        # A trace that outlives the job would hold all that the process does after it.
+        self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
 
     def _close_window(self) -> None:
         """Reads the traced steps as ``forerun diagnose --trace`` would."""
