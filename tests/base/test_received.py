@@ -41,9 +41,7 @@ def test_yaml_may_repeat_a_part():
     }
 
 
-@pytest.mark.parametrize(
-    "text", ["x = " + "9" * 10_000, "x = " + "[" * 50_000, "x = 2026-13-45", "\ufeffx = 1"]
-)
+@pytest.mark.parametrize("text", ["x = " + "9" * 10_000, "x = " + "[" * 50_000, "x = 2026-13-45"])
 def test_toml_that_is_no_data_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "device.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CatalogError, match="expected a TOML file, but"):
