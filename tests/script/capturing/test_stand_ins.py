@@ -108,6 +108,28 @@ class Scoring(Writing):
     def do_eval(self): ...
 
 
+def residual(x):
+    """Written in the words of its caller as it stands, its answer would have 3 to the 18th parts."""
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    return x + x - x
+
+
 def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the_loop(tmp_path):
     hooks = [Scoring(500), Writing(250)]
     pauses = Pauses(tmp_path, lambda: None)
@@ -117,6 +139,7 @@ def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the
             hook.after_step(at)
 
     for step in range(3):
+        residual(step)
         call_hooks(step)
         pauses.steps_recorded(here(), goes_on=False) if step == 2 else None
     found = json.loads((tmp_path / "pauses.json").read_text())

@@ -55,7 +55,7 @@ SAVES = re.compile(
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
-_DEEPEST, _FEW, _MOST_HOOKS = 4, 2, 32
+_DEEPEST, _FEW, _MOST_HOOKS, _MOST_WORDS = 4, 2, 32, 64
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
 
@@ -369,12 +369,15 @@ def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
             if isinstance(node.ctx, ast.Store):
                 return node
             plain = ast.Constant(value) if isinstance(value, (int, float)) else node
-            return ast.copy_location(given.get(node.id, plain), node)
+            return given.get(node.id, ast.copy_location(plain, node))
 
         def visit_Assign(self, node: ast.Assign) -> ast.AST:
             self.generic_visit(node)
             if isinstance(node.targets[0], ast.Name):
-                given[node.targets[0].id] = node.value
+                # Else a name that is set anew from itself several times, as in a network, grows exponentially.
+                is_short = sum(1 for _ in ast.walk(node.value)) <= _MOST_WORDS
+                unknown = ast.copy_location(ast.Name("?", ast.Load()), node)
+                given[node.targets[0].id] = node.value if is_short else unknown
             return node
 
     return [Writer().visit(copy.deepcopy(node)) for node in source.body]
