@@ -86,7 +86,7 @@ def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, r
 
 class Writing:
     def __init__(self, period):
-        self.period = period
+        self.period, self.rank = period, 0
 
     def asks(self, number):
         return bool(self.period) and number % self.period == 0
@@ -95,7 +95,8 @@ class Writing:
         number = step + 1
         if not self.asks(number):
             return
-        self.save(f"step{number}")
+        if self.rank % 4 == 0:
+            self.save(f"step{number}")
 
     def save(self, name): ...
 

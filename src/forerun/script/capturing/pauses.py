@@ -54,6 +54,7 @@ SAVES = re.compile(
 )
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
+_RANK = re.compile(r"(^|[._])rank$")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
 _DEEPEST, _FEW, _MOST_HOOKS, _MOST_WORDS = 4, 2, 32, 64
 _ONE_STEP = ("", 0, 0)
@@ -308,9 +309,11 @@ def _interval(
             if (every := next((one for one in asked if one is not None), None)) is not None:
                 return every
         value = None if divisor is None else value_in(divisor, frame)
+        names = [] if counted is None else [ast.unparse(part) for part in ast.walk(counted)]
+        if any(map(_RANK.search, names)):
+            continue  # which process does it, not when
         if isinstance(value, int) and value >= 0:
             added = 1.0 if counted is None else added_per_step(counted, frame)
-            names = () if counted is None else map(ast.unparse, ast.walk(counted))
             rounds = math.prod((raised or {}).get(name, 1) for name in names)
             return rounds * (value if value % added else round(value / added))
     return None
