@@ -441,9 +441,7 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
 
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = {
-        ast.unparse(part) for part in changed_around(frame) if isinstance(part, (ast.Name, ast.Attribute))
-    }
+    changed = {ast.unparse(part) for part in changed_around(frame) if isinstance(part, _NAMED)}
     for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
@@ -560,11 +558,7 @@ def _statements(
 def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:
     """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
     function, name = call.func, called_name(call.func)
-    owner = (
-        function.value.id
-        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-        else ""
-    )
+    owner = getattr(getattr(function, "value", None), "id", "")
     if _EVALUATES.search(name) and (
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
     ):
