@@ -86,7 +86,7 @@ def test_passes_over_a_text_that_grows_are_run_until_one_was_foreseen(lengths, r
 
 class Writing:
     def __init__(self, period):
-        self.period = period
+        self.period, self.rank = period, 0
 
     def asks(self, number):
         return bool(self.period) and number % self.period == 0
@@ -95,7 +95,8 @@ class Writing:
         number = step + 1
         if not self.asks(number):
             return
-        self.save(f"step{number}")
+        if self.rank % 4 == 0:
+            self.save(f"step{number}")
 
     def save(self, name): ...
 
@@ -108,6 +109,28 @@ class Scoring(Writing):
     def do_eval(self): ...
 
 
+def residual(x):
+    """Written in the words of its caller as it stands, its answer would have 3 to the 18th parts."""
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    x = x + x - x
+    return x + x - x
+
+
 def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the_loop(tmp_path):
     hooks = [Scoring(500), Writing(250)]
     pauses = Pauses(tmp_path, lambda: None)
@@ -117,6 +140,7 @@ def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the
             hook.after_step(at)
 
     for step in range(3):
+        residual(step)
         call_hooks(step)
         pauses.steps_recorded(here(), goes_on=False) if step == 2 else None
     found = json.loads((tmp_path / "pauses.json").read_text())

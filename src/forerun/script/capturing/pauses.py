@@ -54,8 +54,9 @@ SAVES = re.compile(
 )
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
+_RANK = re.compile(r"(^|[._])rank$")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
-_DEEPEST, _FEW, _MOST_HOOKS = 4, 2, 32
+_DEEPEST, _FEW, _MOST_HOOKS, _MOST_WORDS = 4, 2, 32, 64
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
 
@@ -308,9 +309,11 @@ def _interval(
             if (every := next((one for one in asked if one is not None), None)) is not None:
                 return every
         value = None if divisor is None else value_in(divisor, frame)
+        names = [] if counted is None else [ast.unparse(part) for part in ast.walk(counted)]
+        if any(map(_RANK.search, names)):
+            continue  # which process does it, not when
         if isinstance(value, int) and value >= 0:
             added = 1.0 if counted is None else added_per_step(counted, frame)
-            names = () if counted is None else map(ast.unparse, ast.walk(counted))
             rounds = math.prod((raised or {}).get(name, 1) for name in names)
             return rounds * (value if value % added else round(value / added))
     return None
@@ -369,12 +372,15 @@ def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
             if isinstance(node.ctx, ast.Store):
                 return node
             plain = ast.Constant(value) if isinstance(value, (int, float)) else node
-            return ast.copy_location(given.get(node.id, plain), node)
+            return given.get(node.id, ast.copy_location(plain, node))
 
         def visit_Assign(self, node: ast.Assign) -> ast.AST:
             self.generic_visit(node)
             if isinstance(node.targets[0], ast.Name):
-                given[node.targets[0].id] = node.value
+                # Else a name that is set anew from itself several times, as in a network, grows exponentially.
+                is_short = sum(1 for _ in ast.walk(node.value)) <= _MOST_WORDS
+                unknown = ast.copy_location(ast.Name("?", ast.Load()), node)
+                given[node.targets[0].id] = node.value if is_short else unknown
             return node
 
     return [Writer().visit(copy.deepcopy(node)) for node in source.body]
@@ -435,9 +441,7 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
 
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = {
-        ast.unparse(part) for part in changed_around(frame) if isinstance(part, (ast.Name, ast.Attribute))
-    }
+    changed = {ast.unparse(part) for part in changed_around(frame) if isinstance(part, _NAMED)}
     for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
@@ -554,11 +558,7 @@ def _statements(
 def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:
     """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
     function, name = call.func, called_name(call.func)
-    owner = (
-        function.value.id
-        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-        else ""
-    )
+    owner = getattr(getattr(function, "value", None), "id", "")
     if _EVALUATES.search(name) and (
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
     ):
