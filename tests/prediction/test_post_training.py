@@ -156,6 +156,19 @@ def test_unequal_answers_last_as_long_as_the_longest(tmp_path):
     assert "the longest of a batch" in " ".join(shorter.notes)
 
 
+def test_answers_without_padding_are_trained_at_their_mean_length():
+    equal = {"algorithm": "grpo", "sequence_length": 1024, "new_tokens": 768, "batch_size": 16}
+    asked = {**equal, "batching": "padding-free"}
+    assert value(ask(**asked)) == pytest.approx(value(ask(**equal)), rel=1e-9)
+    law = {"answer_lengths": "mean:256"}
+    padded, free = ({part.name: part.time_s for part in ask(**each, **law).passes} for each in (equal, asked))
+    mean = ask(sequence_length=256 + 256, batch_size=16)
+    assert free["forward, backward and update"] == pytest.approx(value(mean), rel=0.02)
+    for name in ("log-probabilities", "reference", "forward, backward and update"):
+        assert free[name] < padded[name]
+    assert free["decode"] == pytest.approx(padded["decode"], rel=0.03)  # by the shares of the host
+
+
 def test_few_tokens_read_few_experts():
     options = {"device": "h100-sxm", "phase": "generate", "sequence_length": 64, "new_tokens": 32}
     one, many = (forerun.predict("deepseek-v2-lite", batch_size=size, **options) for size in (1, 64))
@@ -259,6 +272,9 @@ def test_several_devices_and_verbs_agree():
         ("torchvision:resnet50", {"algorithm": "dpo"}, "reads no tokens"),
         ("torchvision:resnet50", {"phase": "generate"}, "reads no tokens"),
         ("gpt2", {"phase": "generate", "sequence_length": 2000}, "at most 1024 tokens"),
+        (SMALL, {"algorithm": "grpo", "batching": "packed"}, "--batching padded or padding-free, got packed"),
+        (SMALL, {"algorithm": "grpo", "lengths": "9,60"}, "--answer-lengths instead of --lengths"),
+        (SMALL, {"phase": "generate", "batching": "padding-free"}, "--batching padded, got padding-free"),
         (
             "gpt2",
             {"algorithm": "grpo", "sequence_length": 2000, "num_devices": 4, "strategy": "fsdp"},

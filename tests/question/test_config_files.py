@@ -124,8 +124,8 @@ policy:
 VERL = """
 data: {max_prompt_length: 512, max_response_length: 1024, train_batch_size: 256}
 actor_rollout_ref:
-  model: {path: ~/models/Qwen2.5-3B-Instruct, enable_gradient_checkpointing: true}
-  actor: {strategy: fsdp2, ppo_micro_batch_size_per_gpu: 8, ulysses_sequence_parallel_size: 2}
+  model: {path: ~/models/Qwen2.5-3B-Instruct, use_remove_padding: true, enable_gradient_checkpointing: true}
+  actor: {strategy: fsdp2, use_dynamic_bsz: true, ppo_max_token_len_per_gpu: 6144, ulysses_sequence_parallel_size: 2}
   ref: {ulysses_sequence_parallel_size: "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}"}
   rollout: {name: vllm, n: 4, response_length: "${data.max_response_length}"}
 algorithm: {adv_estimator: grpo}
@@ -249,9 +249,9 @@ def _written(tmp_path, text, name="run.yml"):
         (AUTOMODEL, "p.yaml", "qwen2.5-7b", {"strategy": "fsdp", "precision": "bf16", "lora": 8,
           "master_weights": "bf16", "parallel": "tp=2", "optimizer": "adam"}),
         (NEMO_RL, "q.yaml", "qwen2.5-1.5b", {"algorithm": "grpo", "strategy": "fsdp", "precision": "amp-bf16",
-          "parallel": "tp=2", "recompute": "full", "generation_tensor": 4, "sequence_length": 512}),
+          "parallel": "tp=2", "recompute": "full", "generation_tensor": 4, "batching": "padding-free"}),
         (VERL, "r.yaml", "qwen2.5-3b", {"algorithm": "grpo", "sequence_length": 1536, "new_tokens": 1024,
-          "parallel": "cp=2", "context_parallel": "ulysses", "fsdp_version": "fsdp2", "recompute": "full"}),
+          "batch_size": 8, "batching": "padding-free", "context_parallel": "ulysses", "recompute": "full"}),
     ],
 )  # fmt: skip
 def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):
@@ -263,12 +263,12 @@ def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):
         "a.yml": ("neftune_noise_alpha: 5",),
         "h.yaml": ("activation_offloading: true",),
         "n.yaml": ("ppo_epochs: 2",),
-        "q.yaml": ("policy.sequence_packing.enabled: true",),
     }
     assert found.not_understood == strange.get(name, ())
-    run = Run.of(None if model else "llama-3.2-1b", device="8xa100-sxm4-80gb", config=found.path)
+    number = 1 if name == "c.yaml" else 8  # litgpt quantizes on one device only
+    run = Run.of(None if model else "llama-3.2-1b", device=f"{number}xa100-sxm4-80gb", config=found.path)
     assert run.setup.batch_size_per_device == expected.get("batch_size", run.setup.batch_size_per_device)
-    assert run.sharing.num_accumulation_steps == found.settings_on(8, {}).get("accumulation", 1)
+    assert run.sharing.num_accumulation_steps == found.settings_on(number, {}).get("accumulation", 1)
 
 
 def test_samples_of_an_update_are_those_of_all_devices(tmp_path):
@@ -341,6 +341,23 @@ def test_deepspeed_has_fp32_weights_beside_a_model_in_half_precision(tmp_path):
 def test_what_decides_a_step_and_is_not_known_is_refused(tmp_path, text, line):
     with pytest.raises(UsageError, match=line):
         read_config(_written(tmp_path, text))
+
+
+def test_what_a_tool_refuses_on_several_devices_is_refused(tmp_path):
+    path = _written(tmp_path, LITGPT)
+    assert Run.of(None, device="l4", config=path).setup.saving.quantize == "nf4"
+    with pytest.raises(UsageError, match="litgpt quantizes weights on one device only, got 2"):
+        Run.of(None, device="2xl4", config=path)
+
+
+def test_deepspeed_without_a_precision_takes_that_of_the_question(tmp_path):
+    path = _written(tmp_path, DEEPSPEED.replace("true", '"auto"'), "zero.json")
+    asked = {"device": "8xa100-sxm4-80gb", "config": path}
+    weights = [
+        Run.of("llama-3.2-1b", **asked, **more).setup.saving.master_weights
+        for more in ({}, {"precision": "fp16"}, {"precision": "fp32"}, {"lora": 8})
+    ]
+    assert weights == ["fp32", "fp32", None, None]
 
 
 def test_keys_without_a_meaning_here_are_named(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import UsageError
-from forerun.question.job import CHARACTERS_PER_TOKEN, Samples, read_lengths
+from forerun.question.job import CHARACTERS_PER_TOKEN, read_lengths
 from forerun.question.run import Run
 
 
@@ -72,4 +72,4 @@ def test_laws_that_say_nothing_and_missing_files_are_refused(words):
     with pytest.raises(UsageError, match="lognormal:median=600,p95=3000"):
         read_lengths(words)
     with pytest.raises(UsageError):
-        Samples(batching="packed")
+        Run.of("llama-3.2-1b", device="l40s", batching="packed")

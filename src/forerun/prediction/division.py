@@ -29,6 +29,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.graph.blocks import Blocks, blocks_of
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
+from forerun.question.job import Batching
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
@@ -120,7 +121,11 @@ def compute_setup(run: Run) -> TrainingSetup:
     Frameworks that divide states or models hold or gather weights in half precision and update those in fp32; replicas
     cast them (autocast).
     """
-    return with_half_weights(run.setup) if uses_layout(run) else run.setup
+    if uses_layout(run):
+        return with_half_weights(run.setup)
+    if run.setup.generates and run.samples.batching is Batching.PADDING_FREE:
+        return replace(run.setup, post=replace(run.setup.post, packs_answers=True))
+    return run.setup
 
 
 def with_half_weights(setup: TrainingSetup) -> TrainingSetup:

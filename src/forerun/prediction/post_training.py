@@ -58,7 +58,7 @@ CRITIC = "critic"
 OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD, Algorithm.CONTRASTIVE)
 _DEFAULT_TOKENS = 2048
-_OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine")
+_OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine", "packs_answers")
 _ONLINE_NOTES = ("the scoring of answers and the loading of data are not counted",)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
@@ -160,8 +160,11 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
         _check_reads_tokens(trace(request, plain.inference))
     tokens = _checked_tokens(request, setup, trace)
-    if tokens is not None:  # what is trained on is filled up to the longest answer
-        request = replace(request, sequence_length=tokens.prompt + tokens.new)
+    if (
+        tokens is not None
+    ):  # what is trained on is filled up to the longest answer, unless it is laid end to end
+        answer = tokens.mean if setup.post.packs_answers else tokens.new
+        request = replace(request, sequence_length=round(tokens.prompt + answer))
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
@@ -197,7 +200,8 @@ def divided_step(
     tokens = _checked_tokens(request, setup, trace)
     if tokens is not None:  # trainers of many devices pack their samples
         request = replace(request, sequence_length=round(tokens.prompt + tokens.mean))
-    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
+    post = replace(setup.post, packs_answers=True)
+    parts = _Parts(request, replace(setup, post=PostTraining()), post, trace, tokens)
     found, beside = (parts.with_head() if setup.post.algorithm.is_headed else parts).training(), {}
     if setup.post.algorithm is Algorithm.PPO:
         beside[CRITIC] = parts.with_head().training()
@@ -395,9 +399,10 @@ class _Parts:
             if self.post.engine is Engine.VLLM
             else "all are computed until it is done"
         )
+        laid = "; passes over whole answers have no padding" if self.post.packs_answers else ""
         return (
             f"answers have {self.tokens.mean:,.0f} tokens in the mean and the longest of a batch {self.tokens.new:,}: "
-            f"{leaves}"
+            f"{leaves}{laid}"
         )
 
     def writing(self) -> tuple[Pass, ...]:

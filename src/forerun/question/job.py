@@ -482,14 +482,10 @@ class Samples:
     batching: Batching = _samples(
         Batching.PADDED,
         help="With --lengths: how unequal samples are batched: padded, grouped (by length), dynamic (constant tokens), "
-        "packed or padding-free.",
+        "packed or padding-free; with ppo and grpo padded or padding-free answers.",
     )
 
     def __post_init__(self) -> None:
-        if self.lengths is None and self.batching is not Batching.PADDED:
-            raise InvalidSetupError(
-                f"--batching {self.batching} has no meaning without --lengths; give the lengths of your samples"
-            )
         if self.lengths is not None:
             read_lengths(self.lengths)
 

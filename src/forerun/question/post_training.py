@@ -99,6 +99,7 @@ class PostTraining:
         metavar="16",
         read=str,
     )
+    packs_answers: bool = False  # of a run's batching
 
     def __post_init__(self) -> None:
         words = (self.answer_lengths or "lognormal:").lower()

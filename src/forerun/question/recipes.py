@@ -28,6 +28,7 @@ from forerun.question.model import (
     capture_path,
     find_architecture,
     is_keras,
+    own_settings,
 )
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
@@ -88,7 +89,8 @@ def recipe_settings(
         UsageError: The file cannot be read, or the model is one that no recipe is for.
     """
     path = given.get("config")
-    of_file = {} if path is None else read_config(path).settings_on(num_devices, given)
+    asked = {"precision": own_settings(model).get("precision"), **given}
+    of_file = {} if path is None else read_config(path).settings_on(num_devices, asked)
     tool = given.get("recipe") or of_file.get("recipe")
     _check_model(model)
     lines = [*(RecipeLine(name=name, value=value, file=str(path)) for name, value in of_file.items())]
@@ -195,6 +197,9 @@ class ConfigFile:
         Epochs have a meaning only where the user says how much data there is, and tokens where samples have a length.
         """
         held = dict(self.settings)
+        is_half = "precision" not in held and given.get("precision") in ("bf16", "fp16")
+        if self.is_deepspeed and is_half and (given.get("lora") or held.get("lora")) is None:
+            held["master_weights"] = "fp32"  # "auto": beside the precision of the question
         if given.keys().isdisjoint(("dataset", "dataset_size", "lengths")):
             held.pop("epochs", None)
         if (given.get("sequence_length") or held.get("sequence_length")) is None:
@@ -382,8 +387,10 @@ def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any
     if "lora" not in found and found.get("recipe") != "unsloth":
         found.pop("lora_targets", None)
         found.pop("lora_dropout", None)
+    ones = dict.fromkeys(tool.get("ones", ()), 1)
     for setting, term in tool.get("made", {}).items():
-        if (made := _made(held, term.split())) is not None:
+        is_asked = all(_is_set(held, needed) for needed in _matched(tool.get("only_with", {}), setting) or ())
+        if is_asked and (made := _made({**ones, **found, **held}, term.split())) is not None:
             found[setting] = made
     return ConfigFile(
         path=str(path),

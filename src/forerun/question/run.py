@@ -18,7 +18,7 @@ from forerun.question.devices.cluster import (
     split_spec,
 )
 from forerun.question.devices.device import Device, NumberFormat
-from forerun.question.job import InputPipeline, Job, Samples, job_from, loader_from, read_lengths
+from forerun.question.job import Batching, InputPipeline, Job, Samples, job_from, loader_from, read_lengths
 from forerun.question.model import ModelRequest, capture_path, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.post_training import PostTraining
@@ -161,9 +161,32 @@ class Run(Answer):
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
             )
+        quantize = self.setup.saving.quantize
+        # litgpt/finetune/lora.py: the weights of its FSDP cannot be those of bitsandbytes.
+        if self.software.recipe == "litgpt" and quantize is not None and self.cluster.num_devices > 1:
+            raise InvalidSetupError(
+                f"litgpt quantizes weights on one device only, got {self.cluster.num_devices} and --quantize "
+                f"{quantize}; give one device, or leave it out"
+            )
+        self._check_samples()
         if self.stack == "keras" and (self.setup.saving != Saving() or self.setup.precision is Precision.FP8):
             raise InvalidSetupError(
                 "ways to save memory and fp8 work for PyTorch models only, got a Keras model; leave them out"
+            )
+
+    def _check_samples(self) -> None:
+        lengths, batching = self.samples.lengths, self.samples.batching
+        if not self.setup.generates:
+            if lengths is None and batching is not Batching.PADDED:
+                raise InvalidSetupError(
+                    f"--batching {batching} has no meaning without --lengths; give the lengths of your samples"
+                )
+            return
+        known = (Batching.PADDED, Batching.PADDING_FREE)[: 2 if self.setup.phase is Phase.TRAIN else 1]
+        if lengths is not None or batching not in known:
+            raise InvalidSetupError(
+                "a step that writes its answers has their lengths by --answer-lengths instead of --lengths, and "
+                f"--batching {' or '.join(known)}, got {batching if lengths is None else '--lengths'}; leave it out"
             )
 
     @property
