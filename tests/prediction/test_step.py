@@ -333,3 +333,9 @@ def test_micro_steps_wait_for_the_host_whatever_their_update_takes():
     ]
     values = [step.step_time_s.value for step in steps]
     assert values[0] == max(values)
+
+
+def test_the_first_micro_step_writes_gradients_and_the_others_add_theirs():
+    steps = [forerun.predict("mnist-cnn", device="t4", batch_size=8, accumulation=k) for k in (1, 2, 3)]
+    first, second, third = (step.step_time_s.value for step in steps)
+    assert second - first == pytest.approx(third - second, rel=1e-3)

@@ -60,23 +60,26 @@ def _row_times_s(model: PreparedModel, step: StepPrediction) -> Floats:
     return rows * ((step.step_s.value - step.loop_s - step.transfer_s) / total) if total > 0 else rows
 
 
-def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
+def pass_of(model: PreparedModel, step: StepPrediction, *, first_writes: bool = False) -> Pass:
     """Forward, backward and optimizer of a predicted step.
 
     Without its update a step has the kernels T and the launches H of the passes alone: (T^6 + H^6)^(1/6) and what its
-    loop adds; the update is the rest. Waiting for the host is spread over the passes in proportion to their time. The
-    cost of the training loop of the software stack counts to the forward pass, in which no gradients are sent.
+    loop adds; the update is the rest. Where ``first_writes``, the first backward pass has no sums of gradients: it
+    writes those that ``zero_grad(set_to_none=True)`` has freed. Waiting for the host is spread over the passes in
+    proportion to their time. The cost of the training loop of the software stack counts to the forward pass, in which
+    no gradients are sent.
     """
     times, part = _row_times_s(model, step), model.graph.ops.step_part
     backward = _runs_in_backward(model.graph)
     forward_s = float(times[(part == StepPart.FORWARD) & ~backward].sum())
     backward_s = float(times[backward].sum())
-    is_pass = model.ops.step_part != StepPart.OPTIMIZER
+    is_pass = (model.ops.step_part != StepPart.OPTIMIZER).astype(float)
+    is_first = is_pass * (1.0 - _sums_of_gradients(model) if first_writes else 1.0)
     added_s = step.overhead_s - step.loop_s - step.transfer_s
     idle_s = step.host_s - float(step.launch_s.sum())
-    whole_s, passes_s = (
-        float(smooth_maximum(step.kernel_s[rows].sum(), idle_s + step.launch_s[rows].sum())) + added_s
-        for rows in (slice(None), is_pass)
+    whole_s, passes_s, first_s = (
+        float(smooth_maximum((step.kernel_s * share).sum(), idle_s + (step.launch_s * share).sum())) + added_s
+        for share in (np.ones_like(is_pass), is_pass, is_first)
     )
     total_s = step.step_s.value - step.loop_s - step.transfer_s
     scale = total_s * passes_s / (whole_s * max(forward_s + backward_s, 1e-30))
@@ -84,7 +87,21 @@ def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
         forward_s=forward_s * scale + step.loop_s,
         backward_s=backward_s * scale,
         optimizer_s=total_s * (1.0 - passes_s / whole_s) + step.transfer_s,
+        sums_s=total_s * (passes_s - first_s) / whole_s,
     )
+
+
+def _sums_of_gradients(model: PreparedModel) -> Floats:
+    """Share of each distinct kernel's launches that adds a gradient to the one before, (kernels,)."""
+    ops, sizes = model.graph.ops, _gradient_sizes_bytes(model.graph)
+    adds = (ops.op_class == OpClass.ADD) & (ops.step_part == StepPart.BACKWARD) & (ops.in_place > 0)
+    launches = np.where(
+        adds & np.isin(ops.write_bytes[:, 0], sizes) & (ops.write_bytes[:, 1] == 0), ops.count, 0.0
+    )
+    # A weight that is used twice has one more of them in every pass.
+    launches *= min(1.0, float(sizes.sum()) / max(float(launches @ ops.write_bytes[:, 0]), 1e-30))
+    share: Floats = np.bincount(model.ops.group_of_row, launches, len(model.ops.count)) / model.ops.count
+    return share
 
 
 def _runs_in_backward(graph: Graph) -> Bools:
@@ -299,6 +316,7 @@ def _taken_apart(
 ) -> list[OneStep]:
     setups = [replace(run.setup, batch_size_per_device=size) for size in batch_sizes]
     steps = predict_steps(model, run.cluster.device, setups, weights, run.software.torch_version)
+    first_writes = run.setup.keeps_gradients and run.setup.zero_grad_to_none
     number, statistics = batch_norms(model.graph)
     found = []
     for step in steps:
@@ -306,7 +324,7 @@ def _taken_apart(
         found.append(
             OneStep(
                 alone=step,
-                parts=pass_of(model, step),
+                parts=pass_of(model, step, first_writes=first_writes),
                 gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
                 buckets=gradient_buckets(gradients, run.sharing.bucket_bytes),
                 num_batch_norms=number,

@@ -1,7 +1,7 @@
 """The step of synchronous data parallel training: buckets that are reduced while the backward pass goes on.
 
     end_i = max(end_(i-1), ready_i) + all_reduce(bucket_i)
-    step  = straggler * ((k-1) * (forward + backward) + forward + max(backward + slow-down, end_n)) + optimizer +
+    step  = straggler * ((k-1) * (forward + backward) - sums + forward + max(backward + slow-down, end_n)) + optimizer +
     overhead
 
 The all-reduce of the last bucket is always exposed, because its gradients are the last that the backward pass makes.
@@ -134,11 +134,12 @@ pass."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Times of one device's micro-step [s]."""
+    """Times of one device's micro-step; ``sums_s`` is the part that the first of several micro-steps has not [s]."""
 
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
+    sums_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -255,7 +256,7 @@ def data_parallel_step(
         num_batch_norms: Layers whose statistics are synchronised.
         batch_norm_bytes: Statistics of such a layer, mean over the layers [bytes].
     """
-    compute_s = num_accumulation_steps * (one.forward_s + one.backward_s) + one.optimizer_s
+    compute_s = num_accumulation_steps * (one.forward_s + one.backward_s) - one.sums_s + one.optimizer_s
     if num_devices == 1:
         return DataParallelStep(compute_s=compute_s)
     schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
