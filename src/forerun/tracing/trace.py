@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, MissingExtraError, UsageError, near_matches
-from forerun.base.extras import installed_version, needing
+from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version, needing
 from forerun.base.kept import cache_folder
 from forerun.base.received import LARGEST_FILE_BYTES
 from forerun.base.stages import stage
@@ -358,13 +358,19 @@ def _needing_torch(request: ModelRequest) -> Iterator[None]:
     except MissingExtraError as error:
         if str(error).startswith(request.model):
             raise  # an outer part of the same question
-        error.args = (_without_torch(request.model, str(error)),)
+        error.args = (_without_torch(request.model, error),)
         raise
 
 
-def _without_torch(model: str, needed: str) -> str:
-    """The message where PyTorch is missing: a misspelt name is told its neighbours before the package to install."""
-    known, install = shipped_models(), needed.partition("; install it with: ")[2]
+def _without_torch(model: str, error: MissingExtraError) -> str:
+    """The message where PyTorch is missing: a misspelt name is told its neighbours before the package to install.
+
+    The extra is that of the model's library, which brings PyTorch along, so that one installation is enough.
+    """
+    source = named_source(model) or find_source(_SOURCE_OF_FILE.get(Path(model).suffix, ""))
+    if source is not None and source.library in EXTRA_OF_PACKAGE:
+        error = MissingExtraError(model, EXTRA_OF_PACKAGE[source.library])
+    known, install = shipped_models(), str(error).partition("; install it with: ")[2]
     if model not in known:
         near = near_matches(model, known) or f", such as {known[0]};"
         return f"{model} is not one of the {len(known)} models that need no extra{near} others need PyTorch: {install}"
@@ -373,7 +379,10 @@ def _without_torch(model: str, needed: str) -> str:
         settings += (
             ", or bf16 with 2048 or 4096 tokens, --recompute full and --lora 16, --quantize nf4 or none"
         )
-    return f"{model} needs no extra with {settings}; other settings need the extra 'torch': {install}"
+    return f"{model} needs no extra with {settings}; for other settings: {install}"
+
+
+_SOURCE_OF_FILE = {".json": "hf", ".onnx": "onnx"}
 
 
 def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) -> list[Graph | ForerunError]:

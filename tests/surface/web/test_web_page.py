@@ -126,6 +126,26 @@ def test_a_new_model_has_its_estimate_before_the_devices_are_compared(browser, a
     page.close()
 
 
+def test_while_a_new_model_is_traced_moved_settings_ask_nothing_and_a_late_list_is_searched(browser, address):
+    page = browser.new_page()
+    asked, lists = [], []
+    page.route("**/predict", lambda route: asked.append(route))  # never answered
+    page.route("**/models", lambda route: lists.append(route))
+    page.goto(f"{address}/#model=cnn:depth=4&device=t4&dataset=cifar10")
+    page.wait_for_selector("body.busy")
+    for batch in (20, 21, 22, 23):
+        page.locator("#batch").evaluate(
+            "(e, value) => { e.value = value; e.dispatchEvent(new Event('input', { bubbles: true })); }",
+            batch,
+        )
+    page.locator("#model").fill("wide resnet")
+    lists[0].continue_()
+    page.wait_for_selector("#found-models li")
+    assert page.locator("#model").input_value() == "wide resnet"
+    assert len(asked) == 1
+    page.close()
+
+
 def test_sliders_change_the_numbers_and_nothing_complains(opened, complaints):
     page = opened()
     before = cards(page)

@@ -17,6 +17,7 @@ let state = fromLink(location.hash);
 let turn = 0;
 let exactTimer = 0;
 let last = { key: "", model: "", plan: null };
+let underway = { model: "", answered: null };
 let lastScale = { key: "", curve: null };
 let aheadTimer = 0;
 let moved = "";
@@ -103,6 +104,14 @@ async function renew() {
   const mine = ++turn;
   clearTimeout(exactTimer);
   document.body.classList.add("busy");
+  // While a new model is traced its settings may move on: then only the last of them is asked, not each.
+  if (last.model !== state.model && underway.model === state.model) await underway.answered;
+  if (mine !== turn) return;
+  underway = { model: state.model, answered: answer(mine) };
+  await underway.answered;
+}
+
+async function answer(mine) {
   const begun = performance.now();
   try {
     // Of a model that is new here the chosen run comes first: all devices at once take longer. Its refusal is said later.
@@ -583,16 +592,20 @@ async function begin() {
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; renew(); } });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", renew);
   // The first list takes the server some seconds; only a model that is not of a library waits for it.
-  const list = ask("/models");
-  if (/^[\w.-]+$/.test(state.model)) (await list).language?.forEach((name) => languageModels.add(name));
+  const list = ask("/models").then(listModels);
+  if (/^[\w.-]+$/.test(state.model)) await list;
   showControls();
-  await renew();
-  const models = await list;
+  await Promise.all([renew(), list]);
+}
+
+// A name that is being written when the list comes is searched at once, and stays as it is.
+function listModels(models) {
   const languages = models.language ?? [];
   languages.forEach((name) => languageModels.add(name));
   index.names = [...new Set([...models.families.map((family) => family.name), "cnn:depth=4,base_filters=64", ...languages, ...models.torchvision, ...models.timm])];
   document.body.dataset.models = String(index.names.length);
-  showControls();
+  if (at("model").value !== state.model) showFound(found(at("model").value.trim()));
+  else showControls();
 }
 
 begin().catch((error) => showError(error.message));
