@@ -264,15 +264,15 @@ class LiveForecast(StepListener):
         if self.num_done > 1 and self._window is None:
             self._durations.append(span.end_s - span.begin_s)
             self._waits.append(span.wait_s)
+        is_traced = self._window is not None and self.num_done >= self._window_ends
+        if is_traced:
+            self._close_window()
         is_due = span.end_s - self._printed_s >= self._every_s or self.num_done == _FEWEST_STEPS + 1
-        if is_due and len(self._durations) >= _FEWEST_STEPS and not self._is_closed:
+        if is_traced or (is_due and len(self._durations) >= _FEWEST_STEPS and not self._is_closed):
             self._printed_s = span.end_s
             print(self.line(), file=self._stream, flush=True)
             if self._is_slow and not self._window_ends:
                 self._open_window()
-        elif self._window is not None and self.num_done >= self._window_ends:
-            self._close_window()
-            print(self.line(), file=self._stream, flush=True)
 
     def _rest(self, span: LoaderSpan) -> None:
         if self.num_done:
