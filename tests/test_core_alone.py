@@ -68,8 +68,8 @@ ANSWERED = [
     f"plan {R50} --on t4,l4 --batch-size 32,64 --precision amp --dataset imagenet --within cost<=100000",
 ]
 REFUSED = {
-    f"predict {R50} --on t4 --image-size 160": "'forerun[torch]'",
-    "predict timm:convnextv2_tiny --on t4": "'forerun[torch]'",
+    f"predict {R50} --on t4 --image-size 160": "'forerun[torchvision]'",
+    "predict timm:convnextv2_tiny --on t4": "'forerun[timm]'",
     f"predict {R50} --on t4 --dataset imagenet --plot sweep.png": "'forerun[plot]'",
     "records list": "'forerun[records]'",
     "measure grid --dataset digits": "'forerun[records]'",
