@@ -13,7 +13,7 @@ from forerun.prediction.step import prepare
 from forerun.prediction.units import DividedModel
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Precision, TrainingSetup
-from forerun.tracing.models.transformers_models import _by_length
+from forerun.tracing.models.transformers_models import attention_by_length
 from forerun.tracing.trace import trace
 
 TEXT = {
@@ -125,10 +125,10 @@ def test_windows_of_an_image_are_attended_to_at_once():
     def attention(_part, query, key, value, **_):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2), None
 
-    found, _ = _by_length(attention)(part, *states, cu_seq_lens_q=lengths)
+    found, _ = attention_by_length(attention)(part, *states, cu_seq_lens_q=lengths)
     windows = zip(*(one.split(lengths.diff().tolist(), dim=2) for one in states), strict=True)
     torch.testing.assert_close(found, torch.cat([attention(part, *one)[0] for one in windows], dim=1))
-    torch.testing.assert_close(_by_length(attention)(part, *states)[0], attention(part, *states)[0])
+    torch.testing.assert_close(attention_by_length(attention)(part, *states)[0], attention(part, *states)[0])
 
 
 @pytest.mark.parametrize(

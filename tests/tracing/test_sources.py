@@ -21,7 +21,7 @@ from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.meta_build import build_on_meta, explain_failure, meta_copy, move_to_meta
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.vision_models import torchvision_names
-from forerun.tracing.trace import _without_torch, trace_built
+from forerun.tracing.trace import trace_built, without_torch
 
 torch.set_num_threads(1)
 
@@ -773,7 +773,7 @@ def explain_first_failure(spec, options):
      ("torchvision:resnet18", "torchvision"), ("mlp:depth=2", "torch")],
 )  # fmt: skip
 def test_where_pytorch_is_missing_the_extra_of_the_models_library_is_named(model, extra):
-    assert f"pip install 'forerun[{extra}]'" in _without_torch(model, MissingExtraError(model, "torch"))
+    assert f"pip install 'forerun[{extra}]'" in without_torch(model, MissingExtraError(model, "torch"))
 
 
 def test_missing_libraries_name_their_extra(tmp_path, monkeypatch):

@@ -388,7 +388,7 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
     if uses_layout(run):
         return _layout_memory(model, run, constants, device_bytes)
     found = estimate_memory(model.graph, run.setup, constants)
-    # The largest batch is the same whichever batch is asked about.
+    # The largest batch does not depend on the batch of the question.
     largest = _LARGEST.get(
         (model.graph,),
         (replace(run.setup, batch_size_per_device=1), device_bytes, constants),

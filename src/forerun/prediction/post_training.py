@@ -160,9 +160,8 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
         _check_reads_tokens(trace(request, plain.inference))
     tokens = _checked_tokens(request, setup, trace)
-    if (
-        tokens is not None
-    ):  # what is trained on is filled up to the longest answer, unless it is laid end to end
+    if tokens is not None:
+        # What is trained on is filled up to the longest answer, unless it is laid end to end.
         answer = tokens.mean if setup.post.packs_answers else tokens.new
         request = replace(request, sequence_length=round(tokens.prompt + answer))
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)

@@ -358,11 +358,11 @@ def _needing_torch(request: ModelRequest) -> Iterator[None]:
     except MissingExtraError as error:
         if str(error).startswith(request.model):
             raise  # an outer part of the same question
-        error.args = (_without_torch(request.model, error),)
+        error.args = (without_torch(request.model, error),)
         raise
 
 
-def _without_torch(model: str, error: MissingExtraError) -> str:
+def without_torch(model: str, error: MissingExtraError) -> str:
     """The message where PyTorch is missing: a misspelt name is told its neighbours before the package to install.
 
     The extra is that of the model's library, which brings PyTorch along, so that one installation is enough.

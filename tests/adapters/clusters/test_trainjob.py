@@ -332,7 +332,7 @@ def test_devices_are_those_that_the_pods_select_and_of_no_other_maker():
     for device, spec in places.items():
         asked, _ = first_question({**job, "spec": {**job["spec"], "podTemplateOverrides": [{"spec": spec}]}})
         assert asked["device"] == device
-    # A request above the limit of its owner would be refused by the API server.
+    # The API server refuses a request above the job's own limit.
     job["metadata"]["annotations"] = {"forerun/on": "l4"}
     job["spec"]["trainer"] = {"resourcesPerNode": {"limits": {"memory": "8Gi"}}}
     assert first_question(job)[1]["resourcesPerNode"]["requests"] == {"nvidia.com/gpu": 1}

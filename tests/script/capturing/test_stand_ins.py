@@ -111,24 +111,15 @@ class Scoring(Writing):
 
 def residual(x):
     """Written in the words of its caller as it stands, its answer would have 3 to the 18th parts."""
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    x = x + x - x
-    return x + x - x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    x = x + x + x + x + x + x + x + x + x
+    return x + x + x + x + x + x + x + x + x
 
 
 def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the_loop(tmp_path):

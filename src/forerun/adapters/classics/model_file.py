@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError, ForerunError, RecordError
+from forerun.base.kept import write_whole
 from forerun.base.received import DAMAGE, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.weights import check_facts
 from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
@@ -129,12 +130,9 @@ class TrainedModel:
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
         content = tensors_file(header, arrays, _ENTRY)
-        partial = Path(path).with_name(f"{Path(path).name}.partial")
         try:
-            partial.write_bytes(content)
-            partial.replace(path)
+            write_whole(Path(path), content)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise CostModelError(
                 f"the model file {path} cannot be written: {error.strerror or error}"
             ) from error

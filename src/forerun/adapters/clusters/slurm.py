@@ -54,11 +54,12 @@ _OWN_REASONS = {
     "partition": "its partition",
     "licenses": "licenses",
 }
-_FOR_DEVICES = ("", "none", "priority", "resources", "helduser", "heldadmin")
 """Beginnings of reasons for which Slurm holds a job that free devices do not start, and what it waits for.
 
 Source: Slurm, squeue(1), "Job reason codes".
 """
+_FOR_DEVICES = ("", "none", "priority", "resources", "helduser", "heldadmin")
+"""Reasons of a job that free devices may start."""
 
 
 def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:

@@ -139,7 +139,7 @@ _PLAIN_KERNELS = {
     "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
     "Transformers launches one for each window, which takes longer",
 }
-"""Notes on parts for which a library has kernels of its own, by how the type of the model begins."""
+"""Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
@@ -461,10 +461,10 @@ def _one_kernel_for_all_lengths(module: torch.nn.Module) -> Iterator[tuple[Any, 
 
 
 def _interface_by_length(interface: Callable[..., Any], *of: Any) -> Callable[..., Any]:
-    return _by_length(interface(*of))
+    return attention_by_length(interface(*of))
 
 
-def _by_length(attention: Callable[..., Any]) -> Callable[..., Any]:
+def attention_by_length(attention: Callable[..., Any]) -> Callable[..., Any]:
     """Attention of sequences that stand one after the other in (1, heads, tokens, width): equal lengths in one call."""
 
     def attend(

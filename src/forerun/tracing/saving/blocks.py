@@ -71,9 +71,8 @@ def of_all_blocks(graph: Graph, built: BuiltModel) -> Graph:
     return replace(
         graph,
         blocks=_as_they_run(units.names, built.all_blocks),
-        ops=replace(
-            graph.ops, count=graph.ops.count * counts[units.unit]
-        ),  # the optimizer's unit is the last
+        # The optimizer's unit is the last.
+        ops=replace(graph.ops, count=graph.ops.count * counts[units.unit]),
         num_parameters=graph.num_parameters + sum(left * num_weights(module) for left, module in parameters),
         num_trainable_parameters=graph.num_trainable_parameters
         + sum(
@@ -156,9 +155,8 @@ def _kinds(module: nn.Module, owner: nn.Module, blocks: Sequence[nn.Module]) -> 
     numbered = {
         each for key, value in vars(owner).items() if _are_numbers_of_blocks(key, value) for each in value
     }
-    if hasattr(
-        owner, "_deepstack_process"
-    ):  # the first blocks take what the encoder's numbered ones hand over
+    if hasattr(owner, "_deepstack_process"):
+        # The first blocks take what the encoder's numbered ones hand over.
         numbered |= {
             index
             for part in module.modules()
