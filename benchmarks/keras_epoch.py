@@ -132,7 +132,7 @@ def _estimates(run: Run, calibration: Path) -> tuple[Any, Any]:
 def _line_over_work(records: Path) -> tuple[float, float]:
     """A [s] and b [s/FLOP] of t = a + b * FLOP through the measured steps of whole models."""
     import forerun
-    from forerun.evidence.calibration_session import LOOP_MODEL
+    from forerun.evidence.calibrate import LOOP_MODEL
     from forerun.evidence.records.measurement import JobKind, Outcome
     from forerun.evidence.records.record_store import RecordStore
     from forerun.question.devices import find_device

@@ -23,7 +23,7 @@ from studies.commands.public_tables import (
     schedule,
     stack,
 )
-from studies.commands.scripts import scripts
+from studies.commands.scripts import scenarios, scripts
 from studies.commands.shipped_graphs import shipped_graphs
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("board", short_help="Make the page of the steps that people have sen
 app.command("parity", short_help="Compare networks in PyTorch with the same in Keras.")(parity)
 app.command("stack", short_help="Compare steps of Keras and TensorFlow with predictions.")(stack)
 app.command("scripts", short_help="Capture public training scripts and compare them.")(scripts)
+app.command("scenarios", short_help="Tune a training of SqueezeNet in several ways.")(scenarios)
 app.command("fit-weights", short_help="Fit the cost model that is shipped.")(fit_weights)
 app.command("fit-intervals", short_help="Fit the intervals that are shipped.")(fit_intervals)
 app.command("fit-scaling", short_help="Fit the constants of several devices that are shipped.")(fit_scaling)

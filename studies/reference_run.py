@@ -37,7 +37,7 @@ from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures
 from studies.forecast.study import FORECAST_STUDY_VERSION, forecast_study
 from studies.keras.stack_study import stack_markdown, stack_study
-from studies.layouts.evidence import known_networks
+from studies.layouts.study import known_networks
 from studies.memory.study import bracket_study, transformer_fit_study
 from studies.optime.choice_sets import outside_rates
 from studies.optime.choice_study import (
@@ -82,8 +82,8 @@ from studies.own.records import (
     own_records_digest,
     own_records_section,
     published_compositions,
+    tuning_section,
 )
-from studies.own.tuning_page import tuning_section
 from studies.scaling.page import scaling_digest, scaling_section
 from studies.schedule.study import schedule_study
 from studies.step_sections import StepSections, ask_origins, origins_section
@@ -103,24 +103,10 @@ STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=1600) for seed in r
 DEVICE_STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=1000) for seed in range(2))
 
 STUDIED_DEVICES = (
-    "a100-sxm4-40gb",
-    "gtx-1080-ti",
-    "titan-v",
-    "rtx-5090",
-    "rtx-3090",
-    "p100-pcie-16gb",
-    "rtx-2080-ti",
-    "a100-pcie-40gb",
-    "titan-rtx",
-    "rtx-4090",
-    "rtx-2060-max-q",
-    "v100-pcie-32gb",
-    "v100-sxm2-16gb",
-    "t4",
-    "rtx-pro-6000-max-q",
-    "p4",
-    "a100-pcie-80gb",
-)
+    "a100-sxm4-40gb", "gtx-1080-ti", "titan-v", "rtx-5090", "rtx-3090", "p100-pcie-16gb", "rtx-2080-ti",
+    "a100-pcie-40gb", "titan-rtx", "rtx-4090", "rtx-2060-max-q", "v100-pcie-32gb", "v100-sxm2-16gb", "t4",
+    "rtx-pro-6000-max-q", "p4", "a100-pcie-80gb",
+)  # fmt: skip
 """Devices with more than ResNet-50 rows; each is held out of one fit, with every fifth beside it."""
 
 _DEVICE_FITS = 5

@@ -470,15 +470,8 @@ def origins_section(answers: list[OriginAnswers]) -> str:
             f"{count} of {found.origin.removesuffix(': all')} ({why})" for why, count in found.missing.items()
         ]
     header = (
-        "origin",
-        "answered",
-        "MAPE",
-        "median",
-        "bias",
-        "coverage",
-        "half-width",
-        "score",
-    )
+        "origin", "answered", "MAPE", "median", "bias", "coverage", "half-width", "score",
+    )  # fmt: skip
     return (
         "## Further origins, asked as users ask\n\n"
         "By the shipped model; no fit has read these rows.\n\n"

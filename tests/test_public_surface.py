@@ -91,7 +91,6 @@ PUBLIC_NAMES = [
     "time_estimator",
     "trade_off",
     "tune",
-    "tune_scenarios",
     "watch",
 ]
 

@@ -98,7 +98,6 @@ from forerun.script.diagnosis.diagnose import diagnose as diagnose
 from forerun.script.profile import profile as profile
 from forerun.script.tune import TuneResult as TuneResult
 from forerun.script.tune import tune as tune
-from forerun.script.tuning.tune_scenarios import tune_scenarios as tune_scenarios
 from forerun.search.advise import advise as advise
 from forerun.search.layouts import layouts as layouts
 from forerun.search.options import PlanOptions as PlanOptions

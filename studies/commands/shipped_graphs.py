@@ -33,33 +33,14 @@ from forerun.tracing.trace import (
 LANGUAGE_MODELS = ("llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b")
 
 IMAGE_MODELS = (
-    "torchvision:resnet50",
-    "torchvision:resnet18",
-    "cnn:depth=2,base_filters=32",
-    "cnn:depth=4,base_filters=64",
-    "cifar-resnet:20",
-    "torchvision:vit_b_16",
-    "torchvision:convnext_tiny",
-    "torchvision:mobilenet_v2",
-    "timm:resnet50",
-    "timm:vit_base_patch16_224",
-    "timm:convnext_tiny",
-    "torchvision:vgg16",
-    "torchvision:resnet34",
-    "torchvision:resnet101",
-    "torchvision:resnet152",
-    "torchvision:resnext50_32x4d",
-    "torchvision:wide_resnet50_2",
-    "torchvision:alexnet",
-    "torchvision:squeezenet1_1",
-    "torchvision:mobilenet_v3_large",
-    "torchvision:efficientnet_b0",
-    "torchvision:swin_t",
-    "torchvision:densenet121",
-    "timm:efficientnet_b0",
-    "mnist-cnn",
-    "cifar-resnet:56",
-)
+    "torchvision:resnet50", "torchvision:resnet18", "cnn:depth=2,base_filters=32",
+    "cnn:depth=4,base_filters=64", "cifar-resnet:20", "torchvision:vit_b_16", "torchvision:convnext_tiny",
+    "torchvision:mobilenet_v2", "timm:resnet50", "timm:vit_base_patch16_224", "timm:convnext_tiny",
+    "torchvision:vgg16", "torchvision:resnet34", "torchvision:resnet101", "torchvision:resnet152",
+    "torchvision:resnext50_32x4d", "torchvision:wide_resnet50_2", "torchvision:alexnet",
+    "torchvision:squeezenet1_1", "torchvision:mobilenet_v3_large", "torchvision:efficientnet_b0",
+    "torchvision:swin_t", "torchvision:densenet121", "timm:efficientnet_b0", "mnist-cnn", "cifar-resnet:56",
+)  # fmt: skip
 
 MODELS = (IMAGE_MODELS[0], LANGUAGE_MODELS[0], *IMAGE_MODELS[1:], *LANGUAGE_MODELS[1:])
 """Models in the package: networks that people ask about most, the most asked first."""

@@ -110,18 +110,8 @@ LONGEST_CPU_S = 30.0
 _TIMEOUT_S = 150.0
 
 _NUMBERS = (
-    "abc",
-    "",
-    "-1",
-    "0",
-    "1e308",
-    "99999999999999999999999999",
-    "nan",
-    "inf",
-    "-inf",
-    "1.5.2",
-    "０x１",
-)
+    "abc", "", "-1", "0", "1e308", "99999999999999999999999999", "nan", "inf", "-inf", "1.5.2", "０x１",
+)  # fmt: skip
 _TEXTS = (
     "",
     "-",
@@ -166,34 +156,15 @@ _GOOD: dict[str, tuple[str, ...]] = {
 }
 """A command line for each command that runs nothing of its own for long; ``fit`` may refuse a table so small."""
 _MEASURING = (
-    "measure grid",
-    "measure layers",
-    "measure model",
-    "measure link",
-    "tune script",
-    "profile",
-    "calibrate",
-)
+    "measure grid", "measure layers", "measure model", "measure link", "tune script", "profile", "calibrate",
+)  # fmt: skip
 """Commands that run things: they get values that their kind cannot have, and nothing else."""
 _PRELOADED = (
-    "forerun.surface.cli.main",
-    "forerun.search.predict",
-    "forerun.search.plan",
-    "forerun.search.layouts",
-    "forerun.search.advise",
-    "forerun.search.scale",
-    "forerun.jobs.forecast",
-    "forerun.jobs.schedule",
-    "forerun.evidence.evaluate",
-    "forerun.evidence.measure",
-    "forerun.script.tune",
-    "pandas",
-    "pyarrow.csv",
-    "scipy.optimize",
-    "sqlalchemy.dialects.sqlite",
-    "forerun.surface.report.figure",
-    "forerun.jobs.plots",
-)
+    "forerun.surface.cli.main", "forerun.search.predict", "forerun.search.plan", "forerun.search.layouts",
+    "forerun.search.advise", "forerun.search.scale", "forerun.jobs.forecast", "forerun.jobs.schedule",
+    "forerun.evidence.evaluate", "forerun.evidence.measure", "forerun.script.tune", "pandas", "pyarrow.csv",
+    "scipy.optimize", "sqlalchemy.dialects.sqlite", "forerun.surface.report.figure", "forerun.jobs.plots",
+)  # fmt: skip
 _NEVER = ("--help", "--version", "--debug", "--json")
 
 

@@ -42,17 +42,9 @@ GRID = (
 """A grid of four trainings, as small as they can be."""
 _NUM_JOBS = 4
 _STUDY = (
-    "tune",
-    "space.yaml",
-    "--budget",
-    "6 trials",
-    "--trial-time",
-    "0.1s",
-    "--no-check",
-    "--json",
-    "--seed",
+    "tune", "space.yaml", "--budget", "6 trials", "--trial-time", "0.1s", "--no-check", "--json", "--seed",
     "0",
-)
+)  # fmt: skip
 _NUM_TRIALS = 6
 _SPACE = "parameters:\n  batch_size: {values: [2, 3, 4, 6, 8, 12], map: --batch-size}\n"
 _SCRIPT = """

@@ -16,8 +16,8 @@ from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import cost_model_of
 from forerun.prediction.unit_step import layout_step
 from forerun.question.devices.cluster import parse_cluster
+from studies.layouts.networks import traced_model
 from studies.layouts.rows import MeasuredLayout, measured_layouts, whole_table
-from studies.layouts.traced import traced_model
 from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]

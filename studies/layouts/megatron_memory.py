@@ -20,9 +20,8 @@ from forerun.question.run import Run
 from forerun.question.saving import Saving
 from forerun.question.setup import OptimizerImplementation, Precision, TrainingSetup
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, StageSplit, Strategy
-from studies.layouts.networks import Sizes
+from studies.layouts.networks import Sizes, traced_model
 from studies.layouts.rows import whole_or_usual
-from studies.layouts.traced import traced_model
 from studies.markdown import markdown_table
 from studies.tables.public import public_table
 

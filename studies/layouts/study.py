@@ -1,4 +1,7 @@
-"""Predicted against measured steps of large models on several devices, and the choice of a layout."""
+"""Predicted against measured steps of large models on several devices, and the choice of a layout.
+
+The steps are in no fit, and were predicted all the same: their networks are evidence of intervals as well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.memory.peak import memory_constants, visible_memory_bytes
+from forerun.cost.time.evidence import operation_mix, step_kind
+from forerun.cost.time.features import NEWEST_ERA
 from forerun.evidence.fitting.evaluation import errors
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import worst_memory
@@ -18,9 +23,10 @@ from forerun.prediction.run_step import divided_steps
 from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision
 from forerun.question.sharing import Handover
+from studies.layouts.networks import traced_model
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
-from studies.layouts.traced import traced_model
 from studies.markdown import markdown_table
+from studies.optime.evidence_study import KnownNetwork
 
 _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
@@ -161,3 +167,23 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
                 (words, str(found.n), *(f"{100 * value:.1f}" for value in figures), *shares, picked, loss)
             )
     return markdown_table(header, cells)
+
+
+def known_networks(folder: Path) -> list[KnownNetwork]:
+    """Each network of the sources, once for a device and kind of step.
+
+    Args:
+        folder: Folder of the public tables.
+    """
+    table = whole_table(folder)
+    found: dict[tuple[object, ...], KnownNetwork] = {}
+    for source in SOURCES:
+        for row in measured_layouts(table, source):
+            if row.step_s is None:
+                continue
+            setup, device = compute_setup(row.run), row.run.cluster.device
+            mix = operation_mix(traced_model(row.sizes, setup).model.ops)
+            kind = step_kind(setup)
+            key = (device.name, kind, *np.round(mix, 2).tolist())
+            found.setdefault(key, KnownNetwork(device=device, kind=kind, era=NEWEST_ERA, mix=mix))
+    return list(found.values())

@@ -155,17 +155,9 @@ def _benchmark_rows(folder: Path, left_out: set[str]) -> Iterable[ScalingRow]:
     table["machine"] = table["system"].map(_machine)
     table["batch"] = table["batch_size_per_gpu"].astype(str)
     keys = [
-        "source",
-        "machine",
-        "model",
-        "input",
-        "gpu",
-        "batch",
-        "dtype",
-        "framework",
-        "input_pipeline",
+        "source", "machine", "model", "input", "gpu", "batch", "dtype", "framework", "input_pipeline",
         "throughput_unit",
-    ]
+    ]  # fmt: skip
     for pair in _pairs(_with_texts(table, keys), keys):
         if pair["source"].startswith("lambdal/deep") and pair["model"] == "ncf":
             continue

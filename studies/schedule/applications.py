@@ -157,15 +157,9 @@ def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Ap
         RecordError: A table is missing or lacks a column.
     """
     columns = [
-        "application",
-        "cluster",
-        "n_nodes",
-        "n_gpus",
-        "gpus_per_node_available",
-        "batch_size_per_gpu",
-        "step_time_s",
-        "sync_time_s",
-    ]
+        "application", "cluster", "n_nodes", "n_gpus", "gpus_per_node_available", "batch_size_per_gpu",
+        "step_time_s", "sync_time_s",
+    ]  # fmt: skip
     steps = public_table(folder, "adaptdl_step_times", columns)
     columns = ["application", "global_batch_size", "epoch", "cumulative_iterations", "metric_name"]
     curves = public_table(folder, "adaptdl_validation_curves", columns)

@@ -9,23 +9,8 @@ from pathlib import Path
 import numpy as np
 
 _WORDS = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-)
+    "the", "of", "and", "to", "in", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",
+)  # fmt: skip
 
 _TOKENS_OF_A_DOCUMENT = 700
 

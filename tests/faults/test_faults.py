@@ -48,9 +48,7 @@ def test_a_server_that_restarts_under_two_writers_has_everything(tmp_path, monke
 def test_bad_values_of_every_command_are_refused_in_one_line(tmp_path):
     cases = bad_cases(700)
     assert cases == bad_cases(700)
-    assert {"predict", "plan", "records list", "measure grid", "tune script"} <= {
-        case.command for case in cases
-    }
+    assert {"predict", "plan", "records list", "measure grid", "tune"} <= {case.command for case in cases}
     quick = [
         case for case in cases if case.must_fail and case.command.startswith(("measure", "hardware", "plan"))
     ][:6]

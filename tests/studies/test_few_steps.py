@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forerun.cost.time.correction import REPEAT_NOISE, PriorScales
 from forerun.graph.graph import OpClass
-from studies.optime.few_steps import condition, fit_scales, information_order
+from studies.optime.studies import condition, fit_scales, information_order
 
 NUM_COLUMNS = 5 + len(OpClass)
 

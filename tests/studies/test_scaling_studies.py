@@ -17,7 +17,7 @@ from studies.scaling.fit import (
     predicted_step_s,
     scale_measured_step,
 )
-from studies.scaling.mlperf_study import mlperf_study
+from studies.scaling.page import mlperf_study
 from studies.scaling.rows import MODEL_PARAMETERS, ScalingRow, parameters_of, read_scaling_rows
 from studies.scaling.speed_studies import placement_study, server_study
 

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from studies.keras.stack_layers import alignment, convolution_features
-from studies.keras.stack_study import fit_stack, stack_markdown, stack_study
+from studies.keras.stack_study import alignment, convolution_features, fit_stack, stack_markdown, stack_study
 
 FOLDER = os.environ.get("FORERUN_REFERENCE_DATA", "")
 

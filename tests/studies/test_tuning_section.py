@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forerun.base.errors import RecordError
-from studies.own.tuning_page import tuning_results_folder, tuning_section
+from studies.own.records import tuning_results_folder, tuning_section
 
 MACHINE = {"date": "2026-01-02", "machine": {"processor": "made", "num_usable_cores": 2.0}}
 RUN = {"step_time_s": 0.1, "wall_s": 50.0, "cpu_utilisation": 1.5, "peak_memory_bytes": 2**29}

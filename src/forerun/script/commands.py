@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.base.units import parse_amount
-from forerun.question.settings import checked, declared
-from forerun.script.tuning.options import ScenarioSettings, TuneSettings
+from forerun.question.settings import checked
+from forerun.script.tuning.options import TuneSettings
 from forerun.surface.cli.output import print_json
 from forerun.surface.cli.settings import (
     RUN_TIME_HELP,
@@ -24,14 +24,13 @@ from forerun.surface.cli.settings import (
     ShowOutputOption,
     UnsafeFilesOption,
 )
-from forerun.surface.cli.verbs import Verbs, verb
+from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
     from forerun.graph.captured import Capture
     from forerun.script.compare import Comparison
     from forerun.script.profiling.profile import Profile
     from forerun.script.tune import TuneResult
-    from forerun.script.tuning.scenario_answer import ScenarioRuns
 
 
 def _fail(found: Profile) -> None:
@@ -150,13 +149,13 @@ def _say(line: str) -> None:
 
 
 @verb(
-    "Tune a training script.",
+    "Find a better configuration of a training script.",
     options=TuneSettings,
     without=("check", "with_priors", "with_memory_law"),
     readers=_READERS,
     page="forerun.script.pages:tune_page",
 )
-def script(
+def tune(
     settings: dict[str, Any],
     command: Annotated[
         list[str],
@@ -194,51 +193,6 @@ def script(
         with_memory_law=not no_prediction,
         **checked(settings, TuneSettings),
     )
-
-
-_OF_SCENARIOS = {"budget", "trial_s", "study", "seed", "device_index"}
-"""Settings of a search that a scenario takes as well."""
-
-
-@verb(
-    "Tune a built-in task.",
-    options=ScenarioSettings,
-    without=declared(TuneSettings).keys() - _OF_SCENARIOS,
-    readers={name: read for name, read in _READERS.items() if name in _OF_SCENARIOS},
-    page="forerun.script.pages:scenario_page",
-)
-def scenarios(
-    settings: dict[str, Any],
-    scenario: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Scenario: baseline, resolution, hyperparameters, hardware or all."
-        ),
-    ] = "all",
-) -> ScenarioRuns:
-    """Find a faster or better configuration of a built-in task by each of several methods, and compare these."""
-    import forerun
-    from forerun.script.pages import write_scenario_plots
-
-    asked = checked(settings, ScenarioSettings)
-    if "study" in asked:
-        asked["folder"] = asked.pop("study")
-    found = forerun.tune_scenarios(scenario, **{"data": None, **asked}, say=_say)
-    write_scenario_plots(found)
-    return found
-
-
-def _chosen(words: Sequence[str]) -> str:
-    own = words[: words.index("--")] if "--" in words else words
-    return "scenarios" if any(word.partition("=")[0] == "--scenario" for word in own) else "script"
-
-
-tune = Verbs(
-    "Find a faster or better configuration of a training script, or of a built-in task.",
-    {"script": script, "scenarios": scenarios},
-    short_help="Find a better configuration of a training script.",
-    chosen=_chosen,
-)
 
 
 _AS_IT_IS = "script"

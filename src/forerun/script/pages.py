@@ -1,21 +1,18 @@
-"""The pages and the pictures of the answers about a script: a profile, a study, its scenarios, a comparison."""
+"""The pages and the pictures of the answers about a script: a profile, a study, a comparison."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
-from forerun.surface.report.figure import COLOURS, drawn, look_of
+from forerun.base.units import format_bytes, format_count, format_duration_s
+from forerun.surface.report.figure import COLOURS, drawn
 from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent
 
@@ -23,8 +20,6 @@ if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
     from forerun.script.compare import ComparedRun, Comparison
     from forerun.script.profiling.profile import Advice, Profile
     from forerun.script.tune import TuneResult
-    from forerun.script.tuning.configuration import ScriptConfiguration
-    from forerun.script.tuning.scenario_answer import ScenarioRun, ScenarioRuns
 
 _PART_NAMES = {
     "input_wait_s": "waiting for input",
@@ -280,109 +275,6 @@ def comparison_page(found: Comparison) -> RenderableType:
             )
         )
     return Group(*parts)
-
-
-_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("train accuracy", "train_accuracy", format_percent),
-    ("test accuracy", "test_accuracy", format_percent),
-    ("train loss", "train_loss", lambda v: f"{v:.4f}"),
-    ("test loss", "test_loss", lambda v: f"{v:.4f}"),
-    ("GPU utilisation", "gpu_utilisation", format_percent),
-    ("CPU utilisation", "cpu_utilisation", format_percent),
-    ("CPU time", "cpu_time_s", format_duration_s),
-    ("step", "step_time_s", format_duration_s),
-    ("images/s", "images_per_s", lambda v: f"{v:,.1f}"),
-    ("memory", "peak_memory_bytes", format_bytes),
-    ("energy of the GPU", "energy_j", format_energy_j),
-    ("whole run", "wall_s", format_duration_s),
-)
-_TITLES = {name: title for title, name, _ in _ROWS}
-
-
-def scenario_page(found: ScenarioRuns) -> RenderableType:
-    """One column per scenario."""
-    names = [run.scenario for run in found.scenarios]
-    made = table(("", *names), left=("",), fold=("", *names))
-    for title, name, form in _ROWS:
-        values = [getattr(run.figures, name) for run in found.scenarios]
-        made.add_row(title, *("-" if value is None else form(value) for value in values))
-    made.add_row("resolution", *(f"{run.image_size} x {run.image_size}" for run in found.scenarios))
-    lines = [Text(f"{run.scenario}: {_changes(run.configuration)}") for run in found.scenarios]
-    reasons = {
-        f"{_TITLES[name]}: {words}" for run in found.scenarios for name, words in run.figures.reasons.items()
-    }
-    notes = [Text(f"note: {reason}", style="dim") for reason in sorted(reasons)]
-    return Group(made, Text(""), *lines, Text(f"files: {found.folder}"), *notes)
-
-
-def _changes(configuration: ScriptConfiguration) -> str:
-    arguments = [f"{flag} {value}" for flag, value in configuration.arguments.items()]
-    hooks = [f"{name}={value}" for name, value in configuration.hooks.items()]
-    return ", ".join([*arguments, *hooks]) or "the script as it is"
-
-
-_SMOOTHED = 5
-
-
-def write_scenario_plots(found: ScenarioRuns) -> None:
-    """Writes ``training_loss_comparison.png``, ``training_accuracy_comparison.png`` and ``utilisation.png``.
-
-    The files are written to the folder of the answer.
-
-    Raises:
-        FailureError: A file cannot be written.
-    """
-    folder, runs = found.folder, found.scenarios
-    _curves(folder / "training_loss_comparison.png", runs, "loss", "loss", 1.0)
-    _curves(folder / "training_accuracy_comparison.png", runs, "acc", "accuracy [%]", 100.0)
-    _utilisation(folder / "utilisation.png", runs)
-
-
-def _curves(path: Path, runs: Sequence[ScenarioRun], name: str, label: str, factor: float) -> None:
-    with drawn(path, width_in=9.6, height_in=4.6) as figure:
-        for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
-            for index, run in enumerate(runs):
-                epochs, values = ([row[key] for row in run.history] for key in ("epoch", f"{part}_{name}"))
-                # Later curves are thinner: where they meet, those below can be seen.
-                look = {"linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
-                axes.plot(epochs, _curve(values, factor), label=run.scenario, **look_of(index), **look)
-            axes.set(title=part, xlabel="epoch")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.grid(visible=True, alpha=0.3)
-        # Both panels share the axis; a limit that is set before the last curve would not follow it.
-        axes.set_ylim(bottom=0, top=102 if name == "acc" else 1.05 * axes.get_ylim()[1])
-        figure.supylabel(label)
-        _legend(figure, axes)
-
-
-def _curve(values: Sequence[float | None], factor: float) -> list[float]:
-    """Values of a curve with a gap where one is missing."""
-    return [math.nan if value is None else factor * value for value in values]
-
-
-def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
-    """CPU, memory and, where there is one, GPU over the time of each final run."""
-    panels = [("cpu", "CPU [% of all cores]", 100.0), ("memory_bytes", "memory [GiB]", 1 / 1024**3)]
-    if any(row.gpu is not None for run in runs for row in run.utilisation):
-        panels.insert(0, ("gpu", "GPU busy [%]", 100.0))
-    with drawn(path, width_in=9.6, height_in=1.0 + 2.0 * len(panels)) as figure:
-        grid = figure.subplots(len(panels), 1, sharex=True)
-        for axes, (name, label, factor) in zip(grid, panels, strict=True):
-            for index, run in enumerate(runs):
-                times_s, values = ([getattr(row, key) for row in run.utilisation] for key in ("time_s", name))
-                look = {"label": run.scenario, "color": look_of(index)["color"], "linewidth": 1.4}
-                axes.plot(times_s, _smoothed(_curve(values, factor)), **look)
-            axes.set(ylabel=label)
-            axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
-            axes.grid(visible=True, alpha=0.3)
-        axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
-        _legend(figure, axes)
-
-
-def _smoothed(values: Sequence[float]) -> list[float]:
-    """Mean of each reading with its neighbours, because a quarter of a second alone is mostly noise."""
-    reach = _SMOOTHED // 2
-    return [float(np.mean(values[max(0, i - reach) : i + reach + 1])) for i in range(len(values))]
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -169,7 +169,7 @@ def test_a_size_outside_of_the_grid_is_answered_with_a_warning_and_its_range(sto
 
 
 def test_networks_fitted_together_are_those_fitted_alone():
-    from forerun.adapters.classics.dense_network import DenseSettings, fit_networks
+    from forerun.adapters.classics.network_regressors import DenseSettings, fit_networks
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 3))

@@ -15,7 +15,7 @@ from forerun.cost.time.correction import (
 )
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import load_weights, network_key, save_weights, shipped_weights_path
-from forerun.evidence.calibration_session import calibration_layers, calibration_models
+from forerun.evidence.calibrate import calibration_layers, calibration_models
 from forerun.evidence.fitting.device_calibration import REFINE_SETTINGS, WORSE_BY, calibrate, log_predictions
 from forerun.evidence.fitting.measured_steps import device_samples, layer_graph
 from forerun.evidence.records.measurement import ANCHOR_FAMILY, JobKind, Outcome, Summary

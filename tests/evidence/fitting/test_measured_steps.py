@@ -8,7 +8,7 @@ import pytest
 
 from forerun.base.errors import RecordError
 from forerun.cost.time.weights import load_weights, shipped_weights_path
-from forerun.evidence.calibration_session import (
+from forerun.evidence.calibrate import (
     LOOP_MODEL,
     calibration_layers,
     calibration_models,

@@ -11,8 +11,7 @@ import pytest
 from jsonl_sink import JsonlSink
 from tiny_runners import KILL, QUICK, RUN, tiny_job
 
-from forerun.adapters.clusters.ray import RAY
-from forerun.adapters.clusters.ray_jobs import run_jobs_on_ray
+from forerun.adapters.clusters.ray import RAY, run_jobs_on_ray
 from forerun.base.errors import MeasurementError, MissingExtraError
 from forerun.evidence.measurement import session
 from forerun.evidence.records.measurement import Outcome

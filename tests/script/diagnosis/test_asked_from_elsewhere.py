@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 import forerun
 from forerun.surface.web.agent import make_server
 from forerun.surface.web.app import make_app
-from studies.scripts.slow_traces import write_trace
+from studies.scripts.diagnose import write_trace
 
 QUESTION = {"model": "mnist-cnn", "device": "t4", "measured": "0.5 s"}
 

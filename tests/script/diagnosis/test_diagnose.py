@@ -21,8 +21,8 @@ from forerun.script.diagnosis.trace import read_trace
 from forerun.script.profiling.step_hooks import LoaderSpan
 from forerun.surface.cli.main import app
 from made_profiles import made_profile
-from studies.scripts import slow_traces
-from studies.scripts.slow_traces import FAULTS, write_trace
+from studies.scripts import diagnose as studied
+from studies.scripts.diagnose import FAULTS, write_trace
 
 RUN = {"model": "mnist-cnn", "device": "a100-sxm4-40gb", "batch_size": 64}
 
@@ -123,7 +123,7 @@ def test_waits_have_the_names_of_a_prediction():
 def test_a_run_of_this_machine_is_judged():
     command = [
         sys.executable,
-        str(Path(slow_traces.__file__).parent / "own" / "slow_mlp.py"),
+        str(Path(studied.__file__).parent / "own" / "slow_mlp.py"),
         "loader sleeps",
     ]
     found = forerun.diagnose("mlp", command=command, num_steps=12)

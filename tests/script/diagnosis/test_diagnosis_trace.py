@@ -8,10 +8,8 @@ import pytest
 
 from forerun.base.errors import UsageError
 from forerun.script.diagnosis import trace as trace_module
-from forerun.script.diagnosis.kernels import class_of_kernel, outside_matrix_units
-from forerun.script.diagnosis.observation import observe
-from forerun.script.diagnosis.spans import Spans
-from forerun.script.diagnosis.trace import read_trace
+from forerun.script.diagnosis.observation import class_of_kernel, observe, outside_matrix_units
+from forerun.script.diagnosis.trace import Spans, read_trace
 
 
 def event(name, begin, took, category="cpu_op", **arguments):

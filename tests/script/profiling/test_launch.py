@@ -38,7 +38,7 @@ print("WAITED", sum(waited[1:]) / len(waited[1:]))
 
 
 def test_a_command_that_starts_a_script_loads_no_framework_itself():
-    names = "profile", "tune", "compare", "capture_script", "diagnosis.diagnose", "tuning.tune_scenarios"
+    names = "profile", "tune", "compare", "capture_script", "diagnosis.diagnose"
     code = f"import sys, {', '.join(f'forerun.script.{name}' for name in names)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=child_environment(), check=False).returncode == 0
 

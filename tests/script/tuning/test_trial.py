@@ -6,7 +6,7 @@ import psutil
 import pytest
 from study_commands import environment
 
-from forerun.adapters.clusters.ray_jobs import ray_runner
+from forerun.adapters.clusters.ray import ray_runner
 from forerun.script.callbacks.pruner import TrialPruner
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.options import OBJECTIVES, TuneSettings, parse_budget, parse_objectives, value_of

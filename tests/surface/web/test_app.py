@@ -24,7 +24,7 @@ from forerun.surface.web.guard import MAX_BODY_BYTES
 from forerun.surface.web.load import BusyError, ClientLimit, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
-from studies.scripts.slow_traces import write_trace
+from studies.scripts.diagnose import write_trace
 
 MODEL = "cnn:depth=2,base_filters=32"
 CAPTURE = Path(__file__).parents[2] / "kept_files" / "2026-11" / "capture.forerun"

@@ -2,30 +2,394 @@
 
 The second is after Justus et al. 2018 (arXiv 1811.11880): a fully connected network of four to six hidden layers with
 dropout learns the time of single layers; a whole model is the sum of its layers.
+
+PyTorch fits them; a fitted network is a list of matrices, so prediction needs no framework. They are not scikit-learn's
+``MLPRegressor``: that has the squared error only, no dropout, and fits one network at a time, where leaving out 18
+configurations in turn with three seeds needs 54.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from forerun.adapters.classics.dense_network import (
-    DenseNetwork,
-    DenseSettings,
-    Scaling,
-    fit_networks,
-    network_arrays,
-    networks_of,
-    summary_text,
-)
 from forerun.adapters.classics.layer_table import LAYER_NUMBERS, LAYER_WORDS, LayerFeatures
 from forerun.adapters.classics.model_file import RegressorState, check_fit_input, not_fitted
 from forerun.adapters.classics.step_features import WholeModelFeatures
 from forerun.base.errors import CostModelError, InvalidSetupError
 from forerun.evidence.fitting.evaluation import Floats
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_WIDTHS = (26, 24, 10)
+_RULE = sum(_WIDTHS) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSettings:
+    """Shape and training of a dense network.
+
+    Attributes:
+        hidden_sizes: Units of the hidden ReLU layers.
+        dropout: Share of units that training silences after each hidden layer.
+        loss: ``mse`` or ``mae``, on the standardised logarithm of the time.
+        learning_rate: Step size of Adam.
+        max_epochs: Passes over the rows.
+        patience_epochs: Passes without a better loss after which the fit stops.
+        batch_rows: Rows per step of Adam.
+        held_out_share: Share of the rows that decides when to stop.
+        seeds: One network per seed; predictions are averaged in the logarithm.
+    """
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    dropout: float = 0.0
+    loss: Literal["mse", "mae"] = "mse"
+    learning_rate: float = 5e-3
+    max_epochs: int = 400
+    patience_epochs: int = 60
+    batch_rows: int = 128
+    held_out_share: float = 0.15
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("mse", "mae"):
+            raise InvalidSetupError(f"loss must be mse or mae, got '{self.loss}'")
+        if not self.seeds or not self.hidden_sizes or min(self.hidden_sizes) < 1:
+            raise InvalidSetupError(
+                f"expected a seed or more and positive hidden sizes, got {self.seeds}, {self.hidden_sizes}"
+            )
+        if not (0 <= self.dropout < 1 and 0 <= self.held_out_share < 1):
+            raise InvalidSetupError(
+                "expected dropout and held_out_share of at least 0 and below 1, "
+                f"got {self.dropout} and {self.held_out_share}"
+            )
+        if min(self.max_epochs, self.patience_epochs, self.batch_rows) < 1 or not self.learning_rate > 0:
+            raise InvalidSetupError(
+                "expected at least one epoch, one epoch of patience and one row per batch, and a positive learning "
+                f"rate, got {self.max_epochs}, {self.patience_epochs}, {self.batch_rows}, {self.learning_rate}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseNetwork:
+    """y = W_n relu(... relu(W_1 x + b_1) ...) + b_n.
+
+    Attributes:
+        weights: Matrices (units, inputs), one per layer.
+        biases: Vectors (units,), one per layer.
+    """
+
+    weights: tuple[Floats, ...]
+    biases: tuple[Floats, ...]
+
+    def __call__(self, inputs: Floats) -> Floats:
+        """Outputs, (n,), of inputs, (n, columns)."""
+        values = inputs
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = values @ weight.T + bias
+            if layer < len(self.weights) - 1:
+                np.maximum(values, 0.0, out=values)
+        return np.asarray(values[:, 0], dtype=float)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Means and deviations that make inputs and target standard."""
+
+    input_mean: Floats
+    input_std: Floats
+    target_mean: float
+    target_std: float
+
+    @classmethod
+    def of(cls, inputs: Floats, target: Floats) -> Scaling:
+        """Scaling of inputs, (n, columns), and a target, (n,)."""
+        return cls(
+            inputs.mean(0), _deviation(inputs), float(target.mean()), float(_deviation(target[:, None])[0])
+        )
+
+    def inputs(self, inputs: Floats) -> Floats:
+        """Standard inputs."""
+        return np.asarray((inputs - self.input_mean) / self.input_std, dtype=float)
+
+    def target(self, target: Floats) -> Floats:
+        """Standard target."""
+        return np.asarray((target - self.target_mean) / self.target_std, dtype=float)
+
+    def plain(self, standard: Floats) -> Floats:
+        """The target in its own unit."""
+        return np.asarray(standard * self.target_std + self.target_mean, dtype=float)
+
+
+def _deviation(values: Floats) -> Floats:
+    """Standard deviation per column, 1 where a column is constant."""
+    deviation = values.std(axis=0)
+    return np.asarray(np.where(deviation > 1e-9, deviation, 1.0), dtype=float)
+
+
+def network_arrays(networks: Sequence[DenseNetwork], scaling: Scaling) -> dict[str, npt.NDArray[Any]]:
+    """Networks and scaling as named arrays."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "input_mean": scaling.input_mean,
+        "input_std": scaling.input_std,
+        "target": np.array([scaling.target_mean, scaling.target_std]),
+    }
+    for member, network in enumerate(networks):
+        for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
+            arrays[f"{member}.{layer}.weight"] = weight
+            arrays[f"{member}.{layer}.bias"] = bias
+    return arrays
+
+
+def networks_of(
+    arrays: Mapping[str, npt.NDArray[Any]], num_inputs: int, settings: DenseSettings
+) -> tuple[list[DenseNetwork], Scaling]:
+    """Networks and scaling from named arrays.
+
+    Raises:
+        KeyError: An array is missing.
+        ValueError: An array does not have the shape that the settings give it.
+    """
+    sizes = (num_inputs, *settings.hidden_sizes, 1)
+    layers = range(len(sizes) - 1)
+
+    def array(name: str, *shape: int) -> Floats:
+        found = np.asarray(arrays[name], dtype=float)
+        if found.shape != shape:
+            raise ValueError(f"array '{name}' must have shape {shape}, got {found.shape}")
+        return found
+
+    networks = [
+        DenseNetwork(
+            tuple(array(f"{member}.{i}.weight", sizes[i + 1], sizes[i]) for i in layers),
+            tuple(array(f"{member}.{i}.bias", sizes[i + 1]) for i in layers),
+        )
+        for member in range(len(settings.seeds))
+    ]
+    target = array("target", 2)
+    scaling = Scaling(
+        array("input_mean", num_inputs), array("input_std", num_inputs), float(target[0]), float(target[1])
+    )
+    return networks, scaling
+
+
+def summary_text(name: str, num_inputs: int, settings: DenseSettings) -> str:
+    """Layers, output shapes and parameters as Keras prints them.
+
+    >>> print(summary_text("ann", 3, DenseSettings(hidden_sizes=(8,), seeds=(0,))))
+    Model: "ann"
+    _____________________________________________________________
+     Layer (type)              Output Shape            Param #
+    =============================================================
+     input (Input)             (None, 3)               0
+     dense (Dense, relu)       (None, 8)               32
+     dense_1 (Dense)           (None, 1)               9
+    =============================================================
+    Total params: 41 (164 B)
+    Trainable params: 41 (164 B)
+    Non-trainable params: 0 (0 B)
+    _____________________________________________________________
+    """
+    rows, total = _layer_rows(num_inputs, settings)
+    lines = [f'Model: "{name}"', "_" * _RULE, _line("Layer (type)", "Output Shape", "Param #"), "=" * _RULE]
+    lines += [_line(layer, f"(None, {units})", f"{count:,}") for layer, units, count in rows]
+    lines += ["=" * _RULE, f"Total params: {_params(total)}", f"Trainable params: {_params(total)}"]
+    lines += [f"Non-trainable params: {_params(0)}", "_" * _RULE]
+    if len(settings.seeds) > 1:
+        seeds = ", ".join(map(str, settings.seeds))
+        lines.append(f"{len(settings.seeds)} such networks (seeds {seeds}), averaged in the logarithm")
+    return "\n".join(lines)
+
+
+def _layer_rows(num_inputs: int, settings: DenseSettings) -> tuple[list[tuple[str, int, int]], int]:
+    """(name, units, parameters) of each layer, and all parameters."""
+    rows, inputs = [("input (Input)", num_inputs, 0)], num_inputs
+    for index, units in enumerate((*settings.hidden_sizes, 1)):
+        is_hidden = index < len(settings.hidden_sizes)
+        suffix = f"_{index}" if index else ""
+        kind = "Dense, relu" if is_hidden else "Dense"
+        rows.append((f"dense{suffix} ({kind})", units, units * (inputs + 1)))
+        if is_hidden and settings.dropout:
+            rows.append((f"dropout{suffix} (Dropout)", units, 0))
+        inputs = units
+    return rows, sum(count for _, _, count in rows)
+
+
+def _line(*cells: str) -> str:
+    return " " + "".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _params(count: int) -> str:
+    size = 4.0 * count  # as float32, which is what they were trained in
+    return f"{count:,} ({size:.0f} B)" if size < 1000 else f"{count:,} ({size / 1000:.2f} kB)"
+
+
+# With fewer rows than this, all serve the fit, and the best training loss stops it.
+_FEWEST_ROWS_TO_HOLD_OUT = 40
+
+_Case = tuple[Floats, Floats, int]
+
+
+def fit_networks(
+    tables: Sequence[tuple[Floats, Floats]], settings: DenseSettings
+) -> list[list[DenseNetwork]]:
+    """One network per seed for each of several tables.
+
+    Args:
+        tables: Standard inputs, (n, columns), and targets, (n,), of each; n may differ.
+        settings: Size and schedule.
+    """
+    import torch
+
+    cases = [(*table, seed) for table in tables for seed in settings.seeds]
+    # Dropout and batches of rows draw other numbers for each network, so such networks cannot share a stack.
+    is_shared = not settings.dropout and all(len(targets) <= settings.batch_rows for _, targets in tables)
+    stacks = [cases] if is_shared else [[case] for case in cases]
+    # Global generators are left as they were found: a prediction library must not reseed its user.
+    with torch.random.fork_rng(devices=[]):
+        found = [network for stack in stacks for network in _fit_stack(stack, settings)]
+    num_seeds = len(settings.seeds)
+    return [found[first : first + num_seeds] for first in range(0, len(found), num_seeds)]
+
+
+def _fit_stack(cases: Sequence[_Case], settings: DenseSettings) -> list[DenseNetwork]:
+    """Networks that are trained side by side, each in its slice of one stack of matrices.
+
+    Each network has its own loss, steps and stopping: a sum of losses has the gradients of each, and Adam acts on
+    each number alone.
+    """
+    import torch
+
+    shape = (len(cases), max(len(targets) for _, targets, _ in cases))
+    x, y = torch.zeros(*shape, cases[0][0].shape[1]), torch.zeros(shape)
+    fit_share, stop_share = torch.zeros(shape), torch.zeros(shape)
+    members = []
+    for member, (inputs, targets, seed) in enumerate(cases):
+        torch.manual_seed(seed)
+        members.append(_new_layers(inputs.shape[1], settings))
+        rows, is_held_out = slice(0, len(targets)), _held_out(_groups(inputs), settings)
+        x[member, rows], y[member, rows] = torch.as_tensor(inputs), torch.as_tensor(targets)
+        # A row weighs its share of the mean; rows that fill up the stack weigh nothing.
+        fit_share[member, rows] = _shares(~is_held_out)
+        stop_share[member, rows] = _shares(is_held_out) if is_held_out.any() else fit_share[member, rows]
+    layers = range(len(members[0]))
+    weights = [torch.stack([m[i].weight.detach().T for m in members]).requires_grad_() for i in layers]
+    biases = [torch.stack([m[i].bias.detach()[None] for m in members]).requires_grad_() for i in layers]
+    best = _train([*weights, *biases], x, y, (fit_share, stop_share), settings)
+    arrays = [stack.double().numpy() for stack in best]
+    return [
+        DenseNetwork(
+            tuple(weight[member].T for weight in arrays[: len(weights)]),
+            tuple(bias[member, 0] for bias in arrays[len(weights) :]),
+        )
+        for member in range(len(members))
+    ]
+
+
+def _new_layers(num_inputs: int, settings: DenseSettings) -> list[nn.Linear]:
+    """Layers of one network, drawn by the generator of its seed."""
+    from torch import nn
+
+    sizes = (num_inputs, *settings.hidden_sizes, 1)
+    return [nn.Linear(inputs, units) for inputs, units in itertools.pairwise(sizes)]
+
+
+def _groups(inputs: Floats) -> npt.NDArray[np.int64]:
+    """Index of the distinct input of each row, (n,): repetitions of a configuration have equal inputs."""
+    _, first, group = np.unique(inputs, axis=0, return_index=True, return_inverse=True)
+    # In the order of the rows, so that a set without repetitions is numbered 0, 1, 2, ...
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return np.asarray(place[group.reshape(-1)], dtype=np.int64)
+
+
+def _held_out(groups: npt.NDArray[np.int64], settings: DenseSettings) -> torch.Tensor:
+    """Rows that decide when to stop, (n,), drawn by the generator of the seed."""
+    import torch
+
+    order = torch.randperm(int(groups.max()) + 1).numpy()
+    is_enough = len(groups) >= _FEWEST_ROWS_TO_HOLD_OUT
+    num_held_out = int(settings.held_out_share * len(order)) if is_enough else 0
+    return torch.from_numpy(np.isin(groups, order[:num_held_out]))
+
+
+def _shares(is_used: torch.Tensor) -> torch.Tensor:
+    return is_used.float() / is_used.sum()
+
+
+def _train(
+    stacks: list[torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    shares: tuple[torch.Tensor, torch.Tensor],
+    settings: DenseSettings,
+) -> list[torch.Tensor]:
+    """Weights, then biases, at the best epoch of each network; ``shares`` weigh the rows of its two losses."""
+    import torch
+
+    fit_share, stop_share = shares
+    stop_rows = stop_share.any(0)
+    stop_x, stop_y, stop_share = x[:, stop_rows], y[:, stop_rows], stop_share[:, stop_rows]
+    optimizer = torch.optim.Adam(stacks, lr=settings.learning_rate, fused=True)
+    best = [stack.detach().clone() for stack in stacks]
+    best_loss = torch.full((len(x),), float("inf"))
+    epochs_since = torch.zeros(len(x), dtype=torch.int64)
+    for _ in range(settings.max_epochs):
+        for rows in _batches(fit_share, settings.batch_rows):
+            optimizer.zero_grad()
+            losses = _row_losses(stacks, x[:, rows], y[:, rows], settings, dropout=settings.dropout)
+            share = fit_share[:, rows]
+            (losses * (share / share.sum(1, keepdim=True))).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = (_row_losses(stacks, stop_x, stop_y, settings) * stop_share).sum(1)
+            # A network that has waited out its patience keeps its best state while the others go on.
+            is_better = (loss < best_loss) & (epochs_since < settings.patience_epochs)
+            epochs_since += 1
+            epochs_since[is_better] = 0
+            best_loss = torch.where(is_better, loss, best_loss)
+            for kept, stack in zip(best, stacks, strict=True):
+                kept[is_better] = stack[is_better]
+        if bool((epochs_since >= settings.patience_epochs).all()):
+            break
+    return best
+
+
+def _batches(fit_share: torch.Tensor, batch_rows: int) -> Sequence[Any]:
+    """Rows of each step of an epoch: all in their order if one batch holds them, else the fit's own, shuffled."""
+    import torch
+
+    if fit_share.shape[1] <= batch_rows:
+        return [slice(None)]
+    rows = torch.nonzero(fit_share.any(0))[:, 0]
+    return torch.split(rows[torch.randperm(len(rows))], batch_rows)
+
+
+def _row_losses(
+    stacks: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    settings: DenseSettings,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Loss of each row of each network, (networks, rows)."""
+    import torch
+
+    num_layers, values = len(stacks) // 2, x
+    for layer in range(num_layers):
+        values = torch.baddbmm(stacks[num_layers + layer], values, stacks[layer])
+        if layer < num_layers - 1:
+            values = torch.dropout(values.relu(), dropout, train=dropout > 0)
+    error = values[..., 0] - y
+    return error.square() if settings.loss == "mse" else error.abs()
+
 
 _Settings = TypeVar("_Settings", bound=DenseSettings)
 

@@ -1,18 +1,44 @@
-"""Ray: jobs (``/api/jobs/``) and nodes (``/api/v0/nodes``) of its dashboard, and ``ray job`` to change a job."""
+"""Ray: jobs (``/api/jobs/``) and nodes (``/api/v0/nodes``) of its dashboard, and ``ray job`` to change a job.
+
+Work on a Ray cluster is many jobs to measure, one task per job, or trials of a search. The tasks only measure; this
+process writes, so that one store and one identity per job serve all nodes. A job whose node is lost runs again on
+another; as only its answer is written, it is written once. Only sessions on one device have anchors, because tasks here
+need not follow each other on one machine. Trials, too, run again elsewhere when their node dies.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shlex
+import socket
+import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import FailureError, RecordError, UsageError
+from forerun.base.errors import FailureError, MeasurementError, MissingExtraError, RecordError, UsageError
+from forerun.evidence.measurement.circumstances import describe_circumstances
+from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
+from forerun.evidence.measurement.measured_job import DEFAULT_RUN, NULL_JOB, key_of, measure_job
+from forerun.evidence.measurement.session import (
+    Event,
+    JobFinished,
+    JobLost,
+    MeasurementSink,
+    SessionReport,
+    Tally,
+    remaining_time_s,
+)
+from forerun.evidence.records.measurement import Circumstances, Measurement
 from forerun.jobs.scheduling.live import (
     Action,
     ActionKind,
@@ -24,6 +50,10 @@ from forerun.jobs.scheduling.live import (
     prefixed_fields,
     wanted_list,
 )
+from forerun.question.devices.local import gpu_index, lock_device
+from forerun.script.tuning.configuration import ScriptConfiguration
+from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
+from forerun.script.tuning.tuner import TrialRunner
 
 if TYPE_CHECKING:
     from forerun.evidence.measurement.jobs import MeasurementJob
@@ -200,15 +230,11 @@ class RaySystem(ClusterSystem):
     def measure(
         self, jobs: Iterable[MeasurementJob], store: MeasurementSink, **settings: Any
     ) -> SessionReport:
-        """Measures jobs on the nodes, see ``ray_jobs.run_jobs_on_ray``."""
-        from forerun.adapters.clusters.ray_jobs import run_jobs_on_ray
-
+        """Measures jobs on the nodes, see ``run_jobs_on_ray``."""
         return run_jobs_on_ray(jobs, store, **settings)
 
     def trial_runner(self, address: str) -> AbstractContextManager[TrialRunner]:
-        """A runner of trials on the nodes, see ``ray_jobs.ray_runner``."""
-        from forerun.adapters.clusters.ray_jobs import ray_runner
-
+        """A runner of trials on the nodes, see ``ray_runner``."""
         return ray_runner(address)
 
 
@@ -220,3 +246,410 @@ RAY = RaySystem(
     commands=lambda actions: [line for action in actions for line in ray_commands(action)],
 )
 """Ray as a system of ``forerun schedule live``."""
+
+
+_DESCRIBE_TIMEOUT_S = 120.0  # a new worker process imports Python packages, maybe from a network folder
+_CONNECT_TIMEOUT_S = 10.0
+_HEAD_CHECK_S = 1.0
+_HEAD_PATIENCE_S = 10.0
+"""Time after which a head that does not answer counts as gone; Ray itself would end this process after 60 s."""
+_NUM_RETRIES = 3
+# A node with twice the cores of the smallest is sent two tasks, of which one waits while the other measures.
+_LOCK_PATIENCE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Settings of a task beside its job."""
+
+    device_index: str
+    protocol: Protocol
+    occasion: str
+    run: str
+
+
+@contextlib.contextmanager
+def connected_ray(address: str) -> Iterator[Any]:
+    """The module ``ray``, connected to the cluster at ``HOST:PORT``, or ``auto`` (found or started here).
+
+    While it is connected, Ray prints messages of its nodes on stdout, which belongs to the answer: until the connection
+    is closed, such output goes to stderr.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("measuring on a Ray cluster", "ray") from None
+    with contextlib.redirect_stdout(sys.stderr):
+        if ray.is_initialized():
+            yield ray
+            return
+        _check_reachable(address)
+        try:
+            # Without an address Ray looks for a cluster of this machine and, finding none, starts one.
+            ray.init(address=None if address == "auto" else address, include_dashboard=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _no_cluster(address, error) from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Tries a connection first, because Ray itself would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    try:
+        _connect(address.rpartition("://")[2])
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _connect(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+
+
+def _no_cluster(address: str, error: Exception) -> MeasurementError:
+    return MeasurementError(
+        f"expected a Ray cluster at '{address}' (HOST:PORT), got: {str(error).splitlines()[0]}; start one with "
+        "'ray start --head', or give 'auto' for one on this machine"
+    )
+
+
+def first_ready(ray: Any, refs: Iterable[Any]) -> Any:
+    """The first of some references that is ready.
+
+    Raises:
+        MeasurementError: The head of the cluster is gone, so none will ever be.
+    """
+    waited = list(refs)
+    silent_since_s = None
+    while True:
+        ready, _ = ray.wait(waited, num_returns=1, timeout=_HEAD_CHECK_S)
+        if ready:
+            return ready[0]
+        if not is_head_gone(ray):
+            silent_since_s = None
+            continue
+        now_s = time.monotonic()
+        silent_since_s = silent_since_s or now_s
+        if now_s - silent_since_s >= _HEAD_PATIENCE_S:
+            raise MeasurementError(
+                f"the head of the Ray cluster at '{ray.get_runtime_context().gcs_address}' is gone; everything that "
+                "was finished is kept: start the cluster again with 'ray start --head', and run the same command again"
+            )
+
+
+def is_head_gone(ray: Any) -> bool:
+    """True if nothing answers at the address of the cluster's head."""
+    try:
+        _connect(ray.get_runtime_context().gcs_address)
+    except OSError:
+        return True
+    return False
+
+
+class RayCluster:
+    """The nodes that can run a job, and the tasks sent to them."""
+
+    def __init__(self, ray: Any, order: Order, resources: Mapping[str, float]) -> None:
+        self.ray = ray
+        self._order = order
+        self._needs = self._needed(resources)
+        self._nodes = [node for node in ray.nodes() if node["Alive"] and self._suits(node)]
+        if not self._nodes:
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
+            raise MeasurementError(
+                f"expected a node of the Ray cluster with {needs}, found none among {len(ray.nodes())}; "
+                "add one, or choose another device"
+            )
+
+    def describe(self) -> list[Circumstances]:
+        """Circumstances on each node with room to answer; busy nodes are not waited for."""
+        affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        refs = [
+            self._task(_describe_node, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
+                self._order
+            )
+            for node in self._nodes
+        ]
+        ready, late = self.ray.wait(refs, num_returns=len(refs), timeout=_DESCRIBE_TIMEOUT_S)
+        for ref in late:
+            self.ray.cancel(ref)
+        try:
+            places: list[Circumstances] = self.ray.get(ready)
+        except self.ray.exceptions.RayError as error:
+            raise MeasurementError(f"expected every node to describe itself: {reason_of(error)}") from error
+        return places
+
+    def submit(self, job: MeasurementJob) -> Any:
+        """A reference to the measurements of a job."""
+        return self._task(_measure_on_node, max_retries=_NUM_RETRIES).remote(job, self._order)
+
+    def _task(self, function: Callable[..., object], **options: Any) -> Any:
+        needs = dict(self._needs)
+        # Ray would end a worker after each task on a GPU, but this worker never touches the GPU: its children do.
+        return self.ray.remote(
+            num_cpus=needs.pop("CPU", 0),
+            num_gpus=needs.pop("GPU", 0),
+            resources=needs,
+            max_calls=0,
+            **options,
+        )(function)
+
+    def _needed(self, resources: Mapping[str, float]) -> dict[str, float]:
+        if gpu_index(self._order.device_index) is not None:
+            return {"GPU": 1, **resources}
+        with_cores = [node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]]
+        return {"CPU": min((num for num in with_cores if num >= 1), default=1), **resources}
+
+    def _suits(self, node: Mapping[str, Any]) -> bool:
+        return all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs.items())
+
+
+# -- in the tasks -----------------------------------------------------------------------------------------------------
+
+_null_steps: dict[Order, Measurement] = {}
+
+
+def _describe_node(order: Order) -> Circumstances:
+    return describe_circumstances(order.device_index, protocol=order.protocol, occasion=order.occasion)
+
+
+def _measure_on_node(job: MeasurementJob, order: Order) -> list[Measurement]:
+    """Measurements of a job and of the null step, which a worker process measures once."""
+    place = _describe_node(order)
+    with lock_device(order.device_index, wait_s=_LOCK_PATIENCE * order.protocol.timeout_s):
+        if order not in _null_steps:
+            _null_steps[order] = measure_job(
+                NULL_JOB, protocol=order.protocol, circumstances=place, run=order.run
+            )
+        null = _null_steps[order]
+        null_step_s = null.summary.median_s if null.summary else None
+        measurement = measure_job(
+            job, protocol=order.protocol, circumstances=place, null_step_s=null_step_s, run=order.run
+        )
+    return [null, measurement]
+
+
+def reason_of(error: Exception) -> str:
+    """The error in one line: the task's own error if there is one, not Ray's copy of its traceback."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
+
+
+def run_jobs_on_ray(
+    jobs: Iterable[MeasurementJob],
+    store: MeasurementSink,
+    *,
+    address: str = "auto",
+    device_index: str = "cpu",
+    protocol: Protocol | None = None,
+    occasion: str = "",
+    on_event: Callable[[Event], None] | None = None,
+    expected_s: Callable[[MeasurementJob], float] | None = None,
+    resources: Mapping[str, float] | None = None,
+    run: str = DEFAULT_RUN,
+) -> SessionReport:
+    """Measures the jobs that the store does not have yet on the nodes of a Ray cluster.
+
+    A job on ``cuda`` takes one GPU, a job on ``cpu`` as many cores as the smallest node has; each task also holds the
+    lock of its device, so that a session outside Ray is not disturbed. A job counts as done if it is done on any kind
+    of device of the cluster. Ray's output goes to stderr. Every node needs forerun and the models of the jobs.
+
+    Args:
+        jobs: Jobs to measure; equal jobs count once.
+        store: Store of the measurements, written by this process only.
+        address: Address of the cluster; ``auto`` for the cluster of this machine, or a new one on this machine alone.
+        device_index: Kind of device, ``cpu`` or ``cuda``.
+        protocol: Settings of the measurements; None for the defaults.
+        occasion: Label of the session; the same label resumes it.
+        on_event: Called with each event; ``JobStarted`` is not among them.
+        expected_s: Time a job is expected to take, for the remaining time [s].
+        resources: Custom resources of Ray that a task also needs, such as ``{"a100": 1}``.
+        run: Function that runs a job, as ``module:function``.
+    """
+    order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
+    with connected_ray(address) as ray:
+        cluster = RayCluster(ray, order, resources or {})
+        places = cluster.describe()
+        wanted = {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
+        # A job has a key for each kind of node that may run it; one of them done is enough.
+        done = store.done_keys([key for keys in wanted.values() for key in keys])
+        left = [job for job, keys in wanted.items() if not done.intersection(keys)]
+        tell = on_event or (lambda event: None)
+        return _Collection(store, cluster, tell, expected_s or (lambda job: 1.0)).collect(
+            [MeasurementJob.from_json(text) for text in left], len(wanted) - len(left)
+        )
+
+
+@dataclass(slots=True)
+class _Collection:
+    """Takes answers as they come and writes them."""
+
+    _store: MeasurementSink
+    _cluster: RayCluster
+    _tell: Callable[[Event], None]
+    _expected_s: Callable[[MeasurementJob], float]
+    _tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self._tell)
+
+    def collect(self, jobs: Sequence[MeasurementJob], num_skipped: int) -> SessionReport:
+        return self._tally.session(lambda: self._collect(jobs), num_jobs=len(jobs), num_skipped=num_skipped)
+
+    def _collect(self, jobs: Sequence[MeasurementJob]) -> None:
+        ray = self._cluster.ray
+        pending = {self._cluster.submit(job): job for job in jobs}
+        left_s = {ref: self._expected_s(job) for ref, job in pending.items()}
+        expected_s, began_s = sum(left_s.values()), time.monotonic()
+        try:
+            while pending:
+                ref = first_ready(ray, pending)
+                job = pending.pop(ref)
+                del left_s[ref]
+                measurement = self._take(ref, job)
+                if measurement is None:
+                    continue
+                # All nodes together are one worker: the expected work done so far took the time that has passed.
+                behind = (expected_s - sum(left_s.values()), time.monotonic() - began_s)
+                self._tell(
+                    JobFinished(
+                        job=job,
+                        index=len(jobs) - len(pending) - 1,
+                        num_jobs=len(jobs),
+                        measurement=measurement,
+                        remaining_time_s=remaining_time_s([behind], left_s.values()),
+                    )
+                )
+        finally:
+            for ref in () if is_head_gone(ray) else pending:
+                ray.cancel(ref, force=True)
+
+    def _take(self, ref: Any, job: MeasurementJob) -> Measurement | None:
+        """Writes the answer of a task; None if the task has no answer."""
+        try:
+            null, measurement = self._cluster.ray.get(ref)
+        except self._cluster.ray.exceptions.RayError as error:
+            self._tally.num_lost += 1
+            self._tell(JobLost(job=job, reason=reason_of(error)))
+            return None
+        self._store.add(null)
+        self._store.add(measurement)
+        taken: Measurement = measurement
+        self._tally.null_step_s = measurement.results.get("null_step_s")
+        self._tally.count(taken)
+        return taken
+
+
+_Judge = Callable[[int, float], bool]
+
+
+@contextlib.contextmanager
+def ray_runner(address: str) -> Iterator[TrialRunner]:
+    """A runner that gives each trial to a node with a free core, or a free GPU if the trials need one.
+
+    The script and its data must have the same path on the node. Several processes of studies may use one cluster; each
+    waits for its own trial, and judges each value that the trial prints on its node.
+
+    Args:
+        address: Address of the Ray cluster: ``auto`` or ``HOST:PORT``.
+
+    Raises:
+        MissingExtraError, MeasurementError: Ray is not installed, or there is no cluster.
+    """
+    with connected_ray(address) as ray:
+        yield partial(_run_remotely, ray)
+
+
+def _run_remotely(
+    ray: Any,
+    order: TrialOrder,
+    configuration: ScriptConfiguration,
+    *,
+    on_value: _Judge | None = None,
+    **ignored: Any,
+) -> TrialResult:
+    resources = {"num_cpus": 1, "num_gpus": 0 if gpu_index(order.device_index) is None else 1}
+    task = ray.remote(_run_on_node).options(max_retries=_NUM_RETRIES, **resources)
+    mailbox = None if on_value is None else _mailbox_here(ray)
+    try:
+        running = task.remote(order, configuration, mailbox)
+        if on_value is not None:
+            _judge_until_done(ray, running, mailbox, on_value)
+        result: TrialResult = ray.get(first_ready(ray, [running]))
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise MeasurementError(f"expected a trial to run on the cluster, got: {reason}") from error
+    finally:
+        if mailbox is not None and not is_head_gone(ray):
+            ray.kill(mailbox)
+    return result
+
+
+def _mailbox_here(ray: Any) -> Any:
+    """A mailbox on the node of this process, which outlives the death of other nodes."""
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    here = affinity(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def _judge_until_done(ray: Any, running: Any, mailbox: Any, on_value: _Judge) -> None:
+    """Judges each value of a trial until the trial has ended."""
+    while True:
+        asked = mailbox.next_value.remote()
+        if first_ready(ray, [running, asked]) == running:
+            return
+        try:
+            ticket, *told = ray.get(asked)
+        except ray.exceptions.RayActorError:  # the mailbox was killed: the trial runs to its end
+            return
+        mailbox.answer.remote(ticket, on_value(*told))
+
+
+class _Mailbox:
+    """An actor between a trial, which asks about each value, and the session that judges the values.
+
+    The trial waits for each answer, so that its values are judged as without a cluster: in turn, before the next line
+    is read. If its node dies, the answer is dropped, and the trial asks from the start when it runs again.
+    """
+
+    def __init__(self) -> None:
+        self._values: asyncio.Queue[tuple[int, int, float]] = asyncio.Queue()
+        self._answers: list[asyncio.Future[bool]] = []
+
+    async def ask(self, number: int, value: float) -> bool:
+        """True if the value with this number ends the trial."""
+        ticket, answer = len(self._answers), asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._values.put_nowait((ticket, number, value))
+        return bool(await answer)
+
+    async def next_value(self) -> tuple[int, int, float]:
+        """The next question: its ticket, the number of the value, and the value."""
+        return await self._values.get()
+
+    async def answer(self, ticket: int, is_end: bool) -> None:
+        """Answers a question."""
+        self._answers[ticket].set_result(is_end)
+
+
+# -- in the tasks -----------------------------------------------------------------------------------------------------
+
+
+def _run_on_node(order: TrialOrder, configuration: ScriptConfiguration, mailbox: Any) -> TrialResult:
+    if mailbox is None:
+        return run_trial(order, configuration)
+    import ray
+
+    def ask(number: int, value: float) -> bool:
+        try:
+            return bool(ray.get(mailbox.ask.remote(number, value)))
+        except ray.exceptions.RayActorError:  # the session no longer judges
+            return False
+
+    return run_trial(order, configuration, on_value=ask)

@@ -1,4 +1,4 @@
-"""ONNX operators that work element by element, and reductions.
+"""ONNX operators that work element by element, reductions, and those that make shapes and constants or move data.
 
 Importing this module registers them.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.adapters.onnx.graph import OnnxNode, onnx_op, torch_dtype
+from forerun.adapters.onnx.graph import OnnxNode, numbers, onnx_op, torch_dtype
 
 __all__: list[str] = []
 
@@ -188,3 +189,224 @@ def _top_k(
 ) -> tuple[Tensor, Tensor]:
     found = torch.topk(x, k[0], dim=axis, largest=bool(largest), sorted=bool(sorted))
     return found.values, found.indices
+
+
+Numbers = list[Any] | None
+"""Values of a host input; None where the node has none."""
+
+
+@onnx_op("Constant")
+def _constant(node: OnnxNode) -> Tensor:
+    for name, value in node.attributes.items():
+        if name == "value":
+            return torch.as_tensor(value)
+        if name.startswith(("value_int", "value_float")):
+            dtype = torch.int64 if name.startswith("value_int") else torch.float32
+            return torch.tensor(value, dtype=dtype)
+    raise node.refuse("a constant that is not a tensor of numbers")
+
+
+onnx_op("Shape")(lambda x, *, start=0, end=None: torch.tensor(list(x.shape)[start:end], dtype=torch.int64))
+onnx_op("Size")(lambda x: torch.tensor(x.numel(), dtype=torch.int64))
+onnx_op("Squeeze", host={1: "axes"})(
+    lambda x, axes: torch.squeeze(x) if axes is None else torch.squeeze(x, tuple(axes))
+)
+onnx_op("Transpose")(lambda x, *, perm=None: torch.permute(x, tuple(perm or reversed(range(x.dim())))))
+# ONNX broadcasts both ways: a size of one in the wanted shape keeps the tensor's own.
+onnx_op("Expand", host={1: ""})(
+    lambda x, shape: x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(shape or ())))
+)
+onnx_op("Tile", host={1: ""})(lambda x, repeats: x.repeat(*(repeats or [])))
+onnx_op("Concat")(lambda *parts, axis=0: torch.cat(parts, axis))
+onnx_op("Trilu", host={1: ""})(
+    lambda x, k, *, upper=1: (torch.triu if upper else torch.tril)(x, int((k or [0])[0]))
+)
+
+
+@onnx_op("ConstantOfShape", host={0: ""})
+def _constant_of_shape(shape: Numbers, *, value: Tensor | None = None) -> Tensor:
+    value = torch.zeros(1) if value is None else value
+    return torch.full(shape or [], value.item(), dtype=value.dtype)
+
+
+@onnx_op("Range", host={0: None, 1: None, 2: None})
+def _range(node: OnnxNode, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    bounds = [(numbers(node, bound) or [0])[0] for bound in (start, limit, delta)]
+    return torch.arange(*bounds, dtype=start.dtype)
+
+
+@onnx_op("Reshape", host={1: "shape"})
+def _reshape(x: Tensor, shape: Numbers, *, allowzero: int = 0) -> Tensor:
+    sizes = shape or []
+    if not allowzero:
+        sizes = [x.shape[index] if size == 0 else size for index, size in enumerate(sizes)]
+    return torch.reshape(x, sizes)
+
+
+@onnx_op("Flatten")
+def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
+    axis = axis + x.dim() if axis < 0 else axis
+    return torch.reshape(x, (prod(x.shape[:axis]), -1))
+
+
+@onnx_op("Unsqueeze", host={1: "axes"})
+def _unsqueeze(x: Tensor, axes: Numbers) -> Tensor:
+    chosen = axes or []
+    num_axes = x.dim() + len(chosen)
+    for axis in sorted(axis % num_axes for axis in chosen):
+        x = torch.unsqueeze(x, axis)
+    return x
+
+
+@onnx_op("Split", host={1: "split"})
+def _split(node: OnnxNode, x: Tensor, sizes: Numbers, *, axis: int = 0) -> tuple[Tensor, ...]:
+    if sizes is None:
+        return torch.split(x, -(-x.shape[axis] // len(node.outputs)), axis)
+    return torch.split(x, sizes, axis)
+
+
+@onnx_op("Slice", host={1: "starts", 2: "ends", 3: "axes", 4: ""})
+def _slice(x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers, steps: Numbers) -> Tensor:
+    first, last = starts or [], ends or []
+    chosen, strides = axes or list(range(len(first))), steps or [1] * len(first)
+    for axis, start, end, step in zip(chosen, first, last, strides, strict=True):
+        if step > 0:
+            x = x[(slice(None),) * (axis % x.dim()) + (slice(start, end, step),)]
+        else:
+            # Tensors of PyTorch take no negative step.
+            kept = list(range(x.shape[axis]))[slice(start, end if end >= -x.shape[axis] else None, step)]
+            x = torch.index_select(x, axis, torch.tensor(kept, dtype=torch.int64, device=x.device))
+    return x
+
+
+@onnx_op("Gather")
+def _gather(data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    axis %= data.dim()
+    if indices.dim() == 0 and not indices.is_meta:
+        return torch.select(data, axis, int(indices))
+    indices = _from_front(indices, data.shape[axis])
+    if axis == 0 and data.dim() == 2:
+        return functional.embedding(indices, data)
+    picked = torch.index_select(data, axis, indices.flatten())
+    return picked.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+
+
+def _from_front(indices: Tensor, size: int) -> Tensor:
+    """Indices counted from the front. The signs of indices on meta cannot be seen, so these stay as they are."""
+    if indices.is_meta or not bool((indices < 0).any()):
+        return indices
+    return torch.where(indices < 0, indices + size, indices)
+
+
+@onnx_op("GatherElements")
+def _gather_elements(data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    return torch.gather(data, axis, _from_front(indices, data.shape[axis]))
+
+
+@onnx_op("GatherND")
+def _gather_nd(node: OnnxNode, data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    if batch_dims:
+        raise node.refuse("batch_dims")
+    return data[tuple(indices.unbind(-1))]
+
+
+@onnx_op("ScatterND")
+def _scatter_nd(
+    node: OnnxNode, data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none"
+) -> Tensor:
+    if reduction not in ("none", "add"):
+        raise node.refuse(f"the reduction {reduction!r}")
+    return data.index_put(tuple(indices.unbind(-1)), updates, accumulate=reduction == "add")
+
+
+@onnx_op("ScatterElements")
+def _scatter_elements(
+    node: OnnxNode, data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    if reduction != "none":
+        raise node.refuse(f"the reduction {reduction!r}")
+    return torch.scatter(data, axis, _from_front(indices, data.shape[axis]), updates)
+
+
+@onnx_op("OneHot", host={1: ""})
+def _one_hot(node: OnnxNode, indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1) -> Tensor:
+    if axis != -1:
+        raise node.refuse("an axis other than the last")
+    count = int((depth or [1])[0])
+    hot = indices.unsqueeze(-1) == torch.arange(count, device=indices.device)
+    return torch.where(hot, values[1], values[0])
+
+
+_PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
+@onnx_op("Pad", host={1: "pads", 2: "value", 3: ""})
+def _pad(x: Tensor, pads: Numbers, value: Numbers, axes: Numbers, *, mode: str = "constant") -> Tensor:
+    amounts, chosen = pads or [], axes or list(range(x.dim()))
+    both = {axis % x.dim(): (amounts[i], amounts[i + len(chosen)]) for i, axis in enumerate(chosen)}
+    padded = [size for axis in reversed(range(x.dim())) for size in both.get(axis, (0, 0))]
+    # PyTorch pads by reflection in the innermost axes only: outer ones must not be named.
+    while len(padded) > 2 and padded[-2:] == [0, 0]:
+        padded = padded[:-2]
+    if not any(padded):
+        return x
+    fill = (value or [0.0])[0] if mode == "constant" else None
+    return functional.pad(x, padded, _PAD_MODES[mode], fill)
+
+
+_RESIZE_MODES = {
+    ("linear", 1): "linear",
+    ("linear", 2): "bilinear",
+    ("linear", 3): "trilinear",
+    ("cubic", 2): "bicubic",
+}
+
+
+@onnx_op("Resize", host={1: "", 2: "", 3: ""})
+def _resize(node: OnnxNode, x: Tensor, roi: Numbers, scales: Numbers, sizes: Numbers) -> Tensor:
+    if node.opset < 11:  # there the second input holds the scales
+        scales = roi
+    axes = [axis % x.dim() for axis in node.get("axes") or range(x.dim())]
+    return _resized(node, x, axes, scales, sizes)
+
+
+@onnx_op("Upsample", host={1: "scales"})
+def _upsample(node: OnnxNode, x: Tensor, scales: Numbers) -> Tensor:
+    return _resized(node, x, list(range(x.dim())), scales, None)
+
+
+def _resized(node: OnnxNode, x: Tensor, axes: list[int], scales: Numbers, sizes: Numbers) -> Tensor:
+    target = list(x.shape)
+    for index, axis in enumerate(axes):
+        target[axis] = int(sizes[index]) if sizes else int(x.shape[axis] * (scales or [1.0] * x.dim())[index])
+    if target[:2] != list(x.shape[:2]):
+        raise node.refuse("resizing of the batch or channel axis")
+    # Exporters write a resize to the same size where the original had a dynamic one.
+    if target == list(x.shape):
+        return x
+    if node.get("mode", "nearest") == "nearest":
+        return functional.interpolate(x, size=target[2:], mode="nearest")
+    mode = _RESIZE_MODES.get((node.get("mode"), x.dim() - 2))
+    if mode is None:
+        raise node.refuse(f"the mode {node.get('mode')!r} on {x.dim() - 2} axes")
+    aligned = node.get("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    antialias = bool(node.get("antialias", 0))
+    return functional.interpolate(x, size=target[2:], mode=mode, align_corners=aligned, antialias=antialias)
+
+
+@onnx_op("DepthToSpace")
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode == "CRD":
+        return functional.pixel_shuffle(x, blocksize)
+    batch, channels, height, width = x.shape
+    depth = channels // blocksize**2
+    parts = x.reshape(batch, blocksize, blocksize, depth, height, width)
+    return parts.permute(0, 3, 4, 1, 5, 2).reshape(batch, depth, height * blocksize, width * blocksize)
+
+
+@onnx_op("SpaceToDepth")
+def _space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
+    batch, channels, height, width = x.shape
+    rows, columns = height // blocksize, width // blocksize
+    parts = x.reshape(batch, channels, rows, blocksize, columns, blocksize)
+    return parts.permute(0, 3, 5, 1, 2, 4).reshape(batch, channels * blocksize**2, rows, columns)

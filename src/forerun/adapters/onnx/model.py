@@ -16,7 +16,6 @@ import torch
 
 from forerun.adapters.onnx import elementwise as onnx_elementwise
 from forerun.adapters.onnx import layers as onnx_layers
-from forerun.adapters.onnx import shape_ops as onnx_shape_ops
 from forerun.adapters.onnx.graph import (
     BRANCH,
     OPERATORS,
@@ -168,7 +167,7 @@ def _beside_gpu_operands(
     ]
 
 
-_REGISTERED = (onnx_elementwise, onnx_layers, onnx_shape_ops)  # imported for their registrations
+_REGISTERED = (onnx_elementwise, onnx_layers)  # imported for their registrations
 
 _NORMS = {f"{kind}Normalization" for kind in ("Batch", "Layer", "Group", "Instance", "RMS")}
 

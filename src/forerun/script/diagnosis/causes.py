@@ -13,8 +13,7 @@ from forerun.base.errors import ForerunError
 from forerun.base.units import format_duration_s
 from forerun.question.devices.cluster import Link, find_link, host_link, load_links
 from forerun.question.devices.device import NumberFormat
-from forerun.script.diagnosis.kernels import COMMUNICATION, PRODUCTS
-from forerun.script.diagnosis.observation import Observation
+from forerun.script.diagnosis.observation import COMMUNICATION, PRODUCTS, Observation
 from forerun.script.profiling.profile import Profile
 
 _LEAST_SHARE = 0.03

@@ -16,8 +16,14 @@ from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.script.capture_script import captured_model
 from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
-from forerun.script.diagnosis.kernels import COMMUNICATION
-from forerun.script.diagnosis.observation import Observation, RankTimes, observe, of_profile, with_profile
+from forerun.script.diagnosis.observation import (
+    COMMUNICATION,
+    Observation,
+    RankTimes,
+    observe,
+    of_profile,
+    with_profile,
+)
 from forerun.script.diagnosis.trace import Trace, read_trace
 from forerun.script.profile import profile
 from forerun.search.predict import predict

@@ -160,39 +160,6 @@ class TuneSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioSettings(TuneSettings):
-    """The settings of the built-in task of the scenarios, beside those of its searches."""
-
-    task: str = setting(
-        "squeezenet",
-        help="Built-in task of the scenarios: squeezenet, SqueezeNet 1.1.",
-        group="scenario",
-        metavar="NAME",
-    )
-    data: Path | None = setting(
-        None,
-        help="Images of the task: seg_train and seg_test, a folder per class in each.",
-        group="scenario",
-        metavar="FOLDER",
-    )
-    num_generated: int | None = setting(
-        None,
-        help="Training images of six classes to write into --data if it has none, and a sixth as many to test.",
-        group="scenario",
-        metavar="N",
-        low=6,
-        flag="generate",
-    )
-    weights: str = setting(
-        "imagenet",
-        help="Weights the task begins with: imagenet, which torchvision downloads, or none.",
-        group="scenario",
-        metavar="NAME",
-    )
-    epochs: int = setting(10, help="Epochs of the task.", group="scenario", low=1)
-
-
 class TuneOptions(TypedDict, total=False):
     """Settings of a search by name, for type checkers; each is declared in ``TuneSettings``."""
 
@@ -219,19 +186,6 @@ class TuneOptions(TypedDict, total=False):
     check: bool | None
     with_priors: bool | None
     with_memory_law: bool | None
-
-
-class ScenarioOptions(TypedDict, total=False):
-    """Settings of the scenarios by name, for type checkers; each is declared in ``ScenarioSettings``."""
-
-    budget: str | None
-    trial_s: float | None
-    seed: int | None
-    device_index: str | None
-    task: str | None
-    num_generated: int | None
-    weights: str | None
-    epochs: int | None
 
 
 _WORST = 1e7

@@ -33,7 +33,6 @@ _HEADINGS = {
     "limits": "Limits and goal",
     "live": "A cluster that is running",
     "target": "Target",
-    "scenario": "Scenarios of a built-in task",
     "timing": "Timing",
     "software": "Software",
     "output": "Output",

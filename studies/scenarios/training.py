@@ -1,4 +1,4 @@
-"""Trains SqueezeNet 1.1 on images: ``python -m forerun.script.tuning.squeezenet_training --data FOLDER``.
+"""Trains SqueezeNet 1.1 on images: ``python -m studies.scenarios.training --data FOLDER``.
 
 A training script as a user would write it, so that scenarios tune it as they tune any other. Source of the network:
 Iandola et al. 2016, arXiv:1602.07360, version 1.1 of torchvision.
@@ -27,14 +27,12 @@ IMAGE_SIZE = 160
 MODEL = "torchvision:squeezenet1_1"
 """The task's network, as predictions name it."""
 
-_MEAN, _DEVIATION = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # mean and deviation of ImageNet, as the weights expect
+# Mean and deviation of ImageNet, as the weights expect them.
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="squeezenet_training")
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="training")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -47,29 +45,11 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", action="store_true", help="keep decoded and resized images in memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
-    return parser.parse_args(words)
+    return parser.parse_args()
 
 
-def main(words: list[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> None:
     """Trains, prints a line per epoch, and writes metrics, model and TensorBoard events to ``--out``."""
-    options = _arguments(words)
-    try:
-        _train(options)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _sentence(error: Exception) -> str:
-    """The error in one line: a worker of the loader sends a whole traceback, whose last line is the error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Original Traceback" in str(error):
-        return lines[-1].partition(": ")[2]
-    return " ".join(lines)[:400]
-
-
-def _train(options: argparse.Namespace) -> None:
     import torch
 
     torch.manual_seed(options.seed)
@@ -105,12 +85,7 @@ def _model(weights: str, num_classes: int) -> Any:
     import torch
     from torchvision.models import SqueezeNet1_1_Weights, squeezenet1_1
 
-    try:
-        model = squeezenet1_1(weights=SqueezeNet1_1_Weights.IMAGENET1K_V1 if weights == "imagenet" else None)
-    except OSError as error:
-        raise RuntimeError(
-            f"expected the weights of torchvision, which could not be fetched ({error}); use --weights none"
-        ) from error
+    model = squeezenet1_1(weights=SqueezeNet1_1_Weights.IMAGENET1K_V1 if weights == "imagenet" else None)
     model.classifier[1] = torch.nn.Conv2d(512, num_classes, kernel_size=1)
     return model
 
@@ -118,7 +93,7 @@ def _model(weights: str, num_classes: int) -> Any:
 def _loader(options: argparse.Namespace, part: str, device: str) -> Any:
     from torch.utils.data import DataLoader
     from torchvision import transforms
-    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import ImageFolder, default_loader
 
     is_train = part == "seg_train"
     size = options.image_size
@@ -126,7 +101,7 @@ def _loader(options: argparse.Namespace, part: str, device: str) -> Any:
     if is_train:
         steps.append(transforms.RandomHorizontalFlip())
     steps += [transforms.ToTensor(), transforms.Normalize(_MEAN, _DEVIATION)]
-    read = functools.cache(functools.partial(_open_image, size=size)) if options.cache else _open_image
+    read = functools.cache(functools.partial(_resized_image, size=size)) if options.cache else default_loader
     images = ImageFolder(str(part_folder(options.data, part)), transforms.Compose(steps), loader=read)
     return DataLoader(
         images,
@@ -143,16 +118,12 @@ def part_folder(data: Path, part: str) -> Path:
     return inner if inner.is_dir() else data / part
 
 
-def _open_image(path: str, size: int | None = None) -> Any:
-    """An image as RGB, resized where it is kept in memory."""
-    from PIL import Image, UnidentifiedImageError
+def _resized_image(path: str, size: int) -> Any:
+    """An image as it is kept in memory."""
+    from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            found = image.convert("RGB")
-            return found if size is None else found.resize((size, size), Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, OSError) as error:
-        raise RuntimeError(f"expected an image at '{path}', got: {error}; remove or replace it") from error
+    with Image.open(path) as image:
+        return image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
 
 
 def _epoch(
@@ -216,26 +187,6 @@ def _save(options: argparse.Namespace, model: Any, classes: list[str]) -> None:
     weights = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
     about = {"classes": json.dumps(classes), "image_size": str(options.image_size)}
     save_file(weights, options.out / "model.safetensors", metadata=about)
-
-
-def load_model(path: Path) -> tuple[Any, tuple[str, ...], int]:
-    """A trained network, ready for inference.
-
-    Args:
-        path: Path of ``model.safetensors``, which a run with ``--out`` writes.
-
-    Returns:
-        The network, the names of its classes, and the height and width of the images it was trained on [pixels].
-    """
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata()
-        weights = {name: file.get_tensor(name) for name in file.offset_keys()}
-    classes = tuple(json.loads(about["classes"]))
-    model = _model("none", len(classes))
-    model.load_state_dict(weights)
-    return model.eval(), classes, int(about["image_size"])
 
 
 _NOISE = 22.0
@@ -307,4 +258,4 @@ def _picture(numbers: np.random.Generator, name: str, size: tuple[int, int]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(_arguments())

@@ -1,0 +1,1 @@
+"""Scenarios of a training of SqueezeNet 1.1: what resolution, hyperparameters and hardware settings bring."""
