@@ -79,7 +79,7 @@ def exported(tmp_path):
         ("schema_version", "9", "row 2: expected schema_version 2, got 9;"),
         ("schema_version", "", "row 2, column 'schema_version'"),
         ("key", f"{1:032x}", "row 2: key .* occurs twice \\(first in row 1\\)"),
-        ("outcome", "fine", "row 2, 'outcome': expected one of"),
+        ("outcome", "fine", "row 2, 'outcome': expected 'done', 'out-of-memory'"),
     ],
 )
 def test_a_bad_cell_is_named_by_row_and_column(exported, column, value, message):

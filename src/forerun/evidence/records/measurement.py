@@ -6,12 +6,14 @@ the flat view of a measured step that fits and evaluations read; ``step_record.a
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 
 from forerun.base.errors import RecordError, near_matches
 from forerun.evidence.records.measured_run import measured_device, measured_run
@@ -26,6 +28,29 @@ ANCHOR_FAMILY = "anchor"
 
 Scalar = str | int | float | bool | None
 """Type of a value among a job's parameters and a measurement's results."""
+
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+_Text = Annotated[str, Field(min_length=1)]
+_OTHER_UNITS = ("_ms", "_us", "_ns", "_kb", "_mb", "_gb", "_kib", "_mib", "_gib")
+
+
+def _in_our_units(values: dict[str, Scalar]) -> dict[str, Scalar]:
+    for key, value in values.items():
+        if key.endswith(_OTHER_UNITS):
+            raise ValueError(
+                f"'{key}': expected times in seconds (_s) and sizes in bytes (_bytes); convert the value and rename it"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"'{key}': expected a finite number, got {value}; leave it out")
+        if isinstance(value, (int, float)) and value < 0 and key.endswith("_s"):
+            raise ValueError(
+                f"'{key}': expected seconds from zero, got {value}; drop the record or correct the time"
+            )
+    return values
+
+
+_Scalars = Annotated[dict[str, Scalar], AfterValidator(_in_our_units)]
 
 
 class JobKind(StrEnum):
@@ -72,11 +97,19 @@ class Summary:
         reason: Reason why the time is not stable; empty if it is.
     """
 
-    median_s: float
-    low_s: float
-    high_s: float
-    is_stable: bool
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    median_s: _Seconds
+    low_s: _Seconds
+    high_s: _Seconds
+    is_stable: StrictBool
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low_s <= self.median_s <= self.high_s:
+            raise ValueError(
+                f"expected 0 <= low_s <= median_s <= high_s, got {self.low_s}, {self.median_s}, {self.high_s}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +134,15 @@ class Circumstances:
             throttling; a figure without a sensor is absent.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     device: str
     device_title: str
     device_index: str = "cpu"
     host: str = ""
-    num_cores: int = 1
-    num_threads: int = 1
-    memory_bytes: float | None = None
+    num_cores: StrictInt = 1
+    num_threads: StrictInt = 1
+    memory_bytes: _Number | None = None
     operating_system: str = ""
     python_version: str = ""
     framework: str = "pytorch"
@@ -116,8 +151,8 @@ class Circumstances:
     accelerator_software: str = ""
     started_at: str = ""
     occasion: str = ""
-    load_before: float | None = None
-    telemetry: dict[str, float] = field(default_factory=dict)
+    load_before: _Number | None = None
+    telemetry: dict[str, _Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +176,20 @@ class Measurement:
         schema_version: Version this measurement was written with.
     """
 
-    key: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    key: _Text
     kind: JobKind
-    subject: str
-    family: str
-    parameters: dict[str, Scalar]
+    subject: _Text
+    family: _Text
+    parameters: _Scalars
     outcome: Outcome
     circumstances: Circumstances
     reason: str = ""
-    repetitions_s: tuple[float, ...] = ()
-    warm_up_s: tuple[float, ...] = ()
+    repetitions_s: tuple[_Seconds, ...] = ()
+    warm_up_s: tuple[_Seconds, ...] = ()
     summary: Summary | None = None
-    results: dict[str, Scalar] = field(default_factory=dict)
+    results: _Scalars = field(default_factory=dict)
     schema_version: int = MEASUREMENT_VERSION
 
     @property
@@ -194,25 +231,10 @@ Record = Measurement
 Document = dict[str, Any]
 """A record as a JSON object."""
 
-_Part = TypeVar("_Part", Measurement, Circumstances, Summary)
-_Reader = Callable[[Any], Any]
-"""Function from a value of a document to that of a field."""
-
-_OTHER_UNITS = ("_ms", "_us", "_ns", "_kb", "_mb", "_gb", "_kib", "_mib", "_gib")
-
-
-def _field_names(kind: type[Measurement | Circumstances | Summary]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _required_names(kind: type[Measurement | Circumstances | Summary]) -> tuple[str, ...]:
-    fields = dataclasses.fields(kind)
-    return tuple(f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING)
-
-
 # Looked up once: a million records pass through here.
-_FIELDS, _REQUIRED = _field_names(Measurement), _required_names(Measurement)
-_CIRCUMSTANCES, _SUMMARY = _field_names(Circumstances), _field_names(Summary)
+_FIELDS, _CIRCUMSTANCES, _SUMMARY = (
+    tuple(each.name for each in fields(kind)) for kind in (Measurement, Circumstances, Summary)
+)
 
 
 def measurement_document(measurement: Measurement) -> Document:
@@ -232,6 +254,11 @@ def measurement_document(measurement: Measurement) -> Document:
     return document
 
 
+@cache
+def _reader() -> TypeAdapter[Measurement]:
+    return TypeAdapter(Measurement)
+
+
 def read_document(document: Mapping[str, Any], place: str) -> Measurement:
     """A measurement from a document.
 
@@ -243,20 +270,17 @@ def read_document(document: Mapping[str, Any], place: str) -> Measurement:
         RecordError: Unknown or missing fields, impossible values, or a document of another version.
     """
     version = document.get("schema_version")
-    if version != MEASUREMENT_VERSION or not _is_whole(version):
+    if version != MEASUREMENT_VERSION or not isinstance(version, int) or isinstance(version, bool):
         raise RecordError(
             f"{place}: expected schema_version {MEASUREMENT_VERSION}, got {version!r}; "
             "read it with the version of forerun that wrote it"
         )
     # An empty cell of a table is None, and means the default.
-    given = {name: value for name, value in document.items() if value is not None or name in _REQUIRED}
+    given = {name: value for name, value in document.items() if value is not None}
     try:
-        measurement = _read(Measurement, given)
-    except _RefusedError as refused:
-        raise RecordError(f"{place}{refused}") from None
-    for name in ("key", "subject", "family"):
-        if not getattr(measurement, name):
-            raise RecordError(f"{place}, '{name}': expected text, got ''")
+        measurement = _reader().validate_python(given)
+    except ValidationError as error:
+        raise RecordError(f"{place}{_in_words(error)}") from None
     if measurement.outcome is Outcome.DONE and not (measurement.repetitions_s or measurement.results):
         raise RecordError(
             f"{place}: outcome 'done' needs repetitions_s or results, got neither; drop the record or fill it in"
@@ -264,127 +288,34 @@ def read_document(document: Mapping[str, Any], place: str) -> Measurement:
     return measurement
 
 
-class _RefusedError(ValueError):
-    """Refusal of a value; its text follows the place of the value."""
+_EXPECTED = {
+    "greater_than_equal": "expected seconds from zero",
+    "finite_number": "expected a finite number",
+    "string_too_short": "expected text",
+}
 
 
-def _read(kind: type[_Part], values: Any) -> _Part:
-    """A dataclass from names with values; the hints of its fields say what each must be."""
-    if not isinstance(values, Mapping):
-        raise _RefusedError(f": expected names with values, got {values!r}")
-    readers = _READERS[kind]
-    # With as many names a missing field comes with an unknown one, which is refused below.
-    if len(values) < len(readers):
-        for name in _required_names(kind):
-            if name not in values:
-                raise _RefusedError(f": expected the field '{name}', which is missing")
-    found = {}
-    for name, value in values.items():
-        if name not in readers:
-            raise _RefusedError(
-                f": unknown field '{name}'{near_matches(str(name), readers)} "
-                "(units are part of a name: times in _s, sizes in _bytes); rename or remove it"
-            )
-        try:
-            found[name] = readers[name](value)
-        except _RefusedError as refused:
-            raise _RefusedError(f", '{name}'{refused}") from None
-    part: _Part = kind(**found)
-    return part
-
-
-def _checked(is_right: Callable[[Any], bool], expected: str) -> _Reader:
-    def read(value: Any) -> Any:
-        if not is_right(value):
-            raise _RefusedError(f": expected {expected}, got {value!r}")
-        return value
-
-    return read
-
-
-def _choice(kind: type[JobKind] | type[Outcome]) -> _Reader:
-    def read(value: Any) -> Any:
-        try:
-            return kind(value)
-        except ValueError:
-            raise _RefusedError(f": expected one of {', '.join(kind)}, got {value!r}") from None
-
-    return read
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
-
-
-def _times(values: Any) -> tuple[float, ...]:
-    if not isinstance(values, (list, tuple)):
-        raise _RefusedError(f": expected a list of seconds, got {values!r}")
-    for number, value in enumerate(values, start=1):
-        if not _is_number(value) or not 0 <= value < math.inf:
-            raise _RefusedError(
-                f", item {number}: expected seconds from zero, got {value!r}; "
-                "drop the record or correct the time"
-            )
-    return tuple(map(float, values))
-
-
-def _scalars(values: Any) -> dict[str, Scalar]:
-    if not isinstance(values, Mapping):
-        raise _RefusedError(f": expected names with values, got {values!r}")
-    for key, value in values.items():
-        if value is not None and not isinstance(value, (str, int, float, bool)):
-            raise _RefusedError(f", '{key}': expected a number, text or flag, got {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise _RefusedError(f", '{key}': expected a finite number, got {value}; leave it out")
-        if key.endswith(_OTHER_UNITS):
-            raise _RefusedError(
-                f", '{key}': expected times in seconds (_s) and sizes in bytes (_bytes); "
-                "convert the value and rename it"
-            )
-        if isinstance(value, (int, float)) and value < 0 and key.endswith("_s"):
-            raise _RefusedError(
-                f", '{key}': expected seconds from zero, got {value}; drop the record or correct the time"
-            )
-    return dict(values)
-
-
-def _summary(values: Any) -> Summary:
-    summary = _read(Summary, values)
-    if not 0 <= summary.low_s <= summary.median_s <= summary.high_s:
-        raise _RefusedError(
-            f": expected 0 <= low_s <= median_s <= high_s, got "
-            f"{summary.low_s}, {summary.median_s}, {summary.high_s}"
+def _in_words(error: ValidationError) -> str:
+    """The first refusal, an unknown name before others, after the names that lead to the value."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "unexpected_keyword_argument"), found[0])
+    # The types of a union stand in the path as well.
+    names = first["loc"][: 2 if first["loc"][0] != "circumstances" else 3]
+    path = "".join(f", item {name + 1}" if isinstance(name, int) else f", '{name}'" for name in names[:-1])
+    last = names[-1]
+    if first["type"] == "unexpected_keyword_argument":
+        known = {"circumstances": _CIRCUMSTANCES, "summary": _SUMMARY}.get(str(names[0]), _FIELDS)
+        return (
+            f"{path}: unknown field '{last}'{near_matches(str(last), known)} "
+            "(units are part of a name: times in _s, sizes in _bytes); rename or remove it"
         )
-    return summary
-
-
-_BY_HINT: dict[str, _Reader] = {
-    "str": _checked(lambda value: isinstance(value, str), "text"),
-    "int": _checked(_is_whole, "a whole number"),
-    "float": _checked(_is_finite, "a finite number"),
-    "float | None": _checked(lambda value: value is None or _is_finite(value), "a finite number or nothing"),
-    "bool": _checked(lambda value: isinstance(value, bool), "true or false"),
-    "dict[str, float]": _checked(
-        lambda values: isinstance(values, Mapping) and all(map(_is_finite, values.values())),
-        "names with finite numbers",
-    ),
-    "dict[str, Scalar]": _scalars,
-    "tuple[float, ...]": _times,
-    "JobKind": _choice(JobKind),
-    "Outcome": _choice(Outcome),
-    "Summary | None": _summary,
-    "Circumstances": lambda values: _read(Circumstances, values),
-}
-# The hints of the fields are the schema: a field of another type cannot be added without its check.
-_READERS: dict[type, dict[str, _Reader]] = {
-    kind: {field.name: _BY_HINT[str(field.type)] for field in dataclasses.fields(kind)}
-    for kind in (Measurement, Circumstances, Summary)
-}
+    if first["type"] == "missing":
+        return f"{path}: expected the field '{last}', which is missing"
+    path += f", item {last + 1}" if isinstance(last, int) else f", '{last}'"
+    if first["type"] == "value_error":
+        said = str(first["ctx"]["error"])
+        return f"{path}, {said}" if said.startswith("'") else f"{path}: {said}"
+    expected = _EXPECTED.get(first["type"], first["msg"].replace("Input should be", "expected"))
+    if len(first["loc"]) > len(names):
+        expected = "expected a number, text or flag"
+    return f"{path}: {expected}, got {first['input']!r}; correct it or drop the record"
