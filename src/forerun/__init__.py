@@ -11,32 +11,21 @@ stands once: in ``__init__.pyi``, which type checkers read.
 
 from __future__ import annotations
 
-import ast
-from importlib import import_module
-from pathlib import Path
+from forerun.base.doors import door
 
-
-def _modules() -> dict[str, str]:
-    """The module of each public name, as the stub beside this file imports it."""
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [part for part in stub.body if isinstance(part, ast.ImportFrom)]
-    return {name.name: str(part.module) for part in imports for name in part.names}
-
-
-_MODULES = _modules()
-
-__all__ = sorted([*_MODULES, "__version__"])
+_names, _load = door(__name__, __file__)
+__all__ = sorted([*_names, "__version__"])
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return _version()
-    if name not in _MODULES:
+    if name not in _names:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from forerun.base.extras import needing
 
     with needing(f"forerun.{name}"):
-        return getattr(import_module(_MODULES[name]), name)
+        return _load(name)
 
 
 def _version() -> str:

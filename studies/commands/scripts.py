@@ -119,7 +119,7 @@ def scenarios(
     """Train SqueezeNet 1.1 unchanged, then as well as each scenario can, and compare these runs."""
     from forerun.question.devices import describe_host
     from forerun.question.devices.local import check_device, first_device
-    from forerun.surface.cli.output import print_page
+    from forerun.surface.cli.output import page_width, print_page
     from studies.scenarios.study import (
         Job,
         chosen_scenarios,
@@ -151,4 +151,4 @@ def scenarios(
     if as_json:
         typer.echo(json.dumps({"folder": str(out), "scenarios": found}))
     else:
-        print_page(page(out, found))
+        print_page(page(out, found), page_width(100))

@@ -225,7 +225,7 @@ def test_a_scenario_of_another_device_is_done_anew_a_corrupt_image_named_and_not
         (("--data", ".", "--", "python", "train.py"), "unexpected extra argument"),
         (("--data", ".", "--device", "cuda:99"), "expected cpu or one of this machine's"),
         (("--data", ".", "--device", "gpu"), "expected device cpu or cuda:N, got 'gpu'"),
-        (("--data", ".", "--epochs", "0"), "0 is not in the range"),
+        (("--data", ".", "--epochs", "0"), "greater than or equal to 1"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_one_line(tmp_path, words, message):

@@ -540,7 +540,10 @@ CIRCUMSTANCES = {"device": "cpu", "device_title": "Test CPU"}
             {"circumstances": CIRCUMSTANCES | {"load_before": float("nan")}},
             "'load_before': expected a finite",
         ),
-        ({"circumstances": CIRCUMSTANCES | {"telemetry": {"power_w": "12"}}}, "'power_w': expected a valid number"),
+        (
+            {"circumstances": CIRCUMSTANCES | {"telemetry": {"power_w": "12"}}},
+            "'power_w': expected a valid number",
+        ),
         ({"circumstances": CIRCUMSTANCES | {"memory_gb": 24}}, "unknown field 'memory_gb'"),
         ({"results": {"epoch_time_s": -1.0}}, "'epoch_time_s': expected seconds from zero"),
         ({"results": {"peak_memory_mb": 7.0}}, "'peak_memory_mb': expected times in seconds"),

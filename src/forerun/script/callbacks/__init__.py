@@ -13,48 +13,6 @@ A framework is imported when its callback is made, never before.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from forerun.base.doors import door
 
-if TYPE_CHECKING:
-    from forerun.script.callbacks.frameworks import (
-        keras_callback,
-        lightning_callback,
-        lightning_timer,
-        trainer_callback,
-    )
-    from forerun.script.callbacks.loop import CurveCallback, CurveLog, LoopTimer
-    from forerun.script.callbacks.pruner import ForecastPruner, ray_scheduler
-    from forerun.script.callbacks.run_logger import RunLogger
-
-__all__ = [
-    "CurveCallback",
-    "CurveLog",
-    "ForecastPruner",
-    "LoopTimer",
-    "RunLogger",
-    "keras_callback",
-    "lightning_callback",
-    "lightning_timer",
-    "ray_scheduler",
-    "trainer_callback",
-]
-
-_MODULES = {
-    "CurveCallback": "loop",
-    "CurveLog": "loop",
-    "ForecastPruner": "pruner",
-    "keras_callback": "frameworks",
-    "LoopTimer": "loop",
-    "ray_scheduler": "pruner",
-    "RunLogger": "run_logger",
-    "lightning_callback": "frameworks",
-    "lightning_timer": "frameworks",
-    "trainer_callback": "frameworks",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__all__, __getattr__ = door(__name__, __file__)
