@@ -65,10 +65,18 @@ def test_rates():
 
 
 @pytest.mark.parametrize(
-    ("energy_j", "text"), [(45_100, "45.1 kJ"), (12, "12.0 J"), (359_000, "359 kJ"), (3.6e5, "0.100 kWh")]
+    ("energy_j", "text"), [(2900, "2,900 J"), (12, "12.0 J"), (359_000, "99.7 Wh"), (3.6e6, "1.00 kWh")]
 )
 def test_energies(energy_j, text):
     assert format_energy_j(energy_j) == text
+
+
+def test_an_energy_beside_another_has_its_unit():
+    assert [format_energy_j(value, 3.34e5) for value in (1.88e5, 3.34e5, 4.9e6)] == [
+        "52.2 Wh",
+        "92.8 Wh",
+        "1,361 Wh",
+    ]
 
 
 def value_of(text, units):

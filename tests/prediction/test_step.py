@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -298,6 +298,15 @@ def test_double_precision_is_never_faster_and_its_weights_take_twice_the_bytes(t
         short, long = (predict_intervals(model, devices, asked, shipped) for model in (single, double))
         assert (long[0] >= 0.99 * short[0]).all()
         assert (long[2] / long[0] >= 10**0.5 * (1 - 1e-9)).all()  # nobody measured fp64
+    asked = trace(ModelRequest(model=f"{path}:single"), TrainingSetup(precision="fp64"))
+    for column in fields(asked.ops):
+        np.testing.assert_array_equal(*(getattr(ops, column.name) for ops in (asked.ops, double.graph.ops)))
+    fp64 = TrainingSetup(batch_size_per_device=4, precision="fp64")
+    own, said = (
+        predict_intervals(double, devices, [replace(fp64, precision=precision)] * len(devices), shipped)[0]
+        for precision in ("fp32", "fp64")
+    )
+    np.testing.assert_array_equal(own, said)
     setup, device = setups(4)[0], find_device("a100-sxm4-40gb")
     assert "computes in fp64" in format_note(double, device, setup, setup)
     assert "no known rate" in format_note(double, find_device("m3-max"), setup, setup)

@@ -31,11 +31,24 @@ def test_batch_sizes_that_cannot_be_meant(size):
         ("bf16", False, True),
         ("fp16", False, True),
         ("fp8", False, True),
+        ("fp64", False, False),
     ],
 )
 def test_precisions(precision, is_autocast, is_half):
     chosen = Precision(precision)
     assert (chosen.is_autocast, chosen.is_half) == (is_autocast, is_half)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"phase": "generate"}, "generation are not answered in fp64"),
+        ({"convolution_precision": "tf32"}, "beside precision fp64"),
+    ],
+)
+def test_what_fp64_does_not_go_with(asked, words):
+    with pytest.raises(InvalidSetupError, match=words):
+        TrainingSetup(precision="fp64", **asked)
 
 
 def test_every_precision_is_covered_above():

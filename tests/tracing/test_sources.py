@@ -321,8 +321,14 @@ def test_image_models_get_pixels(tmp_path):
     built = build_model(config_file(tmp_path, **values), num_classes=6)
     assert built.input_shape == (3, 32, 32)
     assert run_step(built).logits.shape == (2, 6)
+    assert built.notes == ()
     with pytest.raises(InvalidSetupError, match="reads images, not tokens"):
         build_model(config_file(tmp_path, **values), sequence_length=16)
+    values = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
+    values["architectures"] = ["ResNetForImageClassification"]
+    said, silent = (build_model(config_file(tmp_path, **values), image_size=size) for size in (None, 64))
+    assert "names no size of images: 224 x 224 are assumed" in " ".join(said.notes)
+    assert "assumed" not in " ".join(silent.notes)
 
 
 def test_text_models_refuse_image_options_and_long_sequences(tmp_path):

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,20 +23,32 @@ Result = TypeVar("Result")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that no reader finds half written, and that stays as it was on a full disk.
-
-    Commands at the same time replace the whole, one by one.
+    """Writes a file as ``whole_file`` does.
 
     Raises:
         OSError: It cannot be written.
     """
+    with whole_file(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of ``path`` at the end of the block.
+
+    No reader finds it half written, and after an error, such as a full disk, the old one stays. Commands at the same
+    time replace the whole, one by one.
+
+    Raises:
+        OSError: It cannot be replaced.
+    """
     if path.exists() and not path.is_file():  # such as /dev/stdout
-        path.write_bytes(content)
+        yield path
         return
     path = path.resolve()  # what a link leads to is replaced, not the link
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
+        yield partial
         partial.replace(path)
     finally:
         with contextlib.suppress(OSError):

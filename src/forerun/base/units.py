@@ -65,9 +65,13 @@ def format_flops_per_s(flops_per_s: float) -> str:
     return _format_decimal(flops_per_s, "FLOP/s")
 
 
-def format_energy_j(energy_j: float) -> str:
-    """An energy: '45.1 kJ' below a tenth of a kWh, kWh above."""
-    return f"{_three_digits(energy_j / 3.6e6)} kWh" if energy_j >= 3.6e5 else _format_decimal(energy_j, "J")
+_ENERGIES = ((3.6e6, "kWh"), (3600.0, "Wh"), (0.0, "J"))
+
+
+def format_energy_j(energy_j: float, like_j: float | None = None) -> str:
+    """An energy: '12.0 J' below a Wh, '45.1 Wh', '7.28 kWh'; in the unit of ``like_j``, beside which it stands."""
+    unit_j, name = next(unit for unit in _ENERGIES if abs(energy_j if like_j is None else like_j) >= unit[0])
+    return f"{_three_digits(energy_j / (unit_j or 1.0))} {name}"
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d+))?\s*([a-z]*)")

@@ -91,7 +91,7 @@ def estimate_run(
         device_title=device.title,
         batch_size_per_device=setup.batch_size_per_device,
         num_devices=number,
-        precision=setup.precision,
+        precision=Precision.FP64 if is_mostly_double(model.ops) else setup.precision,
         layout=setup.layout,
         compile=setup.compile,
         optimizer=setup.optimizer,
@@ -332,7 +332,8 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
     if is_open and shape != _USUAL_SIZE and asked.model.startswith(("torchvision:", "timm:")):
         size = " x ".join(map(str, shape))
         yield f"a sample is {size}, as for the model's published weights; --image-size N asks for another"
-    if not is_keras and (note := format_note(model, device, run.setup, computed)):
+    tells = not is_keras or is_mostly_double(model.ops)  # the substitutes of formats are PyTorch's
+    if tells and (note := format_note(model, device, run.setup, computed)):
         yield note
     if is_order_of_magnitude(device, weights):
         what = (
@@ -497,6 +498,7 @@ _FORMATS = {
     Precision.AMP_BF16: NumberFormat.BF16,
     Precision.BF16: NumberFormat.BF16,
     Precision.FP8: NumberFormat.FP8,
+    Precision.FP64: NumberFormat.FP64,
 }
 
 

@@ -219,6 +219,8 @@ def computed_as(
     for setup in setups:
         if setup.precision is Precision.FP8:
             setup = replace(setup, precision=Precision.BF16, saving=replace(setup.saving, fp8_recipe=None))
+        elif setup.precision is Precision.FP64:  # told by the sizes of its operands
+            setup = replace(setup, precision=Precision.FP32)
         if setup.layout is not Layout.NCHW and not has_order:
             setup = replace(setup, layout=Layout.NCHW)
         known.append(setup)
@@ -608,7 +610,7 @@ def format_note(
                 "fp32 rate and may be far slower, or not run at all"
             )
         return (
-            f"the model computes in fp64, whatever the precision says: products at {format_flops_per_s(rates[0])}, "
+            f"the model computes in fp64: products at {format_flops_per_s(rates[0])}, "
             "eight bytes a number; no step in fp64 was measured"
         )
     if device.kind is not DeviceKind.GPU:

@@ -21,7 +21,7 @@ class Precision(StrEnum):
 
     ``AMP`` is autocast to fp16 over forward and backward with fp32 weights, ``AMP_BF16`` the same to bf16;
     ``BF16`` and ``FP16`` hold weights and activations in that format; ``TF32`` is fp32 storage with TF32
-    matrix products; ``FP8`` is BF16 with the products of linear layers in fp8.
+    matrix products; ``FP8`` is BF16 with the products of linear layers in fp8; ``FP64`` is double precision throughout.
     """
 
     FP32 = "fp32"
@@ -31,6 +31,7 @@ class Precision(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+    FP64 = "fp64"
 
     @property
     def is_autocast(self) -> bool:
@@ -40,7 +41,7 @@ class Precision(StrEnum):
     @property
     def is_half(self) -> bool:
         """True if matrix products read 2-byte operands."""
-        return self not in (Precision.FP32, Precision.TF32)
+        return self not in (Precision.FP32, Precision.TF32, Precision.FP64)
 
 
 class Layout(StrEnum):
@@ -150,7 +151,7 @@ class TrainingSetup:
     )
     precision: Precision = _step(
         Precision.FP32,
-        help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16, fp16 or fp8 (products of linear "
+        help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16, fp16, fp64 or fp8 (products of linear "
         "layers, the rest bf16).",
         default="fp32; bf16 for a catalogued language model",
     )
@@ -229,10 +230,10 @@ class TrainingSetup:
             object.__setattr__(self, name, choice(kind, getattr(self, name), name.replace("_", " ")))
         if self.convolution_precision is not None:
             asked = choice(Precision, self.convolution_precision, "convolution precision")
-            if asked.is_half:
+            if asked not in (Precision.FP32, Precision.TF32) or self.precision is Precision.FP64:
                 raise InvalidSetupError(
-                    f"convolutions of fp32 operands are computed in fp32 or tf32, got {asked}; give half precision "
-                    "with --precision"
+                    f"convolutions of fp32 operands are computed in fp32 or tf32, got {asked} beside precision "
+                    f"{self.precision}; give other formats with --precision alone"
                 )
             # Two words for one question; fp32 is not what PyTorch does by itself.
             own = None if asked is self.precision is Precision.TF32 else asked
@@ -260,6 +261,10 @@ class TrainingSetup:
 
     def _check_post_training(self) -> None:
         post, trains = self.post, self.phase is Phase.TRAIN
+        if self.precision is Precision.FP64 and (self.generates or post.algorithm is not Algorithm.SFT):
+            raise InvalidSetupError(
+                "post-training and generation are not answered in fp64, which nobody measured; give --precision bf16"
+            )
         if post.algorithm is not Algorithm.SFT and not trains:
             raise InvalidSetupError(
                 f"--algorithm {post.algorithm} trains a model, got phase {self.phase}; leave one of the two out"

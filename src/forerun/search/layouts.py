@@ -203,8 +203,9 @@ def _only_data(run: Run, framework: str, instead: str) -> None:
 
 
 def _half(run: Run) -> str | None:
-    names = {Precision.AMP: "float16", Precision.FP16: "float16", Precision.FP32: None, Precision.TF32: None}
-    return names.get(run.setup.precision, "bfloat16")
+    names = {Precision.AMP: "float16", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    names |= {Precision.AMP_BF16: "bfloat16", Precision.FP8: "bfloat16"}
+    return names.get(run.setup.precision)
 
 
 def _fsdp(run: Run) -> str:

@@ -63,7 +63,7 @@ def _trains(run: Run) -> bool:
 
 
 def _halves_in(precision: str) -> Callable[[Run], bool]:
-    return lambda run: not run.setup.precision.is_half and half_of(run.cluster.device) == precision
+    return lambda run: run.setup.precision in _LIGHT and half_of(run.cluster.device) == precision
 
 
 def _is_of(stack: str) -> Callable[[Run], bool]:

@@ -24,7 +24,7 @@ from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision
 from forerun.search.assemble import make_plan
 from forerun.search.choice import DEVICE_MEMORY, GOALS
-from forerun.search.devices import DeviceOption, option_notes, parse_devices, priced_options
+from forerun.search.devices import DeviceOption, option_notes, priced_options
 from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
@@ -131,13 +131,11 @@ def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[R
         models: Its models.
         given: Its settings with its devices, checked.
     """
-    specs = expand_models(";".join(models))
-    changes = changes_of(specs, given)
-    kept, clusters = _OF_TRACES, {False: cluster_from("cpu", {})}
+    changes = changes_of(expand_models(";".join(models)), given)
+    choices = priced_options(",".join(given["devices"]), given)
+    _check_formats(changes, choices, given.get("attention_kernel"))
+    kept, clusters = _OF_TRACES, {False: cluster_from(choices[0].device, {})}
     if given.get("parallel") or given.get("strategy"):
-        choices = parse_devices(
-            ",".join(given["devices"]), intra=given.get("intra"), inter=given.get("inter")
-        )
         kept, clusters = _OF_RUNS, {each.num_devices > 1: each.cluster for each in choices}
     for cluster in clusters.values():
         shared = {name: value for name, value in given.items() if name in kept}

@@ -101,7 +101,9 @@ def test_an_optimizer_without_a_fused_form_is_refused():
         step_runner.make_real_optimizer(setup, torch.nn.Linear(1, 1))
 
 
-@pytest.mark.parametrize("precision", [known for known in Precision if known is not Precision.FP8])
+@pytest.mark.parametrize(
+    "precision", [known for known in Precision if known not in (Precision.FP8, Precision.FP64)]
+)
 def test_tf32_is_allowed_for_tf32_alone(precision):
     set_numeric_flags(precision)
     assert torch.backends.cuda.matmul.allow_tf32 is (precision is Precision.TF32)
@@ -205,6 +207,7 @@ def test_a_setup_from_parameters():
         ({"batch_size": 0}, "batch size must be"),
         ({"precision": "fp4"}, "unknown precision"),
         ({"precision": "fp8"}, "fp8 is predicted but not measured: expected one of fp32"),
+        ({"precision": "fp64"}, "fp64 is predicted but not measured: expected one of fp32"),
         ({"optimizer": "adamw-8bit"}, "adamw-8bit is predicted but not measured: .* none, sgd"),
         ({"compile": "maybe"}, "true or false as compile"),
         ({"input_shape": "3 by 4"}, "input_shape of the job"),

@@ -173,6 +173,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file(exported):
     with pytest.raises(KeyboardInterrupt):
         export_measurements(broken(), exported)
     assert exported.read_text() == before
+    assert [path.name for path in exported.parent.iterdir() if path.suffix == ".partial"] == []
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

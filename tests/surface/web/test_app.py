@@ -195,6 +195,8 @@ def test_a_wrong_question_is_told_what_was_wrong(client, changes, status, words)
         ({"within": ["cost>=3", "cost<=2"]}, 400, "contradict"),
         ({"batch_sizes": []}, 422, "batch_sizes"),
         ({"devices": []}, 422, "devices"),
+        ({"precisions": ["fp8"]}, 400, "NVIDIA T4 has no fp8"),
+        ({"precisions": ["fp12"]}, 422, "should be 'fp32', 'tf32', "),
         ({"models": ["cnn:depth=1..60..1,base_filters=8..4096"]}, 400, "at most 64 combinations"),
         ({"batch_sizes": list(range(1, 1025)), "devices": ["t4"] * 24}, 400, "at most 20,000 candidates"),
         ({"price_usd_per_hour": {"t4": -1}}, 422, "price_usd_per_hour"),
@@ -525,6 +527,20 @@ def test_more_traces_than_may_wait_are_refused():
         assert tracer.call(abs, -3) == 3
     finally:
         tracer.close()
+
+
+def test_the_first_list_of_models_is_made_once_however_many_wait_for_it(monkeypatch):
+    made = []
+    monkeypatch.setattr(Answers, "knows_models", property(lambda self: bool(made)))
+    monkeypatch.setattr(Answers, "models", lambda self: {"asked": made.append(time.sleep(0.2))})
+
+    async def asked():
+        transport = httpx.ASGITransport(make_app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as pages:
+            return await asyncio.gather(*(pages.get("/models") for _ in range(30)))
+
+    assert {answer.status_code for answer in asyncio.run(asked())} == {200}
+    assert len(made) == 2  # by a child, and read from what it left
 
 
 def test_one_client_does_not_take_every_place():

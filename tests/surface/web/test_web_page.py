@@ -115,6 +115,25 @@ def test_a_question_that_takes_long_is_said_to_be_asked(browser, address):
     page.close()
 
 
+def test_a_busy_server_is_asked_again_and_one_that_is_gone_is_said_to_be(browser, address):
+    page = browser.new_page()
+    busy = {"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": "wait for one of them"}}
+    for path in ("predict", "plan", "models"):
+        page.route(f"**/{path}", lambda route: route.fulfill(**busy), times=1)
+    page.goto(f"{address}/{SMALL}")
+    page.wait_for_selector("body[data-exact][data-models]")
+    assert page.locator("#error").is_hidden()
+    together = (
+        "import('/static/words.js').then((w) => w.range({ low: 1.88e5, high: 4.9e6 }, w.energyLike(3.34e5)))"
+    )
+    assert page.evaluate(together) == "52.2 to 1,361 Wh"
+    page.context.set_offline(True)
+    page.locator("#epochs").fill("3")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "forerun serve" in page.locator("#error").inner_text()
+    page.close()
+
+
 def test_a_new_model_has_its_estimate_before_the_devices_are_compared(browser, address):
     page = browser.new_page()
     page.route("**/plan", lambda route: None)  # never answered
@@ -385,6 +404,12 @@ def test_a_model_that_does_not_exist_is_said_on_the_page(opened):
     page.locator("#model").fill("cnn:depth=2,base_filters=32")
     page.locator("#model").press("Tab")
     page.wait_for_selector("#error", state="hidden")
+    page.wait_for_selector("#rate-chart canvas")
+    # A chart that is drawn behind an error would have no width to fill.
+    assert page.evaluate("document.querySelector('#rate-chart canvas').clientWidth") > 300
+    page.go_back()
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.locator("#model").input_value() == "torchvision:resnet5"
 
 
 def test_a_budget_that_nobody_meets_is_said_on_the_page(opened, complaints):

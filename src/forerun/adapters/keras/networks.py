@@ -25,6 +25,7 @@ POLICIES = {
     Precision.AMP_BF16: "mixed_bfloat16",
     Precision.FP16: "float16",
     Precision.BF16: "bfloat16",
+    Precision.FP64: "float64",
 }
 FORMATS = {Layout.NCHW: "channels_first", Layout.NHWC: "channels_last"}
 

@@ -241,7 +241,9 @@ def load_onnx_module(path: Path, *, name: str = "", with_values: bool = False) -
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
     except Exception as error:  # protobuf and onnx raise errors without a common base
-        raise ModelBuildError(f"{name} cannot be read as an ONNX file: {error}") from error
+        raise ModelBuildError(
+            f"{name} cannot be read as an ONNX file: {error}; copy or export it again"
+        ) from error
     if not model.graph.node or not model.opset_import:
         raise ModelBuildError(
             f"{name} is no ONNX model: it holds no graph; export it again with torch.onnx.export"

@@ -17,6 +17,7 @@ from typing import Any
 
 from forerun.base.errors import RecordError, UsageError, near_matches
 from forerun.base.extras import needing, plugin, plugin_names
+from forerun.base.kept import whole_file
 from forerun.evidence.records.measurement import (
     MEASUREMENT_VERSION,
     JobKind,
@@ -140,14 +141,11 @@ def export_measurements(measurements: Iterable[Measurement], path: str | Path) -
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
     if path.suffix not in writers:
         raise RecordError(f"{path.name}: measurements are written to .csv or .parquet, got '{path.suffix}'")
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        num_written = writers[path.suffix](map(_cells, measurements), partial)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            return writers[path.suffix](map(_cells, measurements), partial)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
-    return num_written
 
 
 def _cells(measurement: Measurement) -> dict[str, Any]:

@@ -418,7 +418,11 @@ class LoopTimer:
         return self._dataset_size or self._times.num_steps * self._samples_of_a_step()
 
     def _format(self) -> Precision:
-        words = {"torch.float16": Precision.FP16, "torch.bfloat16": Precision.BF16}
+        words = {
+            "torch.float16": Precision.FP16,
+            "torch.bfloat16": Precision.BF16,
+            "torch.float64": Precision.FP64,
+        }
         return words.get(str(getattr(self._parameter(), "dtype", "")), Precision.FP32)
 
     def _figures(self) -> dict[str, Scalar]:

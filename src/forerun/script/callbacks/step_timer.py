@@ -29,6 +29,7 @@ _PRECISIONS = {
     "mixed_bfloat16": Precision.AMP_BF16,
     "float16": Precision.FP16,
     "bfloat16": Precision.BF16,
+    "float64": Precision.FP64,
 }
 _LAYOUTS = {"channels_last": Layout.NHWC, "channels_first": Layout.NCHW}
 

@@ -142,7 +142,7 @@ def with_range(interval: Interval | None, kind: str) -> str:
         return "-"
 
     def words(value: float) -> str:
-        return format_quantity(value, kind)
+        return format_energy_j(value, interval.value) if kind == "energy" else format_quantity(value, kind)
 
     return f"{words(interval.value)} ({range_words(interval, words)})"
 

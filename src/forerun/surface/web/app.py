@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import mimetypes
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -76,6 +77,7 @@ class _Desk:
         self.computing = Lane("computed", _NUM_COMPUTED_AT_ONCE, _NUM_COMPUTED_WAITING)
         self.planning = Lane("planned", 1, _NUM_WAITING)
         self.clients = ClientLimit(_MOST_OF_A_CLIENT)
+        self.listing = asyncio.Lock()
         self._closing: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -283,8 +285,9 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
 
     @app.get("/models", summary="Models by name")
     async def models() -> Response:
-        if not answers.knows_models:
-            await desk.traced(answers.models)
+        async with desk.listing:  # whoever waits for the first list takes no place of the traces
+            if not answers.knows_models:
+                await desk.traced(answers.models)
         return Response(answers.listed("models"), media_type="application/json")
 
     @app.get("/datasets", summary="Datasets by name")
@@ -377,9 +380,14 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
         return JSONResponse({"error": words}, error.status_code, headers=error.headers)
 
 
+_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
+"""A choice as the checks of types write it."""
+
+
 def _sentence(part: Any) -> str:
     place = ".".join(str(word) for word in part["loc"] if word != "body") or "body"
-    return f"{place}: {part['msg']}"
+    words = _MEMBER.sub(r"\1", part["msg"])
+    return f"{place}: {words}"
 
 
 HEADER_TIMEOUT_S = 10.0

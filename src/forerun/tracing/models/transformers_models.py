@@ -97,6 +97,7 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
                 f"the inputs of {name} are not known ({first_line(error)}): give a factory (file.py:factory) that "
                 "returns (module, example_batch)"
             ) from error
+        notes += inputs.notes
         parameters = inspect.signature(module.forward).parameters
         if parameters.keys().isdisjoint(("labels", "return_loss")):
             notes = (*notes, INFERRED_LOSS_NOTE)
@@ -355,11 +356,13 @@ class ModelInputs:
         shape: Shape of one sample.
         make_batch: As in ``BuiltModel``.
         num_tokens: Tokens of one sample; those that its decoder writes for sound, None for images.
+        notes: Sizes that nobody gave.
     """
 
     shape: tuple[int, ...]
     make_batch: BatchMaker
     num_tokens: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def transformers_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
@@ -525,6 +528,7 @@ def _wave_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
     spectrum = (getattr(config, "max_length", 0), getattr(config, "num_mel_bins", 0))
     channels = getattr(config, "audio_channels", None)
     own = spectrum if all(spectrum) else (channels, _WAVE_SAMPLES) if channels else (_WAVE_SAMPLES,)
+    is_open = options.input_shape is None and own[-1] == _WAVE_SAMPLES
     if options.image_size is not None or options.sequence_length is not None:
         raise InvalidSetupError(
             f"{name} reads sound: give the length of a sample as --input-shape, such as 160000"
@@ -541,7 +545,12 @@ def _wave_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
             inputs["labels"] = _integers(batch_size, *(() if is_classifier else (_CHARACTERS,)))
         return {"kwargs": inputs}
 
-    return ModelInputs(shape, make_batch)
+    return ModelInputs(shape, make_batch, notes=(_TEN_SECONDS,) * is_open)
+
+
+_TEN_SECONDS = (
+    f"sounds of {_WAVE_SAMPLES:,} values (ten seconds) are assumed; --input-shape N asks for others"
+)
 
 
 _CHARACTERS = 128
@@ -567,7 +576,9 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     options.refuse_sequence(name)
     config: Any = module.config
     vision = next((part for key in _VISION if (part := getattr(config, key, None)) is not None), config)
-    size = getattr(config, "image_size", None) or getattr(vision, "image_size", 224)
+    own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
+    is_open = own is None and options.image_size is None and options.input_shape is None
+    size = own or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     frames = (config.num_frames,) if hasattr(config, "num_frames") else ()
     shape = options.image_shape((*frames, getattr(config, "num_channels", 3), height, width))
@@ -586,7 +597,13 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
             inputs["labels"] = _integers(batch_size, *(shape[-2:] if dense else ()))
         return {"kwargs": inputs}
 
-    return ModelInputs(shape, make_batch)
+    return ModelInputs(shape, make_batch, notes=(_USUAL_IMAGES,) * is_open)
+
+
+_USUAL_IMAGES = (
+    "the configuration names no size of images: 224 x 224 are assumed, where detectors have 800 and more; --image-size "
+    "N asks for another"
+)
 
 
 @dataclass(frozen=True, slots=True)

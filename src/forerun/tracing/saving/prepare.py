@@ -181,6 +181,7 @@ STORAGE_DTYPE = {
     Precision.FP16: torch.float16,
     Precision.BF16: torch.bfloat16,
     Precision.FP8: torch.bfloat16,
+    Precision.FP64: torch.float64,
 }
 AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
@@ -265,7 +266,7 @@ def convert_weights(module: nn.Module, setup: TrainingSetup) -> None:
     if dtype is None:
         return
     module.to(dtype)
-    if has_adapters and setup.saving.master_weights is not MasterWeights.BF16:
+    if has_adapters and dtype.itemsize == 2 and setup.saving.master_weights is not MasterWeights.BF16:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()

@@ -53,10 +53,10 @@ def _nothing() -> None:
 
 
 def check_measured_precision(precision: Precision) -> None:
-    """Raises ``InvalidSetupError`` for fp8: PyTorch alone has no linear layer that trains in it."""
-    if precision is Precision.FP8:
-        known = ", ".join(known for known in Precision if known is not Precision.FP8)
-        raise InvalidSetupError(f"fp8 is predicted but not measured: expected one of {known}, got fp8")
+    """Raises ``InvalidSetupError`` for fp8, for which PyTorch has no layer, and fp64, which no fit takes."""
+    if precision in (Precision.FP8, Precision.FP64):
+        known = ", ".join(known for known in Precision if known not in (Precision.FP8, Precision.FP64))
+        raise InvalidSetupError(f"{precision} is predicted but not measured: expected one of {known}")
 
 
 def set_numeric_flags(

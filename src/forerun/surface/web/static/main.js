@@ -3,7 +3,7 @@
 
 import * as charts from "/static/charts.js";
 import * as say from "/static/words.js";
-import { BATCH_SIZES, IMAGE_SIZES, OWN_DATASET, adapters, captures, fromLink, inWords, isCapture, isTokens, languageModels, planBody, predictBody, scaleBody, toCommand, toLink, total } from "/static/state.js";
+import { BATCH_SIZES, IMAGE_SIZES, OWN_DATASET, adapters, captures, devicesOfFp8, fromLink, inWords, isCapture, isTokens, languageModels, planBody, predictBody, scaleBody, toCommand, toLink, total } from "/static/state.js";
 
 const at = (id) => document.getElementById(id);
 const made = (tag, properties = {}, ...children) => {
@@ -11,6 +11,7 @@ const made = (tag, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
+const MOST_TRIES = 24;
 const POPULAR = ["t4", "l4", "a10g", "a10", "l40s", "v100-sxm2-16gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm", "h200-sxm", "rtx-3090", "rtx-4090"];
 
 let state = fromLink(location.hash);
@@ -27,14 +28,22 @@ let shownEstimate = null;
 let pinned = null;
 const index = { names: [] };
 
+// A server that has enough to do says when to ask again; an answer that nobody waits for any more is not asked again.
 async function ask(path, body) {
+  const mine = turn;
   const isFile = body instanceof File;
   const headers = { "content-type": isFile ? "application/octet-stream" : "application/json" };
   const asked = body === undefined ? {} : { method: "POST", headers, body: isFile ? body : JSON.stringify(body) };
-  const response = await fetch(path, asked);
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? `the server answered ${response.status}`);
-  return answer;
+  for (let tries = 1; ; tries += 1) {
+    const response = await fetch(path, asked).catch(() => { throw new Error("the server does not answer; look whether forerun serve still runs, then change a setting"); });
+    const answer = await response.json();
+    if (response.ok) return answer;
+    const waitS = Number(response.headers.get("retry-after"));
+    if (!waitS || tries === MOST_TRIES) throw new Error(answer.error ?? `the server answered ${response.status}`);
+    if (mine === turn) at("said").textContent = "the server is busy: asked again soon";
+    await new Promise((goOn) => setTimeout(goOn, 1000 * waitS));
+    if (body !== undefined && mine !== turn) throw new Error("not asked any more");
+  }
 }
 
 const nearest = (values, wanted) => values.reduce((best, value, i) => (Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? i : best), 0);
@@ -99,8 +108,12 @@ function showDeviceChoices() {
   at("compare").replaceChildren(...offered.map((value) => made("label", {}, made("input", { type: "checkbox", name: "compare", value }), value)));
 }
 
+// Another model or device is a step that the back button takes back; the rest changes the link in its place.
 async function renew() {
-  history.replaceState(null, "", toLink(state));
+  const link = toLink(state);
+  const before = fromLink(location.hash);
+  if (before.model !== state.model || before.device !== state.device) history.pushState(null, "", link);
+  else history.replaceState(null, "", link);
   const mine = ++turn;
   clearTimeout(exactTimer);
   document.body.classList.add("busy");
@@ -125,8 +138,8 @@ async function answer(mine) {
     }
     const plan = await planned();
     if (mine !== turn) return;
+    showError(""); // first: a chart is as wide as its place, and a place behind an error has no width
     showPlan(plan, estimate !== null);
-    showError("");
     document.body.dataset.answeredMs = String(Math.round(performance.now() - begun));
     // While a slider moves the quick answer is enough.
     exactTimer = setTimeout(() => renewExact(mine, plan), 150);
@@ -271,7 +284,7 @@ function cardsOf(estimate) {
   return [
     cardOf("step", estimate.step_time_s, say.duration), ...tokens,
     cardOf("epoch", estimate.epoch_time_s, say.duration), cardOf("job", estimate.job_time_s, say.duration),
-    cardOf("cost of the job", estimate.cost_usd, say.money), cardOf("energy of the job", estimate.energy_j, say.energy),
+    cardOf("cost of the job", estimate.cost_usd, say.money), cardOf("energy of the job", estimate.energy_j, say.energyLike(estimate.energy_j?.value)),
   ];
 }
 
@@ -404,6 +417,7 @@ function showDevices(plan) {
 function showTable(plan, found) {
   const titles = ["device", "batch", "step", "job", "cost", "energy", "memory", "price", "price of"];
   at("table").tHead.replaceChildren(made("tr", {}, ...titles.map((title) => made("th", { textContent: title, scope: "col" }))));
+  const energy = say.energyLike(Math.min(...found.map((point) => point.energy_j?.value ?? Infinity)));
   const rows = [...found].sort((a, b) => a.job_time_s.value - b.job_time_s.value).map((point) => {
     const pick = made("button", { type: "button", textContent: label(point), title: "look at this device" });
     pick.addEventListener("click", () => {
@@ -414,7 +428,7 @@ function showTable(plan, found) {
     });
     const cells = [
       point.batch_size_per_device, say.duration(point.step_time_s.value), say.duration(point.job_time_s.value), point.cost_usd ? say.money(point.cost_usd.value) : "-",
-      point.energy_j ? say.energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.price(point.price_usd_per_hour)}/h`, point.price_source ?? "-",
+      point.energy_j ? energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.price(point.price_usd_per_hour)}/h`, point.price_source ?? "-",
     ];
     if (point.fits === "no") for (const i of [1, 2, 3, 4, 6, 7]) cells[i] = i === 1 ? "does not fit" : "-";
     const row = made("tr", { className: point.fits === "no" ? "nofit" : point.device === plan.chosen?.device ? "best" : "" }, made("td", {}, pick), ...cells.map((text) => made("td", { textContent: text })));
@@ -557,6 +571,7 @@ async function begin() {
   currencies = rates.currencies.sort((a, b) => (b.code === "USD") - (a.code === "USD"));
   at("currency").replaceChildren(...currencies.map((one) => made("option", { value: one.code, textContent: one.code, title: one.words })));
   devices = hardware.devices.filter((device) => device.kind === "gpu");
+  devices.filter((device) => device.peak_flops_per_s.fp8).forEach((device) => devicesOfFp8.add(device.name));
   at("vendor").append(...[...new Set(devices.map((device) => device.vendor))].sort().map((value) => made("option", { value, textContent: value })));
   const ownDataset = made("option", { id: "own-dataset", value: OWN_DATASET, textContent: "the script's own" });
   at("dataset").replaceChildren(ownDataset, ...data.datasets.map((one) => made("option", { value: one.name, textContent: one.name })));

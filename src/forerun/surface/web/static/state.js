@@ -46,8 +46,10 @@ const quoted = (word) => (/^[\w.:=,@%+/-]+$/.test(word) ? word : `'${word.replac
 
 export const total = (state) => state.devices * state.machines;
 const several = (state, name) => (state.machines > 1 ? `${state.machines}x${state.devices}x${name}` : state.devices > 1 ? `${name}x${state.devices}` : name);
-// The chosen device and those it is compared with, as many of each as are asked for.
-const compared = (state) => [...new Set([state.device, ...state.compare])].map((name) => several(state, name));
+// Devices with arithmetic in fp8, the one format that has no slower substitute.
+export const devicesOfFp8 = new Set();
+// The chosen device and those it is compared with that have the format, as many of each as are asked for.
+const compared = (state) => [...new Set([state.device, ...state.compare])].filter((name) => name === state.device || state.precision !== "fp8" || devicesOfFp8.has(name)).map((name) => several(state, name));
 
 // Captured scripts by the name that the server gave them: their title and the name of the file.
 export const captures = new Map();

@@ -32,7 +32,12 @@ export const amount = (value) => {
 };
 export const money = (usd) => amount(inCurrency(usd));
 export const price = (usd) => `${currency.sign}${inCurrency(usd).toFixed(2)}`;
-export const energy = (j) => (j >= 3.6e5 ? `${three(j / 3.6e6)} kWh` : scaled(j, [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]]));
+// Energies that stand beside one another have the unit of one of them.
+export const energyLike = (like) => (j) => {
+  const [size, unit] = [[3.6e6, "kWh"], [3600, "Wh"], [1, "J"]].find(([least]) => like >= least || least === 1);
+  return `${three(j / size)} ${unit}`;
+};
+export const energy = (j) => energyLike(j)(j);
 export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
 export const range = (interval, say) => {
