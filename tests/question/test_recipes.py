@@ -40,6 +40,12 @@ def test_the_words_of_the_user_go_before_those_of_the_tool():
     assert str(run.setup.optimizer_implementation) == "fused"
 
 
+def test_weights_in_bf16_are_a_tools_own_only_beside_bf16():
+    assert Run.of("llama-3.1-8b", device="h100-sxm", recipe="litgpt").setup.saving.master_weights == "bf16"
+    mixed = Run.of("llama-3.1-8b", device="h100-sxm", recipe="litgpt", precision="amp-bf16")
+    assert mixed.setup.saving.master_weights is None
+
+
 def test_conditions_of_adapters_architecture_and_axes():
     full, adapted = (Run.of(MODEL, device="l40s", recipe="llama-factory", lora=rank) for rank in (None, 8))
     assert (full.setup.precision, adapted.setup.precision) == ("amp-bf16", "amp-bf16")

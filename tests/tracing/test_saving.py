@@ -396,17 +396,35 @@ def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
     assert hopper.model_flops == pytest.approx(plain.model_flops)
 
 
-def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+def mixtral(folder, **saving):
     config = {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "num_local_experts": 4,
         "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
     }  # fmt: skip
-    path = tmp_path / "config.json"
+    path = folder / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
-    graph = trace(
-        ModelRequest(model=f"hf:{path}", sequence_length=64),
-        replace(SETUP, precision=Precision.BF16, saving=Saving(recompute="selective")),
-    )
+    request = ModelRequest(model=f"hf:{path}", sequence_length=64)
+    return trace(request, replace(SETUP, precision=Precision.BF16, saving=Saving(**saving)))
+
+
+def test_experts_in_one_tensor_are_quantized_where_asked(tmp_path):
+    pytest.importorskip("peft")
+    ways = {"lora_rank": 4, "quantize": Quantization.NF4}
+    left, asked = (mixtral(tmp_path, **ways, quantize_experts=value) for value in (False, True))
+    assert asked.num_parameters == left.num_parameters
+    assert asked.num_trainable_parameters == left.num_trainable_parameters
+    experts = 2 * 4 * 3 * 64 * 64
+    parts = (AllocationKind.WEIGHT, AllocationKind.BUFFER)
+    saved = sum(held_bytes(left, part) - held_bytes(asked, part) for part in parts)
+    assert saved == pytest.approx((2 - 0.5 - 4 / 64) * experts, rel=0.02)
+    assert any("--quantize-experts" in note for note in left.notes)
+    assert not any("--quantize-experts" in note for note in asked.notes)
+    with pytest.raises(InvalidSetupError, match="give --quantize nf4 or nf4-dq"):
+        Saving(lora_rank=4, quantize=Quantization.INT8, quantize_experts=True)
+
+
+def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+    graph = mixtral(tmp_path, recompute="selective")
     products = {name: graph.ops.kernel_names.index(name) for name in ("mm", "_grouped_mm")}
     again = {
         name: (graph.ops.recomputed > 0) & (graph.ops.kernel == index) for name, index in products.items()

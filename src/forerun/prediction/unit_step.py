@@ -174,6 +174,9 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
             "pipeline bubble": bubble_s,
             "gradient synchronisation": synchronised[last].exposed_s,
             STRAGGLER_PART: straggler_s,
+            "copies of FSDP" if run.sharing.strategy.stage == 3 else "sums of gradients": (
+                micro_steps * stage.copied_s
+            ),
         },
         slowed_s,
     )
@@ -523,7 +526,7 @@ def _reduced_share(run: Run) -> float:
 
 
 def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -> Floats:
-    """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
+    """Copies of FSDP and sums of gradients in the forward and the backward pass of one micro-step, (2, units) [s].
 
     With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
     gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are
@@ -531,25 +534,44 @@ def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -
     Gradients that are kept whole are summed (3 g) in all micro-steps but one, and reduced in that one alone.
     """
     sharing = run.sharing
+    moved = np.stack([np.zeros(len(own)), _summed_bytes(run, memory, own)])
     if (
-        sharing.strategy.stage < 3
-        or groups.shard.num_devices == 1
-        or sharing.fsdp_version is FsdpVersion.ZERO_COPY
+        sharing.strategy.stage == 3
+        and groups.shard.num_devices > 1
+        and sharing.fsdp_version is not FsdpVersion.ZERO_COPY
     ):
-        return np.zeros((2, len(own)))
-    wide = wide_factor(run)
-    weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
-    reduced = gradients * (1.0 if sharing.reduce_half else wide)
-    gathered = weights * (1.0 if sharing.gather_half else wide)
-    share = _reduced_share(run)
-    summed = 3 * (1.0 - share) * gradients
-    if sharing.fsdp_version is FsdpVersion.FSDP1:
-        converted = np.where(reduced == gradients, 0.0, gradients + reduced)
-        moved = np.stack([np.zeros(len(own)), 2 * gradients + summed + share * (converted + 2 * reduced)])
-    else:
-        again = 1.0 if sharing.reshard else 0.0
-        moved = np.stack([2 * gathered, again * 2 * gathered + summed + share * (gradients + reduced)])
+        wide = wide_factor(run)
+        weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
+        reduced = gradients * (1.0 if sharing.reduce_half else wide)
+        gathered = weights * (1.0 if sharing.gather_half else wide)
+        share = _reduced_share(run)
+        if sharing.fsdp_version is FsdpVersion.FSDP1:
+            converted = np.where(reduced == gradients, 0.0, gradients + reduced)
+            moved[1] += 2 * gradients + share * (converted + 2 * reduced)
+        else:
+            again = 1.0 if sharing.reshard else 0.0
+            moved += np.stack([2 * gathered, again * 2 * gathered + share * (gradients + reduced)])
     found: Floats = moved / (_COPY_SHARE * run.cluster.device.memory_bandwidth_bytes_per_s)
+    return found
+
+
+def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
+    """Traffic of the sums of gradients, which all micro-steps but the first have, in the mean of all, (units,) [bytes].
+
+    A sum reads the gradient in half precision, and reads and writes the one it is added to: whole, or the part of a
+    device. Megatron-LM's products of weight gradients add to it themselves (``gradient_accumulation_fusion``,
+    ``megatron/core/tensor_parallel/layers.py``); nanotron's, known by their handover, do not
+    (``src/nanotron/optim/gradient_accumulator.py``).
+    """
+    sharing, gradients = run.sharing, memory.gradients[list(own)]
+    is_fused = run.layout.divides_model and run.layout.handover is not Handover.BLOCKING
+    if sharing.strategy.stage < 3 and is_fused:
+        return np.zeros(len(own))
+    later = 1.0 - 1.0 / sharing.num_accumulation_steps
+    if sharing.strategy.stage == 3 and sharing.reduce_once:
+        return 3.0 * later * gradients  # whole, in half precision
+    number = Axes.of(run).shard if sharing.strategy.stage >= 2 else 1
+    found: Floats = later * gradients * (1.0 + 2.0 * wide_factor(run)) / number
     return found
 
 
@@ -573,7 +595,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     found = beside(times.backward_s + times.weight_gradient_s, kind, memory.gradients * wide)
     if stage:
         # With overlap the next forward pass starts as soon as its first unit has its weights.
-        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.weights)
+        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.gradients)  # of what is trained
         shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
         return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
     return found
@@ -600,7 +622,6 @@ def _parts(
         BreakdownPart("context parallelism", micro_steps * stage.context_s),
         BreakdownPart("expert parallelism", micro_steps * stage.expert_s),
         BreakdownPart("gathering of weights", micro_steps * stage.gather_s),
-        BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
         BreakdownPart("handover of stages", micro_steps * stage.handover_s),
         BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
     ]

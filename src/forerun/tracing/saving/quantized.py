@@ -95,6 +95,47 @@ class QuantizedLinear(nn.Linear):
         return result.to(source.dtype)
 
 
+class QuantizedStack(nn.Module):
+    """Weights of all experts in 4 bits, which every use writes out whole.
+
+    As a parametrization of the tensor that held them; the backward pass keeps what was written out.
+    Source: bitsandbytes 0.50, ``bitsandbytes/nn/parametrize.py``.
+
+    Args:
+        full: The weights, (experts, ...).
+        kind: Their format, nf4 or nf4-dq.
+    """
+
+    def __init__(self, full: torch.Tensor, kind: Quantization) -> None:
+        super().__init__()
+        self.shape, self.kind = full.shape, kind
+        size = _scale_bytes(kind, full.numel(), 1)
+        self.scales: torch.Tensor
+        self.register_buffer("scales", torch.empty(size, dtype=torch.uint8, device="meta"))
+
+    def right_inverse(self, full: torch.Tensor) -> tuple[torch.Tensor]:
+        """The tensor that is held in place of the weights."""
+        return (torch.empty(((full.numel() + 1) // 2, 1), dtype=torch.uint8, device=full.device),)
+
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        """The weights in half precision."""
+        scales = _in_full(packed, self.scales) if self.kind is Quantization.NF4_DQ else self.scales
+        rows = self.shape.numel() // self.shape[-1]
+        full: torch.Tensor = dequantize(packed, scales, rows, self.shape[-1], torch.bfloat16)
+        return full.view(self.shape)
+
+
+def stacked_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Modules with the names of their weights that hold all experts of a block as one tensor."""
+    return [
+        (part, name)
+        for path, part in module.named_modules()
+        if "expert" in path.lower()
+        for name, weight in part.named_parameters(recurse=False)
+        if weight.dim() == 3
+    ]
+
+
 def _scale_bytes(kind: Quantization, num_weights: int, num_rows: int) -> int:
     """Bytes of the scales of a weight, the scales of scales among them."""
     if kind is Quantization.INT8:
@@ -109,6 +150,8 @@ def num_weights(module: nn.Module) -> int:
     for layer in module.modules():
         if isinstance(layer, QuantizedLinear):
             total += layer.out_features * layer.in_features - layer.weight.numel()
+        elif isinstance(layer, QuantizedStack):
+            total += layer.shape.numel() - (layer.shape.numel() + 1) // 2
     return total
 
 
