@@ -281,11 +281,11 @@ def _stage(
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
     tensor = _tensor(run, times, groups.tensor, own)
     context = _context(run, times, groups.context, own)
-    expert = _expert(run, times, groups.expert, own)
+    *expert, beside_s = _expert(run, times, groups.expert, own)
     copies = _copies(run, memory, groups, own)
     if is_forward:
         none = np.zeros(len(own))
-        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), (expert[0], none)
+        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), [expert[0], none]
         copies = copies * np.asarray([[1.0], [0.0]])
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
@@ -294,7 +294,7 @@ def _stage(
     passes_s = float(forward.sum() + backward.sum())
     handover = _handover(run, times, groups.pipeline, constants, passes_s, 1 if is_forward else 2)
     hidden_s = sum(one.busy_s - one.exposed_s for one in (gather, handover))
-    hidden_s += float(tensor[2].sum() + context[2].sum())
+    hidden_s += float(tensor[2].sum() + context[2].sum() + beside_s.sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
     copied_s = float(copies.sum())
@@ -453,14 +453,15 @@ def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tu
     return exposed[0], exposed[1], has * (forward_s + backward_s) - exposed[0] - exposed[1]
 
 
-def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats]:
-    """Exposed communication of expert parallelism forward and backward, (units,) each [s].
+def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Exposed communication of expert parallelism forward and backward, and what is hidden, (units,) each [s].
 
     Tokens go to the devices of their experts and come back: two exchanges of all with all in each pass. DeepEP sends a
-    token once to each device and node that has some of its experts.
+    token once to each device and node that has some of its experts. Of k micro-steps whose exchanges go on beside
+    another one's computation (``overlap_experts``) one has nothing beside it.
     """
     if group.num_devices == 1:
-        return np.zeros(len(own)), np.zeros(len(own))
+        return np.zeros(len(own)), np.zeros(len(own)), np.zeros(len(own))
     # Devices of tp have each their part of the tokens that go to experts.
     parts = 1 if run.layout.whole_experts else run.layout.tensor
     routed = times.routed_bytes[list(own)] / parts
@@ -470,7 +471,9 @@ def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
         both_s = np.asarray([2 * group.dispatch_s(*each) for each in zip(routed, copies, strict=True)])
     else:
         both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])
-    return both_s, both_s * (1.0 + times.num_recomputed_routes[list(own)])
+    backward_s = both_s * (1.0 + times.num_recomputed_routes[list(own)])
+    shown = 1.0 / run.sharing.num_accumulation_steps if run.sharing.overlap_experts else 1.0
+    return shown * both_s, shown * backward_s, (1.0 - shown) * (both_s + backward_s)
 
 
 def _gathering(

@@ -33,12 +33,12 @@ from forerun.question.model import (
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
-from forerun.question.sharing import AXES, Sharing, Strategy, parse_parallel
+from forerun.question.sharing import AXES, EXPERT_AXIS, Sharing, Strategy, parse_parallel
 
 if TYPE_CHECKING:
     from forerun.graph.captured import CaptureFacts
 
-_AWAITED = ("several", "fsdp", *AXES)
+_AWAITED = ("several", "fsdp", *AXES, *EXPERT_AXIS)
 """Needs of settings that more devices, or another division of them, may bring."""
 
 
@@ -50,7 +50,7 @@ class RecipeLine:
         name: Name of the setting.
         value: Its value where the condition holds.
         file: File of the tool that says so, as repository:path.
-        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, several, an
+        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, mxfp8, several, an
             architecture, a strategy, fsdp (or hsdp) or an axis; None for always.
         otherwise: Its value elsewhere; None if the tool then has no such setting.
     """
@@ -103,6 +103,7 @@ def recipe_settings(
     axes = {name.strip() for name, _, value in words if value.strip() != "1"}
     facts = {architecture, str(strategy), _trained(known), *axes}
     facts |= {"quantized"} if known.get("quantize") is not None else set()
+    facts |= {"mxfp8"} if known.get("fp8_recipe") == "mx" else set()
     if "adapters" in facts and not known.get("lora_dropout") and known.get("algorithm") is None:
         facts.add("plain-adapters")
     present = set(axes)

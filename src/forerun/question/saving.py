@@ -56,11 +56,13 @@ class FusedKernel(StrEnum):
     """Activation and product of a gated MLP."""
     LORA = "lora"
     """A linear layer with its adapters, as one function."""
+    EXPERTS = "experts"
+    """Grouped products of experts in MXFP8 with the activation between them and the casts of both passes."""
 
 
 _LIBRARIES: dict[str, tuple[FusedKernel, ...]] = {
     "liger": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP),
-    "unsloth": tuple(FusedKernel),
+    "unsloth": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP, FusedKernel.LORA),
 }
 
 
@@ -231,7 +233,7 @@ class Saving:
     fused_kernels: tuple[FusedKernel, ...] = _saving(
         (),
         help="Kernels of a library in place of the model's own: liger (as use_liger_kernel), unsloth, or parts: "
-        "norm, rope, mlp, lora, separated by commas.",
+        "norm, rope, mlp, lora, experts (Transformer Engine's with --fp8-recipe mx), separated by commas.",
         default="none",
         metavar="liger",
         read=fused_kernels_of,
@@ -300,6 +302,15 @@ class SavingOptions(TypedDict, total=False):
 
 
 def saving_from(given: Mapping[str, Any]) -> Saving:
-    """Ways to save memory from settings by name; a library of fused kernels brings its loss along."""
+    """Ways to save memory from settings by name; a library of fused kernels brings its loss along.
+
+    Raises:
+        InvalidSetupError: They contradict each other.
+    """
     own = {"loss": own_loss_of(given["fused_kernels"])} if "fused_kernels" in given else {}
-    return Saving(**{**own, **from_settings(Saving, given)})
+    found = Saving(**{**own, **from_settings(Saving, given)})
+    if FusedKernel.EXPERTS in found.fused_kernels and found.fp8_recipe is not Fp8Recipe.MX:
+        raise InvalidSetupError(
+            "--fused-kernels experts are Transformer Engine's kernels for MXFP8; give --precision fp8 --fp8-recipe mx"
+        )
+    return found

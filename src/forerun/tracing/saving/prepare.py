@@ -216,7 +216,8 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     heads = _heads(module)
     blocks = block_names(module)
     notes = list(built.notes)
-    own_parts = [part for part in saving.fused_kernels if part is not FusedKernel.LORA]
+    others = (FusedKernel.LORA, FusedKernel.EXPERTS)
+    own_parts = [part for part in saving.fused_kernels if part not in others]
     if own_parts:
         notes.append(fuse_kernels(module, own_parts, name))
     if saving.freeze:
@@ -233,7 +234,10 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
         # Only now are there adapters to fuse.
         if FusedKernel.LORA in saving.fused_kernels:
             notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
-    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
+    fuses = FusedKernel.EXPERTS in saving.fused_kernels
+    if setup.precision is Precision.FP8 and not multiply_in_fp8(
+        module, heads, saving.fp8_recipe, fuses_experts=fuses
+    ):
         raise InvalidSetupError(
             f"{name} has no linear layers that could multiply in fp8: give --precision bf16"
         )
