@@ -674,6 +674,19 @@ def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(
     assert divided.peak_memory_bytes.value < whole.peak_memory_bytes.value
     parts = {part.name: part.time_s for part in divided.breakdown}
     assert parts["expert parallelism"] > 0
+    # Of four micro-steps one has nothing beside it, of one none.
+    exposed = [
+        next(
+            part.time_s for part in found("dp=8,ep=8", **ways).breakdown if part.name == "expert parallelism"
+        )
+        for ways in (
+            {"accumulation": 4},
+            {"accumulation": 4, "overlap_experts": True},
+            {"overlap_experts": True},
+        )
+    ]
+    assert exposed[0] == pytest.approx(4 * exposed[1])
+    assert exposed[2] == pytest.approx(parts["expert parallelism"])
     assert not any(part.name == "expert parallelism" for part in whole.breakdown)
     assert sum(parts.values()) == pytest.approx(divided.step_time_s.value)
     # What is divided among all replicas anyway is the same with and without it.

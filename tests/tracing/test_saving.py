@@ -382,6 +382,18 @@ def test_experts_multiply_in_fp8_with_the_recipes_of_transformer_engine(tmp_path
     own = blocks_of(engine)
     assert own.expert_product.sum() == blocks_of(plain).expert_product.sum() == 2 * 2 * 3
     assert set(engine.ops.kernel[own.expert_product].tolist()) == {engine.ops.kernel_names.index(grouped)}
+    fused = graph(Precision.FP8, fp8_recipe=Fp8Recipe.MX, fused_kernels=(FusedKernel.EXPERTS,))
+
+    def number(found, name):
+        names = found.ops.kernel_names
+        return found.ops.count[found.ops.kernel == names.index(name)].sum() if name in names else 0
+
+    # Of two layers' products a kernel before casts one source, and one behind one gradient.
+    casts = [number(found, "to_eight_bits_twice") for found in (engine, fused)]
+    assert casts[0] - casts[1] == 2 * 2
+    assert number(engine, "silu") == 2
+    assert number(fused, "silu") == 0
+    assert fused.model_flops == pytest.approx(engine.model_flops)
 
 
 def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):

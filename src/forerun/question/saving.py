@@ -302,15 +302,6 @@ class SavingOptions(TypedDict, total=False):
 
 
 def saving_from(given: Mapping[str, Any]) -> Saving:
-    """Ways to save memory from settings by name; a library of fused kernels brings its loss along.
-
-    Raises:
-        InvalidSetupError: They contradict each other.
-    """
+    """Ways to save memory from settings by name; a library of fused kernels brings its loss along."""
     own = {"loss": own_loss_of(given["fused_kernels"])} if "fused_kernels" in given else {}
-    found = Saving(**{**own, **from_settings(Saving, given)})
-    if FusedKernel.EXPERTS in found.fused_kernels and found.fp8_recipe is not Fp8Recipe.MX:
-        raise InvalidSetupError(
-            "--fused-kernels experts are Transformer Engine's kernels for MXFP8; give --precision fp8 --fp8-recipe mx"
-        )
-    return found
+    return Saving(**{**own, **from_settings(Saving, given)})
