@@ -1,10 +1,12 @@
 """One run has one step time: predict, sweep, scale, plan and the page agree on it, for PyTorch and for Keras."""
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
 
 import forerun
+from forerun.base.errors import UsageError
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
@@ -215,6 +217,30 @@ def test_the_page_plans_what_python_predicts(page):
     same(point["step_time_s"], own.step_time_s)
     same(point["throughput_samples_per_s"], own.throughput_samples_per_s)
     assert point["fits"] == own.fits
+
+
+def test_every_verb_says_alike_that_positions_end(page, tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 100}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    path.write_text(json.dumps(config))
+    words = {"model": f"hf:{path}", "sequence_length": 65, "batch_size": 1, "precision": "bf16"}
+    plan = {"models": words["model"], "devices": "2xt4", "sequence_length": 65, "batch_sizes": [1]}
+    pasted = {**words, **page.keep_config(config)}
+    asked = [
+        lambda: forerun.predict(**words, device="t4"),
+        lambda: forerun.predict(**words, device="2xt4", strategy="fsdp"),
+        lambda: forerun.predict(**words, device="t4", phase="inference"),
+        lambda: forerun.plan(**plan),
+        lambda: forerun.scale(**words, device="t4", num_devices=[1, 2]),
+        lambda: forerun.layouts(words["model"], device="2xt4", sequence_length=65, global_batch=2),
+        lambda: page.predict(PredictBody(**pasted, device="t4")),
+        lambda: page.scale(ScaleBody(**pasted, device="t4", num_devices=[1, 2])),
+        lambda: page.plan(PlanBody(models=[pasted["model"]], devices=["t4"], sequence_length=65)),
+    ]
+    for ask in asked:
+        with pytest.raises(UsageError, match="give --sequence-length 64 or less"):
+            ask()
 
 
 @pytest.mark.parametrize("case", [PYTORCH[0], KERAS[0]], ids=str)

@@ -285,9 +285,32 @@ def test_copies_of_fsdp_are_those_of_its_version() -> None:
         assert sum(part.time_s for part in step.parts) == pytest.approx(step.step_s.value)
         # Bytes of a weight in half precision: those of fp32 gradients, twice, and their making; two copies and one.
         moved = {"fsdp1": 2 * 2 + 6 + 2 * 4, "fsdp2": 2 * 2 + 2 * 2 + 6, "zero-copy": 0}[version]
+        # And the part of a device is summed in all micro-steps but one.
+        whole = 4 * moved + 3 * (2 + 2 * 4) / 8
         weights = traced_weights(model) / 2
-        assert copied_s == pytest.approx(4 * moved * weights / (0.82 * 3.352e12), rel=0.01)
+        assert copied_s == pytest.approx(whole * weights / (0.82 * 3.352e12), rel=0.01)
     assert found["zero-copy"] < found["fsdp2"] < found["fsdp1"]
+
+
+def test_all_micro_steps_but_the_first_sum_gradients() -> None:
+    def sums_s(number: int, **options: Any) -> float:
+        run = run_of("8xh100-sxm", precision="amp-bf16", accumulation=number, **options)
+        model = DividedModel.of(MODELS.of(run))
+        step = layout_step(model, run, cost_model_of(run), load_layout_table())
+        assert sum(part.time_s for part in step.parts) == pytest.approx(step.step_s.value)
+        copies = sum(
+            part.time_s for part in step.parts if part.name in ("sums of gradients", "copies of FSDP")
+        )
+        return copies * 0.82 * 3.352e12 / traced_weights(model) * 2  # bytes a weight
+
+    # The gradient in half precision, and two of those in fp32: whole in ZeRO's first stage, a part in its second.
+    assert sums_s(1, strategy="zero1") == 0
+    assert sums_s(4, strategy="zero1") == pytest.approx(3 * 10, rel=0.01)
+    assert sums_s(4, strategy="zero2") == pytest.approx(3 * 10 / 8, rel=0.01)
+    assert sums_s(4, strategy="fsdp") - 4 * sums_s(1, strategy="fsdp") == pytest.approx(3 * 10 / 8, rel=0.1)
+    # Megatron-LM's products add to the sum themselves, nanotron's do not.
+    assert sums_s(4, parallel="pp=2,dp=4", handover="ahead") == 0
+    assert sums_s(4, parallel="pp=2,dp=4", handover="blocking") > 0
 
 
 def traced_weights(model: DividedModel) -> float:
@@ -369,6 +392,16 @@ def test_weights_that_are_loaded_whole_need_room_beside_their_shards() -> None:
     assert sum(parts.values()) == pytest.approx(whole.peak_memory_bytes.value)
     # A step that needs more is as it was.
     assert found(256, load_whole=True).peak_memory_bytes == found(256).peak_memory_bytes
+
+
+def test_states_in_eight_bits_are_as_large_beside_fp32_weights() -> None:
+    def state(precision: str, optimizer: str) -> float:
+        asked = {**SETTINGS, "strategy": "fsdp", "precision": precision, "optimizer": optimizer}
+        found = forerun.predict(MODEL, device="8xh100-sxm", **asked)
+        return next(part.size_bytes for part in found.memory_parts if part.name == "optimizer state")
+
+    assert state("amp-bf16", "adamw") == pytest.approx(2 * state("bf16", "adamw"))
+    assert state("amp-bf16", "adamw-8bit") == pytest.approx(state("bf16", "adamw-8bit"))
 
 
 def test_gradients_that_are_reduced_once_stay_whole_until_then() -> None:
@@ -641,6 +674,19 @@ def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(
     assert divided.peak_memory_bytes.value < whole.peak_memory_bytes.value
     parts = {part.name: part.time_s for part in divided.breakdown}
     assert parts["expert parallelism"] > 0
+    # Of four micro-steps one has nothing beside it, of one none.
+    exposed = [
+        next(
+            part.time_s for part in found("dp=8,ep=8", **ways).breakdown if part.name == "expert parallelism"
+        )
+        for ways in (
+            {"accumulation": 4},
+            {"accumulation": 4, "overlap_experts": True},
+            {"overlap_experts": True},
+        )
+    ]
+    assert exposed[0] == pytest.approx(4 * exposed[1])
+    assert exposed[2] == pytest.approx(parts["expert parallelism"])
     assert not any(part.name == "expert parallelism" for part in whole.breakdown)
     assert sum(parts.values()) == pytest.approx(divided.step_time_s.value)
     # What is divided among all replicas anyway is the same with and without it.

@@ -241,7 +241,12 @@ def _written(tmp_path, text, name="run.yml"):
           "fused_kernels": "liger", "sequence_length": 65536, "accumulation": 2, "recompute": "full"}),
         (PREFERENCES, "k.yaml", "mistral-7b", {"algorithm": "dpo", "lora": 16, "lora_targets": "q_proj,k_proj",
           "quantize": "nf4", "optimizer": "adamw", "strategy": "zero3", "offload": "parameters"}),
-        (PRETRAIN, "l.yaml", "llama-3.2-1b", {"batch_size": 4, "sequence_length": 2048, "tokens": 3_000_000_000}),
+        (TRL + "num_generations: 8\nbeta: 0.04\n", "j.yaml", "smollm3-3b", {"algorithm": "grpo", "reference": True}),
+        (TRL + "num_generations: 8\nbeta: 0.0\n", "j.yaml", "smollm3-3b", {"algorithm": "grpo", "reference": False}),
+        (PRETRAIN, "l.yaml", "llama-3.2-1b", {"batch_size": 4, "sequence_length": 2048, "tokens": 3_000_000_000,
+          "compile": True, "recompute": "none"}),
+        (REPLICAS.replace('flavor = "16B"', 'flavor = "own"\nhf_assets_path = "./assets/hf/Qwen3-30B-A3B"'), "m.toml",
+          "qwen3-30b-a3b", {"strategy": "hsdp"}),
         (REPLICAS, "m.toml", "deepseek-v2-lite", {"strategy": "hsdp", "shard_size": 4, "precision": "bf16",
           "reduce_precision": "half"}),
         (PPO, "n.yaml", "mistral-7b", {"algorithm": "ppo", "batch_size": 16, "accumulation": 4, "new_tokens": 58}),
@@ -251,7 +256,8 @@ def _written(tmp_path, text, name="run.yml"):
         (NEMO_RL, "q.yaml", "qwen2.5-1.5b", {"algorithm": "grpo", "strategy": "fsdp", "precision": "amp-bf16",
           "parallel": "tp=2", "recompute": "full", "generation_tensor": 4, "batching": "padding-free"}),
         (VERL, "r.yaml", "qwen2.5-3b", {"algorithm": "grpo", "sequence_length": 1536, "new_tokens": 1024,
-          "batch_size": 8, "batching": "padding-free", "context_parallel": "ulysses", "recompute": "full"}),
+          "batch_size": 8, "batching": "padding-free", "context_parallel": "ulysses", "recompute": "full",
+          "reference": False}),
     ],
 )  # fmt: skip
 def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):

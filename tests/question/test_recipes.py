@@ -40,6 +40,23 @@ def test_the_words_of_the_user_go_before_those_of_the_tool():
     assert str(run.setup.optimizer_implementation) == "fused"
 
 
+def test_weights_in_bf16_are_a_tools_own_only_beside_bf16():
+    assert Run.of("llama-3.1-8b", device="h100-sxm", recipe="litgpt").setup.saving.master_weights == "bf16"
+    mixed = Run.of("llama-3.1-8b", device="h100-sxm", recipe="litgpt", precision="amp-bf16")
+    assert mixed.setup.saving.master_weights is None
+
+
+def test_mxfp8_brings_fused_experts_and_their_exchanges_beside_computation():
+    asked = {"recipe": "megatron", "precision": "fp8", "sequence_length": 4096}
+    run = Run.of("qwen3-30b-a3b", device="8xb200", parallel="dp=8,ep=8", fp8_recipe="mx", **asked)
+    assert run.setup.saving.fused_kernels[-1] == "experts"
+    assert run.sharing.overlap_experts
+    current = Run.of("qwen3-30b-a3b", device="8xb200", parallel="dp=8,ep=8", fp8_recipe="current", **asked)
+    assert "experts" not in current.setup.saving.fused_kernels
+    with pytest.raises(InvalidSetupError, match="--fp8-recipe mx"):
+        current.with_(fused_kernels="experts")
+
+
 def test_conditions_of_adapters_architecture_and_axes():
     full, adapted = (Run.of(MODEL, device="l40s", recipe="llama-factory", lora=rank) for rank in (None, 8))
     assert (full.setup.precision, adapted.setup.precision) == ("amp-bf16", "amp-bf16")

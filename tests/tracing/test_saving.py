@@ -382,6 +382,18 @@ def test_experts_multiply_in_fp8_with_the_recipes_of_transformer_engine(tmp_path
     own = blocks_of(engine)
     assert own.expert_product.sum() == blocks_of(plain).expert_product.sum() == 2 * 2 * 3
     assert set(engine.ops.kernel[own.expert_product].tolist()) == {engine.ops.kernel_names.index(grouped)}
+    fused = graph(Precision.FP8, fp8_recipe=Fp8Recipe.MX, fused_kernels=(FusedKernel.EXPERTS,))
+
+    def number(found, name):
+        names = found.ops.kernel_names
+        return found.ops.count[found.ops.kernel == names.index(name)].sum() if name in names else 0
+
+    # Of two layers' products a kernel before casts one source, and one behind one gradient.
+    casts = [number(found, "to_eight_bits_twice") for found in (engine, fused)]
+    assert casts[0] - casts[1] == 2 * 2
+    assert number(engine, "silu") == 2
+    assert number(fused, "silu") == 0
+    assert fused.model_flops == pytest.approx(engine.model_flops)
 
 
 def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
@@ -396,17 +408,35 @@ def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
     assert hopper.model_flops == pytest.approx(plain.model_flops)
 
 
-def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+def mixtral(folder, **saving):
     config = {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "num_local_experts": 4,
         "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
     }  # fmt: skip
-    path = tmp_path / "config.json"
+    path = folder / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
-    graph = trace(
-        ModelRequest(model=f"hf:{path}", sequence_length=64),
-        replace(SETUP, precision=Precision.BF16, saving=Saving(recompute="selective")),
-    )
+    request = ModelRequest(model=f"hf:{path}", sequence_length=64)
+    return trace(request, replace(SETUP, precision=Precision.BF16, saving=Saving(**saving)))
+
+
+def test_experts_in_one_tensor_are_quantized_where_asked(tmp_path):
+    pytest.importorskip("peft")
+    ways = {"lora_rank": 4, "quantize": Quantization.NF4}
+    left, asked = (mixtral(tmp_path, **ways, quantize_experts=value) for value in (False, True))
+    assert asked.num_parameters == left.num_parameters
+    assert asked.num_trainable_parameters == left.num_trainable_parameters
+    experts = 2 * 4 * 3 * 64 * 64
+    parts = (AllocationKind.WEIGHT, AllocationKind.BUFFER)
+    saved = sum(held_bytes(left, part) - held_bytes(asked, part) for part in parts)
+    assert saved == pytest.approx((2 - 0.5 - 4 / 64) * experts, rel=0.02)
+    assert any("--quantize-experts" in note for note in left.notes)
+    assert not any("--quantize-experts" in note for note in asked.notes)
+    with pytest.raises(InvalidSetupError, match="give --quantize nf4 or nf4-dq"):
+        Saving(lora_rank=4, quantize=Quantization.INT8, quantize_experts=True)
+
+
+def test_selective_recomputation_computes_grouped_products_again(tmp_path):
+    graph = mixtral(tmp_path, recompute="selective")
     products = {name: graph.ops.kernel_names.index(name) for name in ("mm", "_grouped_mm")}
     again = {
         name: (graph.ops.recomputed > 0) & (graph.ops.kernel == index) for name, index in products.items()

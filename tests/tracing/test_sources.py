@@ -17,11 +17,12 @@ from forerun.base.errors import (
     UnknownModelError,
     UsageError,
 )
-from forerun.question.setup import TrainingSetup
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.models.meta_build import build_on_meta, explain_failure, meta_copy, move_to_meta
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.vision_models import torchvision_names
-from forerun.tracing.trace import trace_built, without_torch
+from forerun.tracing.trace import trace, trace_built, without_torch
 
 torch.set_num_threads(1)
 
@@ -111,6 +112,32 @@ def test_inference_has_no_auxiliary_heads_and_is_in_evaluation_mode():
     built = build_model("torchvision:inception_v3", training=False)
     assert not built.module.training
     assert isinstance(forward(built)[0], torch.Tensor)
+
+
+def test_linear_attention_is_a_kernel_a_pass(tmp_path):
+    sizes = {
+        "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 64, "vocab_size": 128,
+        "num_hidden_layers": 4, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes))
+    setup = TrainingSetup(batch_size_per_device=2, optimizer="adamw", precision=Precision.BF16)
+    graph = trace(ModelRequest(model=f"hf:{path}", sequence_length=256), setup)
+    ops, names = graph.ops, graph.ops.kernel_names
+
+    def flops(name):
+        rows = ops.kernel == names.index(name)
+        assert ops.count[rows].sum() == 3  # one layer of four attends in full
+        return float((ops.flops[rows] @ [1.0, 2.0] * ops.count[rows]).sum())
+
+    # 6 C d + 4 C e + 6 d e for each of 2 x 256 tokens, 4 heads and 3 layers, with C = 64, d = 16, e = 32.
+    once = 3 * 4 * 2 * 256 * (6 * 64 * 16 + 4 * 64 * 32 + 6 * 16 * 32)
+    assert flops("delta_rule") == pytest.approx(once)
+    assert flops("delta_rule_backward") == pytest.approx(3 * once)
+    assert {"causal_convolution", "causal_convolution_backward"} <= set(names)
+    assert any("flash-linear-attention" in note for note in graph.notes)
 
 
 def test_torchvision_names_leave_detection_and_quantized_models_out():

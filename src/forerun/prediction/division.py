@@ -142,6 +142,11 @@ def wide_factor(run: Run) -> float:
     return _WIDE_BYTES / 2 if widens else 1.0
 
 
+def wide_state_factor(run: Run) -> float:
+    """Bytes of the optimizer's state over those traced: states in 8 bits are as large beside fp32 weights."""
+    return 1.0 if run.setup.optimizer == "adamw-8bit" else wide_factor(run)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
     """One micro-step on one stage [s].
@@ -153,7 +158,7 @@ class StageTime:
         context_s: Exposed communication of context parallelism.
         expert_s: Exposed communication of expert parallelism.
         gather_s: Exposed gathering and scattering of FSDP.
-        copied_s: Copies of weights and gradients from and to the buffers of FSDP.
+        copied_s: Copies of weights and gradients from and to the buffers of FSDP, and sums of gradients.
         slowed_s: What hidden communication adds to the computation.
         waiting_s: Waiting for the host, which launches operations and collectives.
         blocked_s: Further waiting if hosts of a pipeline over nodes wait at every handover; not a part of the whole.

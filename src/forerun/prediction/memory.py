@@ -31,7 +31,7 @@ from forerun.cost.memory.peak import (
     visible_memory_bytes,
 )
 from forerun.graph.graph import Graph
-from forerun.prediction.division import Axes, uses_layout, wide_factor
+from forerun.prediction.division import Axes, uses_layout, wide_factor, wide_state_factor
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device, DeviceKind
@@ -243,7 +243,7 @@ def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage
         float(every.gradients[own].sum()) + tied,
     )
     updated = wide * (all_gradients / number if sharing.strategy.stage else gradients)
-    state = updated * memory.state_ratio
+    state = updated / wide * wide_state_factor(run) * memory.state_ratio
     buffers = float(memory.buffers[own].sum())
     if sharing.strategy.stage == 3:
         last = len(memory.weights) - 1

@@ -58,7 +58,7 @@ CRITIC = "critic"
 OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD, Algorithm.CONTRASTIVE)
 _DEFAULT_TOKENS = 2048
-_OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine", "packs_answers")
+_OF_ONE_DEVICE = ("algorithm", "new_tokens", "answer_lengths", "engine", "reference", "packs_answers")
 _ONLINE_NOTES = ("the scoring of answers and the loading of data are not counted",)
 _ALL_EXPERTS = 4.0
 """Tokens of each expert from which on hardly any, e^-4 of them, has none."""
@@ -167,7 +167,7 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
     parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
-    found: Graph = _step_of(setup.post.algorithm, parts)
+    found: Graph = _step_of(setup.post, parts)
     return found
 
 
@@ -253,7 +253,7 @@ class _Named:
 
 def other_passes(setup: TrainingSetup) -> tuple[OtherPass, ...]:
     """Passes without answers before that of the policy, in their order."""
-    found: tuple[OtherPass, ...] = _step_of(setup.post.algorithm, _Named())
+    found: tuple[OtherPass, ...] = _step_of(setup.post, _Named())
     return found
 
 
@@ -504,9 +504,9 @@ def _check_reads_tokens(graph: Graph) -> None:
         )
 
 
-def _step_of(algorithm: Algorithm, parts: Any) -> Any:
+def _step_of(post: PostTraining, parts: Any) -> Any:
     """The step of ``_Parts``, a graph, or of ``_Named``, its passes before that of the policy."""
-    match algorithm:
+    match post.algorithm:
         case Algorithm.ORPO:
             return parts.step()
         case Algorithm.REWARD | Algorithm.CONTRASTIVE:
@@ -519,9 +519,9 @@ def _step_of(algorithm: Algorithm, parts: Any) -> Any:
     written = (
         *parts.writing(),
         parts.forward("log-probabilities", has_own_weights=False),
-        parts.forward("reference"),
+        *((parts.forward("reference"),) if post.reference else ()),
     )
-    if algorithm is Algorithm.GRPO:
+    if post.algorithm is Algorithm.GRPO:
         return parts.step(*written)
     headed = parts.with_head()
     # PPO: the value model is as large as the policy, and is trained as it is.

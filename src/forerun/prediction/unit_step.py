@@ -174,6 +174,9 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
             "pipeline bubble": bubble_s,
             "gradient synchronisation": synchronised[last].exposed_s,
             STRAGGLER_PART: straggler_s,
+            "copies of FSDP" if run.sharing.strategy.stage == 3 else "sums of gradients": (
+                micro_steps * stage.copied_s
+            ),
         },
         slowed_s,
     )
@@ -278,11 +281,11 @@ def _stage(
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
     tensor = _tensor(run, times, groups.tensor, own)
     context = _context(run, times, groups.context, own)
-    expert = _expert(run, times, groups.expert, own)
+    *expert, beside_s = _expert(run, times, groups.expert, own)
     copies = _copies(run, memory, groups, own)
     if is_forward:
         none = np.zeros(len(own))
-        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), (expert[0], none)
+        tensor, context, expert = (tensor[0], none, none), (context[0], none, none), [expert[0], none]
         copies = copies * np.asarray([[1.0], [0.0]])
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
@@ -291,7 +294,7 @@ def _stage(
     passes_s = float(forward.sum() + backward.sum())
     handover = _handover(run, times, groups.pipeline, constants, passes_s, 1 if is_forward else 2)
     hidden_s = sum(one.busy_s - one.exposed_s for one in (gather, handover))
-    hidden_s += float(tensor[2].sum() + context[2].sum())
+    hidden_s += float(tensor[2].sum() + context[2].sum() + beside_s.sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
     copied_s = float(copies.sum())
@@ -450,14 +453,15 @@ def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tu
     return exposed[0], exposed[1], has * (forward_s + backward_s) - exposed[0] - exposed[1]
 
 
-def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats]:
-    """Exposed communication of expert parallelism forward and backward, (units,) each [s].
+def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Exposed communication of expert parallelism forward and backward, and what is hidden, (units,) each [s].
 
     Tokens go to the devices of their experts and come back: two exchanges of all with all in each pass. DeepEP sends a
-    token once to each device and node that has some of its experts.
+    token once to each device and node that has some of its experts. Of k micro-steps whose exchanges go on beside
+    another one's computation (``overlap_experts``) one has nothing beside it.
     """
     if group.num_devices == 1:
-        return np.zeros(len(own)), np.zeros(len(own))
+        return np.zeros(len(own)), np.zeros(len(own)), np.zeros(len(own))
     # Devices of tp have each their part of the tokens that go to experts.
     parts = 1 if run.layout.whole_experts else run.layout.tensor
     routed = times.routed_bytes[list(own)] / parts
@@ -467,7 +471,9 @@ def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
         both_s = np.asarray([2 * group.dispatch_s(*each) for each in zip(routed, copies, strict=True)])
     else:
         both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])
-    return both_s, both_s * (1.0 + times.num_recomputed_routes[list(own)])
+    backward_s = both_s * (1.0 + times.num_recomputed_routes[list(own)])
+    shown = 1.0 / run.sharing.num_accumulation_steps if run.sharing.overlap_experts else 1.0
+    return shown * both_s, shown * backward_s, (1.0 - shown) * (both_s + backward_s)
 
 
 def _gathering(
@@ -523,7 +529,7 @@ def _reduced_share(run: Run) -> float:
 
 
 def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -> Floats:
-    """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
+    """Copies of FSDP and sums of gradients in the forward and the backward pass of one micro-step, (2, units) [s].
 
     With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
     gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are
@@ -531,25 +537,44 @@ def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -
     Gradients that are kept whole are summed (3 g) in all micro-steps but one, and reduced in that one alone.
     """
     sharing = run.sharing
+    moved = np.stack([np.zeros(len(own)), _summed_bytes(run, memory, own)])
     if (
-        sharing.strategy.stage < 3
-        or groups.shard.num_devices == 1
-        or sharing.fsdp_version is FsdpVersion.ZERO_COPY
+        sharing.strategy.stage == 3
+        and groups.shard.num_devices > 1
+        and sharing.fsdp_version is not FsdpVersion.ZERO_COPY
     ):
-        return np.zeros((2, len(own)))
-    wide = wide_factor(run)
-    weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
-    reduced = gradients * (1.0 if sharing.reduce_half else wide)
-    gathered = weights * (1.0 if sharing.gather_half else wide)
-    share = _reduced_share(run)
-    summed = 3 * (1.0 - share) * gradients
-    if sharing.fsdp_version is FsdpVersion.FSDP1:
-        converted = np.where(reduced == gradients, 0.0, gradients + reduced)
-        moved = np.stack([np.zeros(len(own)), 2 * gradients + summed + share * (converted + 2 * reduced)])
-    else:
-        again = 1.0 if sharing.reshard else 0.0
-        moved = np.stack([2 * gathered, again * 2 * gathered + summed + share * (gradients + reduced)])
+        wide = wide_factor(run)
+        weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
+        reduced = gradients * (1.0 if sharing.reduce_half else wide)
+        gathered = weights * (1.0 if sharing.gather_half else wide)
+        share = _reduced_share(run)
+        if sharing.fsdp_version is FsdpVersion.FSDP1:
+            converted = np.where(reduced == gradients, 0.0, gradients + reduced)
+            moved[1] += 2 * gradients + share * (converted + 2 * reduced)
+        else:
+            again = 1.0 if sharing.reshard else 0.0
+            moved += np.stack([2 * gathered, again * 2 * gathered + share * (gradients + reduced)])
     found: Floats = moved / (_COPY_SHARE * run.cluster.device.memory_bandwidth_bytes_per_s)
+    return found
+
+
+def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
+    """Traffic of the sums of gradients, which all micro-steps but the first have, in the mean of all, (units,) [bytes].
+
+    A sum reads the gradient in half precision, and reads and writes the one it is added to: whole, or the part of a
+    device. Megatron-LM's products of weight gradients add to it themselves (``gradient_accumulation_fusion``,
+    ``megatron/core/tensor_parallel/layers.py``); nanotron's, known by their handover, do not
+    (``src/nanotron/optim/gradient_accumulator.py``).
+    """
+    sharing, gradients = run.sharing, memory.gradients[list(own)]
+    is_fused = run.layout.divides_model and run.layout.handover is not Handover.BLOCKING
+    if sharing.strategy.stage < 3 and is_fused:
+        return np.zeros(len(own))
+    later = 1.0 - 1.0 / sharing.num_accumulation_steps
+    if sharing.strategy.stage == 3 and sharing.reduce_once:
+        return 3.0 * later * gradients  # whole, in half precision
+    number = Axes.of(run).shard if sharing.strategy.stage >= 2 else 1
+    found: Floats = later * gradients * (1.0 + 2.0 * wide_factor(run)) / number
     return found
 
 
@@ -573,7 +598,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     found = beside(times.backward_s + times.weight_gradient_s, kind, memory.gradients * wide)
     if stage:
         # With overlap the next forward pass starts as soon as its first unit has its weights.
-        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.weights)
+        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.gradients)  # of what is trained
         shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
         return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
     return found
@@ -600,7 +625,6 @@ def _parts(
         BreakdownPart("context parallelism", micro_steps * stage.context_s),
         BreakdownPart("expert parallelism", micro_steps * stage.expert_s),
         BreakdownPart("gathering of weights", micro_steps * stage.gather_s),
-        BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
         BreakdownPart("handover of stages", micro_steps * stage.handover_s),
         BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
     ]

@@ -83,6 +83,12 @@ class PostTraining:
         metavar="LAW",
         only_changed=True,
     )
+    reference: bool = _post(
+        True,
+        help="With ppo and grpo: log-probabilities of a reference, for a penalty; TRL has none where beta is 0, verl "
+        "none without use_kl_loss or use_kl_in_reward.",
+        only_changed=True,
+    )
     generation_tensor: int | None = _post(
         None,
         help="With ppo, grpo and several devices: devices that divide the weights of one engine.",
@@ -102,6 +108,10 @@ class PostTraining:
     packs_answers: bool = False  # of a run's batching
 
     def __post_init__(self) -> None:
+        if not self.reference and not self.algorithm.is_online:
+            raise InvalidSetupError(
+                f"--no-reference is for ppo and grpo, got --algorithm {self.algorithm}; leave one of them out"
+            )
         words = (self.answer_lengths or "lognormal:").lower()
         is_known = words.startswith("lognormal:") or words.endswith((".csv", ".json"))
         if not is_known and self.mean_answer_tokens is None:
@@ -130,5 +140,6 @@ class PostTrainingOptions(TypedDict, total=False):
     new_tokens: int | None
     engine: str | None
     answer_lengths: str | None
+    reference: bool | None
     generation_tensor: int | None
     generation_on: str | None

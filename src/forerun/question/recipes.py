@@ -33,12 +33,12 @@ from forerun.question.model import (
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
-from forerun.question.sharing import AXES, Sharing, Strategy, parse_parallel
+from forerun.question.sharing import AXES, EXPERT_AXIS, Sharing, Strategy, parse_parallel
 
 if TYPE_CHECKING:
     from forerun.graph.captured import CaptureFacts
 
-_AWAITED = ("several", "fsdp", *AXES)
+_AWAITED = ("several", "fsdp", *AXES, *EXPERT_AXIS)
 """Needs of settings that more devices, or another division of them, may bring."""
 
 
@@ -50,7 +50,7 @@ class RecipeLine:
         name: Name of the setting.
         value: Its value where the condition holds.
         file: File of the tool that says so, as repository:path.
-        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, several, an
+        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, mxfp8, several, an
             architecture, a strategy, fsdp (or hsdp) or an axis; None for always.
         otherwise: Its value elsewhere; None if the tool then has no such setting.
     """
@@ -103,6 +103,7 @@ def recipe_settings(
     axes = {name.strip() for name, _, value in words if value.strip() != "1"}
     facts = {architecture, str(strategy), _trained(known), *axes}
     facts |= {"quantized"} if known.get("quantize") is not None else set()
+    facts |= {"mxfp8"} if known.get("fp8_recipe") == "mx" else set()
     if "adapters" in facts and not known.get("lora_dropout") and known.get("algorithm") is None:
         facts.add("plain-adapters")
     present = set(axes)
@@ -121,6 +122,10 @@ def recipe_settings(
             held[line.name] = value
         elif line.name in declared(Sharing):
             waiting[line.name] = value
+    # What a tool updates in bf16 is what it holds in bf16; other precisions have weights of their own.
+    is_bf16 = "adapters" in facts or held.get("precision", "bf16") in ("bf16", "fp8")
+    if not is_bf16 and given.get("master_weights") is None and held.get("master_weights") == "bf16":
+        del held["master_weights"]
     return held, waiting
 
 
@@ -487,7 +492,7 @@ def _word(value: Any, renamed: Mapping[str, str] | None = None) -> str:
 def _model(tool: str, word: str, held: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The model that a file names, and what its name says of adapters."""
     more: dict[str, Any] = {}
-    last = word.rstrip("/").rpartition("/")[2]
+    last = others = word.rstrip("/").rpartition("/")[2]
     if tool == "torchtune":  # torchtune.models.llama3_1.qlora_llama3_1_8b
         kind, _, size = (
             word.rpartition(".")[2].partition("lora_")
@@ -499,14 +504,17 @@ def _model(tool: str, word: str, held: Mapping[str, Any]) -> tuple[str, dict[str
     if tool == "torchtitan":
         last = f"{held.get('model.name', '')}{word}"
         last = _tools()[tool]["models"].get(last, last)
+        # A flavor of one's own, such as opt-30B-A3B, has the tokenizer of the model it is made from.
+        others = str(held.get("model.hf_assets_path", last)).rstrip("/").rpartition("/")[2]
     for name in (word, last):
         known = find_architecture(name)
         if known is not None:
             return known.name, more
     squeezed = {re.sub(r"[^a-z0-9]", "", name): name for name in architectures()}
-    known_name = squeezed.get(re.sub(r"[^a-z0-9]", "", base_name(last).lower().removeprefix("meta-")))
-    if known_name is not None:
-        return known_name, more
+    for name in (last, others):
+        known_name = squeezed.get(re.sub(r"[^a-z0-9]", "", base_name(name).lower().removeprefix("meta-")))
+        if known_name is not None:
+            return known_name, more
     return (
         f"hf:{word.removeprefix('checkpoints/')}" if tool not in ("torchtune", "torchtitan") else last
     ), more

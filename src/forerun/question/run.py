@@ -23,7 +23,7 @@ from forerun.question.model import ModelRequest, capture_path, own_settings, own
 from forerun.question.options import RunOptions
 from forerun.question.post_training import PostTraining
 from forerun.question.recipes import config_model, recipe_settings, with_captured_settings
-from forerun.question.saving import Offload, Saving, Unquantized, saving_from
+from forerun.question.saving import Fp8Recipe, FusedKernel, Offload, Saving, Unquantized, saving_from
 from forerun.question.settings import (
     changed_fields,
     checked,
@@ -161,7 +161,13 @@ class Run(Answer):
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
             )
-        quantize = self.setup.saving.quantize
+        saving = self.setup.saving
+        if FusedKernel.EXPERTS in saving.fused_kernels and saving.fp8_recipe is not Fp8Recipe.MX:
+            raise InvalidSetupError(
+                "--fused-kernels experts are Transformer Engine's kernels for MXFP8; give --precision fp8 --fp8-recipe "
+                "mx"
+            )
+        quantize = saving.quantize
         # litgpt/finetune/lora.py: the weights of its FSDP cannot be those of bitsandbytes.
         if self.software.recipe == "litgpt" and quantize is not None and self.cluster.num_devices > 1:
             raise InvalidSetupError(

@@ -56,11 +56,13 @@ class FusedKernel(StrEnum):
     """Activation and product of a gated MLP."""
     LORA = "lora"
     """A linear layer with its adapters, as one function."""
+    EXPERTS = "experts"
+    """Grouped products of experts in MXFP8 with the activation between them and the casts of both passes."""
 
 
 _LIBRARIES: dict[str, tuple[FusedKernel, ...]] = {
     "liger": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP),
-    "unsloth": tuple(FusedKernel),
+    "unsloth": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP, FusedKernel.LORA),
 }
 
 
@@ -206,6 +208,11 @@ class Saving:
         "prepare_model_for_kbit_training makes them, or half.",
         default="fp32 under autocast on each device alone, else half",
     )
+    quantize_experts: bool = _saving(
+        False,
+        help="With --quantize nf4 or nf4-dq: experts that a block holds as one tensor are quantized too (axolotl's "
+        "quantize_moe_experts; Transformers before 5, which held each as a layer).",
+    )
     keep_inputs: bool = _saving(
         False,
         help="With --quantize nf4 or nf4-dq: products keep their inputs for the backward pass (bitsandbytes before "
@@ -226,7 +233,7 @@ class Saving:
     fused_kernels: tuple[FusedKernel, ...] = _saving(
         (),
         help="Kernels of a library in place of the model's own: liger (as use_liger_kernel), unsloth, or parts: "
-        "norm, rope, mlp, lora, separated by commas.",
+        "norm, rope, mlp, lora, experts (Transformer Engine's with --fp8-recipe mx), separated by commas.",
         default="none",
         metavar="liger",
         read=fused_kernels_of,
@@ -267,10 +274,12 @@ class Saving:
             raise InvalidSetupError(
                 "--unquantized has no meaning without --quantize; give the format, such as --quantize nf4"
             )
-        if self.keep_inputs and self.quantize not in (Quantization.NF4, Quantization.NF4_DQ):
-            raise InvalidSetupError(
-                f"--keep-inputs is for weights in 4 bits, got {self.quantize or 'none'}; give --quantize nf4 or nf4-dq"
-            )
+        for name in ("keep_inputs", "quantize_experts"):
+            if getattr(self, name) and self.quantize not in (Quantization.NF4, Quantization.NF4_DQ):
+                raise InvalidSetupError(
+                    f"--{name.replace('_', '-')} is for weights in 4 bits, got {self.quantize or 'none'}; give "
+                    "--quantize nf4 or nf4-dq"
+                )
 
 
 class SavingOptions(TypedDict, total=False):
@@ -282,6 +291,7 @@ class SavingOptions(TypedDict, total=False):
     lora_dropout: float | None
     quantize: str | None
     unquantized: str | None
+    quantize_experts: bool | None
     keep_inputs: bool | None
     freeze: str | Sequence[str] | None
     loss: str | None

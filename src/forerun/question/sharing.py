@@ -189,6 +189,13 @@ class Sharing:
         needs="tp",
         only_changed=True,
     )
+    overlap_experts: bool = _sharing(
+        False,
+        help="With ep and several micro-steps: tokens go to their experts and back beside the computation of another "
+        "micro-step (overlap_moe_expert_parallel_comm of Megatron-LM).",
+        needs="ep",
+        only_changed=True,
+    )
     overlap_update: bool = _sharing(
         False,
         help="With zero1 or zero2: gather updated weights behind the next forward pass (overlap-param-gather of "
@@ -244,6 +251,7 @@ class SharingOptions(TypedDict, total=False):
     wrap_adapters: bool | None
     reentrant: bool | None
     overlap_tensor: bool | None
+    overlap_experts: bool | None
     overlap_update: bool | None
 
 

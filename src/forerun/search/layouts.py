@@ -358,6 +358,8 @@ def _megatron(run: Run) -> str:
         words.append("--overlap-grad-reduce")
     if sharing.overlap_tensor:
         words.append("--tp-comm-overlap")
+    if sharing.overlap_experts:
+        words.append("--overlap-moe-expert-parallel-comm")
     if sharing.overlap_update:
         words.append("--overlap-param-gather")
     if layout.stage_split is StageSplit.ENDS:

@@ -563,7 +563,7 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         del found["unquantized"]
     else:
         found["unquantized"] = Unquantized.FP32 if setup.widens_unquantized else Unquantized.HALF
-    for name in ("lora_dropout", "keep_inputs"):
+    for name in ("lora_dropout", "keep_inputs", "quantize_experts"):
         if not found[name]:
             del found[name]
     if not setup.saving.fused_kernels:

@@ -44,6 +44,7 @@ from forerun.tracing.models.built_model import (
     inferred_loss,
 )
 from forerun.tracing.models.hub import config_path
+from forerun.tracing.models.linear_attention import linear_attention_kernels
 from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
 
@@ -135,8 +136,8 @@ def _offline() -> Iterator[None]:
 _PLAIN_KERNELS = {
     "deepseek_v32": "sparse attention is that of Transformers, which computes all scores and masks those not chosen: "
     "kernels that leave them out are faster on long samples",
-    "qwen3_5": "linear attention is that of Transformers without the package flash-linear-attention, whose kernels are "
-    "faster and keep less memory",
+    "qwen3_5": "linear attention is computed by the kernels of flash-linear-attention and causal-conv1d; without these "
+    "packages Transformers takes several times as long",
     "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
     "Transformers launches one for each window, which takes longer",
 }
@@ -436,6 +437,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
             ),
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
             *_one_kernel_for_all_lengths(module),
+            *linear_attention_kernels(module),
         )
         with answered(answers):
             return forward(*args, **kwargs)

@@ -134,6 +134,45 @@ def _attention_row(
     )
 
 
+DELTA_PIECE = 64
+"""Tokens of a piece in which the gated delta rule is computed."""
+
+
+@rule("delta_rule")
+def _delta_rule(call: Call) -> list[CostRow]:
+    """6 C d + 4 C e + 6 d e FLOP for each token and head, see ``tracing.models.linear_attention``."""
+    _, key, value = call.tensors()[:3]
+    return [_delta_row(key, value, call, 1.0)]
+
+
+@rule("delta_rule_backward")
+def _delta_rule_backward(call: Call) -> list[CostRow]:
+    """Three times the products of the forward pass."""
+    _, _, key, value = call.tensors()[:4]
+    return [_delta_row(key, value, call, 3.0)]
+
+
+def _delta_row(key: TensorInfo, value: TensorInfo, call: Call, times: float) -> CostRow:
+    places, d, e, piece = prod(value.shape[:-1]), key.shape[-1], value.shape[-1], float(DELTA_PIECE)
+    read, write, elements, _ = traffic(call)
+    between = times * places * value.element_bytes * (d + 2 * e + d * e / piece)
+    depth = times * (6 * piece * d + 4 * piece * e + 6 * d * e) / (2 * e)
+    return CostRow(
+        op_class=OpClass.BMM,
+        flops=2.0 * places * e * depth,
+        read_bytes=read + between,
+        write_bytes=write + between,
+        element_bytes=value.element_bytes,
+        gemm=(places / piece, piece, e, depth),
+        elements=elements,
+    )
+
+
+@rule("causal_convolution", "causal_convolution_backward")
+def _causal_convolution(call: Call) -> list[CostRow]:
+    return [streaming_row(call, OpClass.ACTIVATION, 10.0)]
+
+
 def _saved(call: Call) -> float:
     """Time of plain attention over that of the chosen kernel."""
     kernel, place = _KERNEL.get(), _CAUSAL.get(call.name)

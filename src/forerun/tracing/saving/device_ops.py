@@ -77,6 +77,47 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, t
     )
 
 
+def _delta_rule(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _, _, value, *_, piece = inputs
+    return torch.empty_like(value), value.new_empty((*value.shape[:-1], piece))
+
+
+def _delta_gradients(_gradient: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(one) for one in inputs[:5])
+
+
+def _convolution_gradients(
+    _gradient: torch.Tensor, source: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(source), torch.empty_like(weight)
+
+
+def _like(source: torch.Tensor, *_more: Any) -> torch.Tensor:
+    return torch.empty_like(source)
+
+
+delta_rule = _define(
+    "delta_rule(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor rate, int piece) -> (Tensor, Tensor)",
+    _delta_rule,
+)
+"""The gated delta rule over pieces of a sequence, and the inverse of each piece."""
+
+delta_rule_backward = _define(
+    "delta_rule_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor decay, Tensor rate, "
+    "Tensor inverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _delta_gradients,
+)
+"""Gradients of all inputs of the gated delta rule."""
+
+causal_convolution = _define("causal_convolution(Tensor source, Tensor weight) -> Tensor", _like)
+"""Channels over the last few tokens, with their activation; one kernel."""
+
+causal_convolution_backward = _define(
+    "causal_convolution_backward(Tensor gradient, Tensor source, Tensor weight) -> (Tensor, Tensor)",
+    _convolution_gradients,
+)
+"""Gradients of the channels and of the weights; one kernel."""
+
 dequantize = _define(
     "dequantize_weight(Tensor packed, Tensor scales, int num_rows, int num_columns, ScalarType dtype) -> Tensor",
     _dequantized,

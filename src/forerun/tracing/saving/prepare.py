@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
 from forerun.question.saving import FusedKernel, Loss, MasterWeights, Saving
@@ -17,7 +18,7 @@ from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.models.meta_build import first_line
 from forerun.tracing.saving.blocks import block_names, recompute_blocks
 from forerun.tracing.saving.fused_kernels import fuse_kernels, fuse_loss
-from forerun.tracing.saving.quantized import QuantizedLinear, multiply_in_fp8
+from forerun.tracing.saving.quantized import QuantizedLinear, QuantizedStack, multiply_in_fp8, stacked_experts
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -49,6 +50,30 @@ def quantize_linears(module: nn.Module, heads: set[nn.Module], saving: Saving, n
         parent, _, key = path.rpartition(".")
         quantized = QuantizedLinear(layer, saving.quantize, keeps_input=saving.keep_inputs)
         setattr(module.get_submodule(parent), key, quantized)
+
+
+def _quantize_experts(module: nn.Module, saving: Saving, name: str) -> list[str]:
+    """Quantizes experts that are held as one tensor where asked, in place, and says so where they stay.
+
+    Raises:
+        InvalidSetupError: There are none.
+    """
+    found = stacked_experts(module)
+    if not saving.quantize_experts:
+        note = (
+            f"experts are one tensor in each block, which {saving.quantize} leaves in half precision "
+            "(Transformers 5; --quantize-experts quantizes them too)"
+        )
+        return [note] if found else []
+    if not found:
+        raise InvalidSetupError(
+            f"{name} has no experts that a block holds as one tensor: leave --quantize-experts out"
+        )
+    assert saving.quantize is not None
+    for part, key in found:
+        weight = getattr(part, key).requires_grad_(False)
+        register_parametrization(part, key, QuantizedStack(weight, saving.quantize), unsafe=True)
+    return []
 
 
 def add_adapters(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str) -> None:
@@ -192,7 +217,8 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     heads = _heads(module)
     blocks = block_names(module)
     notes = list(built.notes)
-    own_parts = [part for part in saving.fused_kernels if part is not FusedKernel.LORA]
+    others = (FusedKernel.LORA, FusedKernel.EXPERTS)
+    own_parts = [part for part in saving.fused_kernels if part not in others]
     if own_parts:
         notes.append(fuse_kernels(module, own_parts, name))
     if saving.freeze:
@@ -202,13 +228,17 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     # Before the adapters, whose own linear layers are not quantized.
     if saving.quantize is not None:
         quantize_linears(module, heads, saving, name)
+        notes += _quantize_experts(module, saving, name)
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)
         # Only now are there adapters to fuse.
         if FusedKernel.LORA in saving.fused_kernels:
             notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
-    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
+    fuses = FusedKernel.EXPERTS in saving.fused_kernels
+    if setup.precision is Precision.FP8 and not multiply_in_fp8(
+        module, heads, saving.fp8_recipe, fuses_experts=fuses
+    ):
         raise InvalidSetupError(
             f"{name} has no linear layers that could multiply in fp8: give --precision bf16"
         )

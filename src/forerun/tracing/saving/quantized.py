@@ -19,10 +19,12 @@ or gradient once, into both orders of memory that its products read, and keeps a
 Its weights are taken to be held in fp8, in both orders (``fp8_model_init``), which is two bytes a weight as in bf16:
 the update writes them, and no pass casts them, and so are those of its experts, whose grouped products are in fp8 too;
 torchao's stay in bf16. So do the head and layers whose sizes are no multiples of 16.
-Norms that write fp8 themselves are left out: a cast is a kernel by itself.
+Norms that write fp8 themselves are left out: a cast is a kernel by itself. Fused experts
+(``NVTE_CUTEDSL_FUSED_GROUPED_MLP``) have none between their two products: the first one's kernel applies the activation
+and casts its result, and so does that of the gradient of the second one's input.
 
 Sources: torchao, ``float8/float8_linear.py`` and ``matmul_with_hp_or_float8_args``; Transformer Engine,
-``pytorch/module/linear.py`` and ``common/recipe``.
+``pytorch/module/linear.py``, ``pytorch/ops/fused`` and ``common/recipe``.
 """
 
 from __future__ import annotations
@@ -95,6 +97,47 @@ class QuantizedLinear(nn.Linear):
         return result.to(source.dtype)
 
 
+class QuantizedStack(nn.Module):
+    """Weights of all experts in 4 bits, which every use writes out whole.
+
+    As a parametrization of the tensor that held them; the backward pass keeps what was written out.
+    Source: bitsandbytes 0.50, ``bitsandbytes/nn/parametrize.py``.
+
+    Args:
+        full: The weights, (experts, ...).
+        kind: Their format, nf4 or nf4-dq.
+    """
+
+    def __init__(self, full: torch.Tensor, kind: Quantization) -> None:
+        super().__init__()
+        self.shape, self.kind = full.shape, kind
+        size = _scale_bytes(kind, full.numel(), 1)
+        self.scales: torch.Tensor
+        self.register_buffer("scales", torch.empty(size, dtype=torch.uint8, device="meta"))
+
+    def right_inverse(self, full: torch.Tensor) -> tuple[torch.Tensor]:
+        """The tensor that is held in place of the weights."""
+        return (torch.empty(((full.numel() + 1) // 2, 1), dtype=torch.uint8, device=full.device),)
+
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        """The weights in half precision."""
+        scales = _in_full(packed, self.scales) if self.kind is Quantization.NF4_DQ else self.scales
+        rows = self.shape.numel() // self.shape[-1]
+        full: torch.Tensor = dequantize(packed, scales, rows, self.shape[-1], torch.bfloat16)
+        return full.view(self.shape)
+
+
+def stacked_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Modules with the names of their weights that hold all experts of a block as one tensor."""
+    return [
+        (part, name)
+        for path, part in module.named_modules()
+        if "expert" in path.lower()
+        for name, weight in part.named_parameters(recurse=False)
+        if weight.dim() == 3
+    ]
+
+
 def _scale_bytes(kind: Quantization, num_weights: int, num_rows: int) -> int:
     """Bytes of the scales of a weight, the scales of scales among them."""
     if kind is Quantization.INT8:
@@ -109,6 +152,8 @@ def num_weights(module: nn.Module) -> int:
     for layer in module.modules():
         if isinstance(layer, QuantizedLinear):
             total += layer.out_features * layer.in_features - layer.weight.numel()
+        elif isinstance(layer, QuantizedStack):
+            total += layer.shape.numel() - (layer.shape.numel() + 1) // 2
     return total
 
 
@@ -212,13 +257,20 @@ _MULTIPLE = 16
 _FORWARD, _BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def multiply_in_fp8(module: nn.Module, heads: set[nn.Module], recipe: Fp8Recipe | None = None) -> int:
+def multiply_in_fp8(
+    module: nn.Module,
+    heads: set[nn.Module],
+    recipe: Fp8Recipe | None = None,
+    *,
+    fuses_experts: bool = False,
+) -> int:
     """Makes the linear layers of a model multiply in fp8, in place; returns their number.
 
     Args:
         module: The model.
         heads: Layers that stay as they are.
         recipe: Scales of the operands; None for torchao's.
+        fuses_experts: Whether experts have no kernel between their products.
     """
     number = 0
     for layer in module.modules():
@@ -227,12 +279,17 @@ def multiply_in_fp8(module: nn.Module, heads: set[nn.Module], recipe: Fp8Recipe 
             number += 1
         weights = [weight for weight in layer.parameters(recurse=False) if weight.dim() == 3]
         if weights and recipe not in (None, Fp8Recipe.DYNAMIC):
-            layer.forward = _experts_forward(layer, weights, recipe is Fp8Recipe.CURRENT)
+            is_fused = fuses_experts and hasattr(layer, "_apply_gate")
+            layer.forward = _experts_forward(layer, weights, recipe is Fp8Recipe.CURRENT, is_fused)
+            if is_fused:
+                layer._apply_gate = _FusedGate.apply
     return number
 
 
-def _experts_forward(part: nn.Module, weights: list[nn.Parameter], looks: bool) -> Callable[..., Any]:
-    """The pass of experts whose grouped products are in fp8."""
+def _experts_forward(
+    part: nn.Module, weights: list[nn.Parameter], looks: bool, is_fused: bool
+) -> Callable[..., Any]:
+    """The pass of experts whose grouped products are in fp8; fused ones have no kernel between their two products."""
     held = {
         id(weight): torch.empty_like(weight, dtype=_FORWARD)
         for weight in weights
@@ -244,6 +301,8 @@ def _experts_forward(part: nn.Module, weights: list[nn.Parameter], looks: bool) 
         from transformers.integrations import moe
 
         usual = moe._grouped_mm
+        # Whether the kernel before casts the source of a product, and that behind it the gradient of its result.
+        casts = iter([(False, True), (True, False)] if is_fused else [])
 
         def product(source: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
             own = weight if id(weight) in held else weight._base
@@ -252,7 +311,13 @@ def _experts_forward(part: nn.Module, weights: list[nn.Parameter], looks: bool) 
                 if own is None or id(own) not in held or weight.element_size() != 2
                 # With the parameter itself its gradient is made in its own order of memory.
                 else _HeldGroups.apply(
-                    source.to(weight.dtype), own, held[id(own)], offs, own is not weight, looks
+                    source.to(weight.dtype),
+                    own,
+                    held[id(own)],
+                    offs,
+                    own is not weight,
+                    looks,
+                    next(casts, (False, False)),
                 )
             )
             return found
@@ -341,10 +406,11 @@ class _HeldGroups(torch.autograd.Function):
         ends: torch.Tensor,
         is_turned: bool,
         looks: bool,
+        casts: tuple[bool, bool],
     ) -> torch.Tensor:
-        by_rows, by_columns = to_eight_bits_twice(source, _FORWARD, looks)
+        by_rows, by_columns = _cast_twice(source, _FORWARD, looks, casts[0])
         ctx.save_for_backward(by_columns if weight.requires_grad else None, held, ends)
-        ctx.is_turned, ctx.looks = is_turned, looks
+        ctx.is_turned, ctx.looks, ctx.is_cast = is_turned, looks, casts[1]
         right = held.transpose(-2, -1) if is_turned else held
         result: torch.Tensor = grouped_eight_bit_product(by_rows, right, ends, source.dtype)
         return result
@@ -352,7 +418,7 @@ class _HeldGroups(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         by_columns, held, ends = ctx.saved_tensors
-        by_rows, by_both = to_eight_bits_twice(gradient, _BACKWARD, ctx.looks)
+        by_rows, by_both = _cast_twice(gradient, _BACKWARD, ctx.looks, ctx.is_cast)
         of_source = of_weight = None
         if ctx.needs_input_grad[0]:
             right = held if ctx.is_turned else held.transpose(-2, -1)
@@ -360,7 +426,31 @@ class _HeldGroups(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             left, right = (by_both, by_columns) if ctx.is_turned else (by_columns, by_both)
             of_weight = grouped_eight_bit_product(left.t(), right, ends, gradient.dtype)
-        return of_source, of_weight, None, None, None, None
+        return of_source, of_weight, None, None, None, None, None
+
+
+def _cast_twice(
+    source: torch.Tensor, dtype: torch.dtype, looks: bool, is_cast: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix in 8 bits by rows and by columns; without a kernel where another one has cast it."""
+    if is_cast:
+        return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
+    found: tuple[torch.Tensor, torch.Tensor] = to_eight_bits_twice(source, dtype, looks)
+    return found
+
+
+class _FusedGate(torch.autograd.Function):
+    """Activation of a gate and its product, computed by the kernels of the products beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(both)
+        return both.new_empty((*both.shape[:-1], both.shape[-1] // 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (both,) = ctx.saved_tensors
+        return torch.empty_like(both)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,86 @@
+"""Linear attention by the gated delta rule, and its short convolution, as the kernels of the libraries compute it.
+
+A head of widths d and e keeps a state of d x e numbers. In pieces of C = 64 tokens the forward pass takes, for each
+token and head, 6 C d + 4 C e + 6 d e FLOP in products; it writes and reads the piece's two factors, its new values and
+the state between two pieces, and keeps the inverse of C numbers a token for the backward pass, which makes the rest
+again and takes three times as much.
+
+Sources: fla-org/flash-linear-attention, ``fla/ops/gated_delta_rule/chunk.py``; Dao-AILab/causal-conv1d.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from forerun.tracing.op_rules.products import DELTA_PIECE
+from forerun.tracing.saving.device_ops import (
+    causal_convolution,
+    causal_convolution_backward,
+    delta_rule,
+    delta_rule_backward,
+)
+
+
+def linear_attention_kernels(module: torch.nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Answers that make the linear attention of a Transformers model take these kernels."""
+    for own in {sys.modules[type(part).__module__] for part in module.modules()}:
+        if hasattr(own, "torch_chunk_gated_delta_rule"):
+            yield own, "torch_chunk_gated_delta_rule", _delta_rule
+            if hasattr(own, "causal_conv1d_fn"):
+                yield own, "causal_conv1d_fn", _convolution
+
+
+def _delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    output_final_state: bool = False,
+    **_more: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    found: torch.Tensor = _DeltaRule.apply(query, key, value, g, beta)
+    if not output_final_state:
+        return found, None
+    batch, _, heads, width = value.shape
+    return found, value.new_empty((batch, heads, key.shape[-1], width), dtype=torch.float32)
+
+
+def _convolution(
+    source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **_more: Any
+) -> torch.Tensor:
+    found: torch.Tensor = _Convolution.apply(source, weight)
+    return found if bias is None else found + bias.unsqueeze(-1)
+
+
+class _DeltaRule(torch.autograd.Function):
+    """Values (batch, tokens, heads, width) of queries and keys, with a decay and a rate for each token and head."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor
+        found, inverse = delta_rule(*inputs, DELTA_PIECE)
+        ctx.save_for_backward(*inputs, inverse)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return delta_rule_backward(gradient, *ctx.saved_tensors)
+
+
+class _Convolution(torch.autograd.Function):
+    """Channels (batch, channels, tokens) over the last few tokens, with their activation."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(source, weight)
+        found: torch.Tensor = causal_convolution(source, weight)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return causal_convolution_backward(gradient, *ctx.saved_tensors)
