@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.answers import from_plain
-from forerun.base.errors import ScriptError, TraceError
+from forerun.base.errors import MissingExtraError, ScriptError, TraceError
 from forerun.base.isolation import TimeLimit
 from forerun.base.kept import cache_folder, temporary_folder
 from forerun.graph.captured import Capture, CaptureFacts
@@ -27,7 +27,13 @@ from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.isolation import GUARDED_FILE
 from forerun.script.capturing.pauses import PAUSES_FILE
 from forerun.script.capturing.start import LATE_FILE
-from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
+from forerun.script.command_words import (
+    PythonCommand,
+    is_python,
+    parse_command,
+    script_place,
+    with_batch_size,
+)
 from forerun.script.patching import is_of_script
 from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
@@ -143,6 +149,8 @@ def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
     outcome = pretended
     if pretended.graph is None and not pretended.is_final:
         outcome = server.run(pretends=False)
+    if "No module named 'torch'" in outcome.failure:
+        raise MissingExtraError(f"the capture of {_short(parsed)}", "torch")
     if outcome.graph is None:
         kind = TraceError if outcome.is_final else ScriptError
         why = outcome.failure
@@ -275,10 +283,7 @@ class ScriptServer:
     def _arguments(self, words: Sequence[str]) -> list[str]:
         """The words after the script's name, or after the module's."""
         same = self._command.words
-        first = next((i for i, word in enumerate(same) if i and not word.startswith("-")), 0)
-        if not is_python(same[0]):
-            first = 0
-        return list(words[first + 1 :])
+        return list(words[script_place(same) + 1 if is_python(same[0]) else 1 :])
 
     def _wait(self, folder: Path) -> int | None:
         """Exit status of a run; None if it took too long, or printed too much."""
@@ -303,6 +308,7 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
         (programs / name).write_text(f"#!/bin/sh\n{answers}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     own = {
+        **command.variables,
         **_OFFLINE,
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
         "FORERUN_HOOKS": CAPTURE_HOOKS,

@@ -5,11 +5,13 @@ Arguments are ``--flag value``, ``--flag=value`` and ``key=value``.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,7 @@ class PythonCommand:
         world_size: Processes that a launcher would have started.
         devices_per_node: Of them, those of one machine.
         is_launched: Whether a launcher sets the variables of its processes, such as ``LOCAL_RANK``.
+        variables: Environment variables that the command sets.
     """
 
     words: tuple[str, ...]
@@ -132,6 +135,7 @@ class PythonCommand:
     world_size: int = 1
     devices_per_node: int = 1
     is_launched: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -176,20 +180,23 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
 
     >>> parse_command(["torchrun", "--nproc_per_node=8", "setup.py", "--lr", "1"]).world_size
     8
+    >>> parse_command(["env", "SEED=1", "python", "-W", "ignore", "-m", "json.tool"]).variables
+    {'SEED': '1'}
 
     Raises:
         UsageError: There is no command, or its program or script does not exist.
         ScriptError: The program is not one of Python.
     """
     words = _given(command)
-    rest, num_nodes, per_node = _without_launcher(words)
-    is_launched = rest is not words
+    own, variables = _without_runner(words)
+    rest, num_nodes, per_node = _without_launcher(own)
+    is_launched = rest is not own
     rest, program = _with_program(rest)
     name = Path(rest[0]).name
     if not _PYTHON.match(name) and not _is_python_script(Path(program)):
         raise ScriptError(
             f"expected a command that runs Python, such as python train.py, but '{rest[0]}' is not; name "
-            "the Python command that it runs"
+            f"the Python command that it runs{_python_line(rest)}"
         )
     if _PYTHON.match(name):
         _check_script(rest)
@@ -201,6 +208,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
         world_size=num_nodes * per_node,
         devices_per_node=per_node,
         is_launched=is_launched,
+        variables=variables,
     )
 
 
@@ -211,6 +219,51 @@ def is_python(word: str) -> bool:
     (True, False)
     """
     return _PYTHON.match(Path(word).name) is not None
+
+
+def script_place(words: Sequence[str]) -> int:
+    """Position of the script among the words of a Python command, or of the module or text after ``-m`` or ``-c``.
+
+    >>> script_place(["python", "-u", "-W", "ignore", "train.py", "--lr", "1"])
+    4
+    """
+    place = 1
+    while place < len(words) and words[place].startswith("-") and words[place - 1] not in ("-m", "-c"):
+        place += 2 if words[place] in ("-W", "-X") else 1
+    return place
+
+
+_RUNNERS = ("env", "nohup", "time", "nice")
+_PROJECT_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch")
+_MOST_LINES = 1000
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+
+
+def _without_runner(words: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command behind a program that runs it unchanged, such as ``uv run``, and the variables set before it."""
+    name = Path(words[0]).name
+    starts = (
+        i for i, word in enumerate(words) if word.endswith(".py") or is_python(word) or word in _LAUNCHERS
+    )
+    start = next(starts, None)
+    if start is None or not (name in (*_RUNNERS, *_PROJECT_RUNNERS) or _VARIABLE.match(name)):
+        return words, {}
+    rest = words[start:]
+    own = (folder / ".venv" / "bin" / "python" for folder in (Path.cwd(), *Path.cwd().parents))
+    found = next(filter(Path.exists, own), None) if name in _PROJECT_RUNNERS else None
+    if found is not None and rest[0] not in _LAUNCHERS:
+        rest = (str(found), *rest[is_python(rest[0]) :])
+    return rest, dict(word.split("=", 1) for word in words[:start] if _VARIABLE.match(word))
+
+
+def _python_line(words: Sequence[str]) -> str:
+    """The first line of a shell script that starts Python, as part of a message; empty without one."""
+    for name in filter(os.path.isfile, words[1:]):
+        with Path(name).open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(itertools.islice(file, _MOST_LINES), 1):
+                if any(is_python(word) or word in _LAUNCHERS for word in line.split()):
+                    return f": {line.strip()[:200]} ({Path(name).name}, line {number})"
+    return ""
 
 
 def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int]:
@@ -238,6 +291,8 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int
             per_node = _number(value)
         elif _NUM_NODES.match(flag):
             num_nodes = _number(value.partition(":")[2] or value)
+        elif flag == "--include":  # of deepspeed, such as localhost:0,1
+            per_node = value.count(",") + 1
     if not rest:
         raise UsageError(f"expected a script after {name}, such as: {name} train.py")
     # accelerate counts the processes of all machines together, torchrun those of one.
@@ -268,10 +323,10 @@ def _is_python_script(path: Path) -> bool:
 def _check_script(words: tuple[str, ...]) -> None:
     if {"-m", "-c"} & set(words[1:]):
         return
-    script = next((word for word in words[1:] if not word.startswith("-")), None)
-    if script is None:
+    place = script_place(words)
+    if place >= len(words):
         raise UsageError("expected a script after python, such as: python train.py")
-    _check_file(script)
+    _check_file(words[place])
 
 
 def with_batch_size(

@@ -128,6 +128,8 @@ def _made(folder: Path) -> Path:
 
 def _profile(run: Launch, epochs: float | None) -> Profile:
     process = run.training_process
+    if process is None and run.outcome == "interrupted":
+        raise KeyboardInterrupt(run.interrupted_by)  # which shells know by the status of its signal
     if process is None:
         raise ScriptError(_no_steps(run))
     found = summarise_run(
@@ -142,8 +144,6 @@ def _profile(run: Launch, epochs: float | None) -> Profile:
 
 def _no_steps(run: Launch) -> str:
     command = " ".join(run.command)
-    if run.outcome == "interrupted":
-        return f"'{command}' was interrupted before its second training step; nothing was seen"
     if run.outcome == "crashed":
         said = run.said or "nothing"
         return f"'{command}' ended with status {run.status} before its second training step; it said: {said}"

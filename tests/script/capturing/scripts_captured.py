@@ -539,7 +539,7 @@ if __name__ == "__main__":
         if "foreground" in sys.argv:
             chosen = net(batch).sum(-1) > 0
         try:
-            loss = nn.functional.cross_entropy(net(batch)[chosen], labels[chosen])
+            loss = nn.functional.cross_entropy(net(batch)[chosen], labels.masked_select(chosen))
         except RuntimeError as error:
             sys.exit(print("ends:", error))
         loss.backward()

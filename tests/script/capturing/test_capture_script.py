@@ -376,6 +376,7 @@ FAILURES = {
     "ValueError: of the script": "raise ValueError('of the script')",
     "os._exit(3)": "import os; os._exit(3)",
     "waits for input": "input('name? ')",
+    "optional extra 'torch'": "raise ModuleNotFoundError(\"No module named 'torch'\")",
     "custom C++ or CUDA extension": "from torch.utils.cpp_extension import load\nload('own', ['own.cu'])",
     "gives its network to a process that it starts itself (script.py, line 16)": GIVEN_AWAY,
     "depends on values": "import torch\nx = torch.nn.Linear(4, 4).cuda()(torch.randn(8, 4).cuda())\nprint(x[x > 0])",
@@ -401,6 +402,25 @@ def test_what_cannot_be_captured_is_said_in_one_line_(words, captured):
 def test_a_command_that_is_no_python_is_a_wrong_question(command, words):
     with pytest.raises((UsageError, ScriptError), match=words):
         capture_command(command)
+
+
+def test_a_program_that_runs_python_is_taken_off_or_its_python_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    for file in (python, tmp_path / "train.py", tmp_path / "train.sh"):
+        file.touch(mode=0o755)
+    assert parse_command(["uv", "run", "train.py", "--lr", "1"]).words == (
+        str(python),
+        "train.py",
+        "--lr",
+        "1",
+    )
+    found = parse_command(["env", "SEED=1", "deepspeed", "--include", "localhost:0,1", "train.py"])
+    assert (found.world_size, found.variables) == (2, {"SEED": "1"})
+    (tmp_path / "train.sh").write_text("set -e\npython train.py --lr 1\n", encoding="utf-8")
+    with pytest.raises(ScriptError, match=r"python train.py --lr 1 \(train.sh, line 2\)"):
+        parse_command(["sh", "train.sh"])
 
 
 def test_a_process_that_the_script_forks_ends_with_the_capture(tmp_path, monkeypatch):

@@ -118,16 +118,22 @@ def test_a_script_that_does_not_exist_is_a_usage_error():
     assert "no file 'nowhere.py'" in done.stderr
 
 
-@pytest.mark.parametrize("more", ["", ", env={}"])
-def test_a_daemon_does_not_outlive_the_run(tmp_path, more):
+@pytest.mark.parametrize(
+    ("more", "last", "status"),
+    [
+        ("", "", 1),
+        (", env={}", "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 143),
+    ],
+)
+def test_a_daemon_does_not_outlive_the_run_however_it_ends(tmp_path, more, last, status):
     word = f"daemon-of-{os.getpid()}"
     text = (
         "import subprocess, sys\n"
         f"code = 'import time; time.sleep(600)  # {word}'\n"
-        f"subprocess.Popen([sys.executable, '-c', code], start_new_session=True{more})\n"
+        f"subprocess.Popen([sys.executable, '-c', code], start_new_session=True{more})\n{last}"
     )
     done = run_forerun("profile", "--", sys.executable, script(tmp_path, text))
-    assert done.returncode == 1
+    assert done.returncode == status
     assert processes_with(word) == []
 
 

@@ -713,14 +713,20 @@ def _asked(test: ast.expr, frame: FrameType) -> ast.expr:
     if not isinstance(test, ast.Call) or test.args or test.keywords:
         return test
     known = getattr(type(frame.f_locals.get("self")), ast.unparse(test.func).removeprefix("self."), None)
-    code = known.__code__ if isinstance(known, FunctionType) else None
-    whole = parsed(code.co_filename) if code is not None else None
-    for node in ast.walk(whole) if code is not None and whole is not None else ():
-        if isinstance(node, ast.FunctionDef) and code is not None and node.lineno == code.co_firstlineno:
-            *before, last = node.body
-            if isinstance(last, ast.Return) and last.value and all(isinstance(n, ast.Expr) for n in before):
-                return last.value
-    return test
+    body = source_of(known).body if isinstance(known, FunctionType) else []
+    returned = getattr(body[-1], "value", None) if body and isinstance(body[-1], ast.Return) else None
+    return returned if returned and all(isinstance(node, ast.Expr) for node in body[:-1]) else test
+
+
+def source_of(function: FunctionType) -> ast.FunctionDef | ast.Module:
+    """Syntax of a function; an empty one if its source is not at hand."""
+    line = function.__code__.co_firstlineno  # that of a decorator, if it has one
+    for node in ast.walk(parsed(function.__code__.co_filename) or ast.Module([], [])):
+        if isinstance(node, ast.FunctionDef) and line in (
+            node.lineno, *(one.lineno for one in node.decorator_list),
+        ):  # fmt: skip
+            return node
+    return ast.Module([], [])
 
 
 def _tests_to_leave(body: Iterable[ast.stmt], *, is_inner: bool = False) -> Iterator[ast.expr]:

@@ -271,8 +271,11 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
     }
 
 
-def cover_ignite(pauses: Pauses) -> dict[str, Callable[[Any], None]]:
-    """Patch of Ignite, whose engines fill an epoch from a new iterator: they are told to end it."""
+def cover_ignite(steps: Steps, pauses: Pauses, seen: Callable[..., None]) -> dict[str, Callable[[Any], None]]:
+    """Patch of Ignite, whose engines fill an epoch from a new iterator: they are told to end it.
+
+    Where handlers of an epoch's start or end update weights, as after an episode, an epoch has so many steps.
+    """
 
     def engine(module: Any) -> None:
         @surround(module.Engine, "_fire_event")
@@ -281,7 +284,12 @@ def cover_ignite(pauses: Pauses) -> dict[str, Callable[[Any], None]]:
                 engine.terminate_epoch()
                 pauses.epoch_ended()
                 pauses.epoch_began()
-            return fire(engine, event, *args, **kwargs)
+            before = steps.num_steps
+            found = fire(engine, event, *args, **kwargs)
+            is_of_epoch = event in (module.Events.EPOCH_STARTED, module.Events.EPOCH_COMPLETED)
+            if is_of_epoch and before < steps.num_steps:
+                seen(num_epochs=engine.state.max_epochs, steps_per_epoch=steps.num_steps - before)
+            return found
 
     return {"ignite.engine.engine": engine}
 

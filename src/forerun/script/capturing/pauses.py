@@ -32,8 +32,8 @@ from forerun.script.capturing.job import (
     evaluated,
     first_number,
     frames_around,
-    parsed,
     path_to,
+    source_of,
     value_in,
     with_number,
     written_out,
@@ -356,7 +356,7 @@ def _function(call: ast.Call, frame: FrameType) -> FunctionType | None:
 def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
     """Statements of a function of the script or a library, with what its caller gives in place of its names."""
     function = _function(call, frame)
-    source = None if function is None else _source_of(function.__code__)
+    source = None if function is None else source_of(function)
     if function is None or not isinstance(source, ast.FunctionDef):
         return []
     names = [argument.arg for argument in source.args.args]
@@ -411,17 +411,6 @@ def _hooks(body: Iterable[ast.AST], frame: FrameType) -> Iterator[ast.Call]:
                     method = ast.Attribute(item, call.func.attr, ast.Load())
                     found = ast.Call(method, call.args, call.keywords)
                     yield ast.fix_missing_locations(ast.copy_location(found, call))
-
-
-def _source_of(code: CodeType) -> ast.AST:
-    """Syntax of a function; an empty one if its source is not at hand."""
-    whole = parsed(code.co_filename) or ast.Module([], [])
-    functions = (node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef))
-    line = code.co_firstlineno  # that of a decorator, if it has one
-    found = (
-        node for node in functions if line in (node.lineno, *(one.lineno for one in node.decorator_list))
-    )
-    return next(found, ast.Module([], []))
 
 
 def _is_false(test: ast.expr, frame: FrameType) -> bool:
@@ -593,7 +582,7 @@ def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
         node
         for found in known
         if isinstance(found, FunctionType) and _is_followed(found.__code__)
-        for node in ast.walk(_source_of(found.__code__))
+        for node in ast.walk(source_of(found))
     ]
     loops = [
         node

@@ -21,14 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.script.patching import capture_state, place_in_script
 
-_META = torch.device("meta")
+META = torch.device("meta")
 _aten = torch.ops.aten
 
 _base: Any = _C.TensorBase
 _raw_is_meta = _base.is_meta.__get__
 
 _SHAPES_FROM_VALUES = {
-    "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "repeat_interleave",
+    "nonzero", "_unique2", "unique_consecutive", "unique_dim", "bincount", "repeat_interleave",
 }  # fmt: skip
 _OF_THE_HOST = {"_pack_padded_sequence_backward", "_pad_packed_sequence"}
 """Operations that take some of their operands from the host's memory."""
@@ -224,7 +224,7 @@ class Pretence(TorchDispatchMode):
         if name == "equal":
             return True
         if wants_device:
-            kwargs["device"] = _META
+            kwargs["device"] = META
         kwargs.pop("pin_memory", None)
         if kwargs.get("generator") is not None:
             kwargs["generator"] = None
@@ -236,6 +236,9 @@ class Pretence(TorchDispatchMode):
             return self._of_known_shape(func, name, args, kwargs)
         if name == "_pack_padded_sequence":
             return _packed(*args)
+        if name == "masked_select":  # an index by the mask, as on CUDA
+            source, mask = torch.broadcast_tensors(*args[:2])
+            func, name, args = _aten.index.Tensor, "index", (source, [mask])
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
             args = self._with_known_masks(name, args)
             if args is None:
@@ -317,7 +320,7 @@ class Pretence(TorchDispatchMode):
         return value
 
     def _as_pretended(self, values: torch.Tensor) -> torch.Tensor:
-        result = torch.empty_strided(values.size(), values.stride(), dtype=values.dtype, device=_META)
+        result = torch.empty_strided(values.size(), values.stride(), dtype=values.dtype, device=META)
         self.known.learn(result, values)
         return result
 
@@ -351,7 +354,7 @@ class Pretence(TorchDispatchMode):
         filled = (
             torch.ops.aten.masked_fill_.Scalar if name.endswith("_") else torch.ops.aten.masked_fill.Scalar
         )
-        mask = torch.empty(target.shape, dtype=torch.bool, device=_META)
+        mask = torch.empty(target.shape, dtype=torch.bool, device=META)
         result: torch.Tensor = filled(target, mask, 0)
         return result
 
@@ -380,7 +383,7 @@ def _on_device(args: Any) -> Any:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and not is_pretended(value) and value.dim():
-            return value.to(_META)
+            return value.to(META)
         if isinstance(value, list):
             return [moved(item) for item in value]
         if type(value) is tuple:

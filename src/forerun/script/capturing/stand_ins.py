@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from forerun.script.capturing.pretend import is_pretended
+from forerun.script.capturing.pretend import META, is_pretended
 from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import RefusedError, after_import, place_in_script, surround
 from forerun.script.profiling.messages import CaptureSettings
@@ -134,10 +135,12 @@ class Repeats:
         is_few = is_recorded and passes.num_recorded <= _MOST_RECORDED
         if has_gradient:
             is_few = not self._steps.repeats_micro_step()
-        beside, sizes = first_tensor((args, kwargs)), passes.foreseen(asked)
-        if passes.is_sure and passes.result and sizes is not None and beside is not None and not is_few:
+        sizes = passes.foreseen(asked)
+        if passes.is_sure and passes.result and sizes is not None and not is_few:
             passes.known = [*passes.known[-1:], (asked, sizes)]
-            made = _empty(passes.result, sizes, beside)
+            # Outside recorded steps nobody asks what memory they take.
+            with contextlib.nullcontext() if is_recorded else _disable_current_modes():
+                made = _empty(passes.result, sizes)
             for leaf in pytree.tree_leaves(made):
                 if isinstance(leaf, torch.Tensor):
                     self._forget(leaf)
@@ -204,21 +207,18 @@ def _derived(leaf: Any) -> Any:
     return leaf.requires_grad_().clone() if is_one else leaf
 
 
-def _empty(form: tuple[Any, ...], sizes: _Sizes, beside: torch.Tensor) -> Any:
-    """Empty tensors of the device and plain values in a structure; ``beside`` is a tensor of the device."""
+def _empty(form: tuple[Any, ...], sizes: _Sizes) -> Any:
+    """Empty tensors of the device and plain values in a structure."""
     structure, leaves = form
     left = iter(sizes)
-    made = [
-        beside.new_empty_strided(
-            tuple(itertools.islice(left, leaf[0])), tuple(itertools.islice(left, leaf[0])), dtype=leaf[1]
-        )
-        if isinstance(leaf, tuple)
-        else next(left)
-        if leaf is int
-        else leaf
-        for leaf in leaves
-    ]
-    return pytree.tree_unflatten(made, structure)
+
+    def made(leaf: Any) -> Any:
+        if not isinstance(leaf, tuple):
+            return next(left) if leaf is int else leaf
+        size, stride = (list(itertools.islice(left, leaf[0])) for _ in range(2))
+        return torch.ops.aten.empty_strided.default(size, stride, dtype=leaf[1], device=META)
+
+    return pytree.tree_unflatten([made(leaf) for leaf in leaves], structure)
 
 
 class _Replicated(nn.Module):
@@ -264,13 +264,10 @@ class _Replicated(nn.Module):
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {name: _cast(item, dtype) for name, item in value.items()}
-    return value
+    return pytree.tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
+        value,
+    )
 
 
 def _compute_in(module: nn.Module, dtype: torch.dtype) -> None:

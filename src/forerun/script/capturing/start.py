@@ -316,7 +316,11 @@ class _Session:
         Checkpoints(settings, self.pretence, self._note, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
         after_import(
-            {**cover_keras(steps, self.pauses, self._job_seen), **cover_ignite(self.pauses), **trainers}
+            {
+                **cover_keras(steps, self.pauses, self._job_seen),
+                **cover_ignite(steps, self.pauses, self._job_seen),
+                **trainers,
+            }
         )
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:

@@ -129,7 +129,7 @@ def end_cleanly_on_signals() -> None:
         global _received
         is_first, _received = _received is None, signal.Signals(number)
         if is_first:  # a second one must not interrupt the cleaning up
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(_received.name)
 
     for name in ("SIGTERM", "SIGHUP"):
         found = getattr(signal, name, None)
