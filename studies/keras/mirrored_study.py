@@ -96,7 +96,7 @@ def mirrored_study(folder: Path) -> MirroredStudy:
     """
     table = public_table(folder, "iit_e2e")
     table = table[table["model"].isin(list(_PARAMETERS)) & (table["dataset"] != _SUBSET)].copy()
-    startup_s = _startup_s(table)
+    startup_s = start_of_runs_s(table)
     cluster = cluster_of(find_device("p100-pcie-16gb"), 1, 2)
     reduce = all_reduce_of(cluster)
     rows: list[MirroredRow] = []
@@ -106,21 +106,21 @@ def mirrored_study(folder: Path) -> MirroredStudy:
         if not len(two) or one["batch_size_per_gpu"].nunique() < 3:
             continue
         key = str(model), str(optimizer)
-        steps_s = one["time_ms_step"].to_numpy(dtype=float) / 1e3 - _start_share_s(one, startup_s)
+        steps_s = one["time_ms_step"].to_numpy(dtype=float) / 1e3 - start_share_s(one, startup_s)
         split[key] = split_host_and_device(one["batch_size_per_gpu"].tolist(), steps_s.tolist())
         reduce_s = reduce.time_s(_BYTES_PER_GRADIENT * _PARAMETERS[key[0]])
         rows += _rows(two, key, split[key], reduce_s, startup_s)
     return MirroredStudy(rows=tuple(rows), split=split, startup_s=startup_s)
 
 
-def _startup_s(table: pd.DataFrame) -> float:
+def start_of_runs_s(table: pd.DataFrame) -> float:
     """Extra time of the first epoch of a run, median over the MNIST runs of one GPU that show it [s]."""
     one = table[(table["n_gpus"] == 1) & (table["model"] == "mnist_cnn")]
     extra = (one["time_s_first_epoch"] - one["time_s_epoch"]).dropna()
     return float(extra.median())
 
 
-def _start_share_s(rows: pd.DataFrame, startup_s: float) -> Floats:
+def start_share_s(rows: pd.DataFrame, startup_s: float) -> Floats:
     """Time that the start of the run adds to each step of these rows, (rows,) [s]."""
     steps = (rows["steps_per_epoch"] * rows["epochs"].fillna(1)).to_numpy(dtype=float)
     contains = (rows["epoch_statistic"] == _WITH_START).to_numpy()
@@ -131,7 +131,7 @@ def _start_share_s(rows: pd.DataFrame, startup_s: float) -> Floats:
 def _rows(
     two: pd.DataFrame, key: tuple[str, str], split: HostAndDevice, reduce_s: float, startup_s: float
 ) -> list[MirroredRow]:
-    start = _start_share_s(two, startup_s)
+    start = start_share_s(two, startup_s)
     found = []
     for row, start_s in zip(two.to_dict("records"), start, strict=True):
         batch = int(row["batch_size_per_gpu"])

@@ -36,6 +36,7 @@ from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
 from forerun.tracing.trace import trace
+from studies.keras.mirrored_study import start_of_runs_s, start_share_s
 from studies.markdown import markdown_table
 from studies.tables.public import public_table
 
@@ -252,8 +253,9 @@ def stack_study(folder: Path) -> StackStudy:
 
 
 def keras_network_rows(folder: Path, weights: CostModel, times: ConvolutionTimes) -> pd.DataFrame:
-    """Measured steps of the three networks on one P100 with the terms of the equation in columns [s]."""
+    """Measured steps of the three networks on one P100, without the start of the run, and the equation's terms [s]."""
     frame = public_table(folder, "iit_e2e")
+    start_s = start_of_runs_s(frame)
     chosen = frame[
         (frame["n_gpus"] == 1) & frame["model"].isin(list(_NETWORKS)) & (frame["optimizer"] == "adam")
     ]
@@ -266,7 +268,7 @@ def keras_network_rows(folder: Path, weights: CostModel, times: ConvolutionTimes
         convolutions = np.asarray([times.training_s(_CONVOLUTIONS[str(name)], b) for b in batches])
         parts.append(
             group.assign(
-                measured_s=group["time_ms_step"] / 1e3,
+                measured_s=group["time_ms_step"] / 1e3 - start_share_s(group, start_s),
                 pytorch_s=pytorch_s,
                 other_s=other_s,
                 convolution_s=convolutions,

@@ -264,6 +264,14 @@ def test_waves_pairs_clips_and_losses_that_read_labels_are_traced(kind, tmp_path
     assert graph.total_flops(2) > 6 * graph.num_parameters
 
 
+def test_a_configuration_that_says_eager_has_attention_in_single_operations(tmp_path):
+    said = build_model(config_file(tmp_path, **BERT, _attn_implementation="eager"))
+    asked = build_model(config_file(tmp_path, **BERT), attn_implementation="eager")
+    assert said.module.config._attn_implementation == asked.module.config._attn_implementation == "eager"
+    assert any("single operations" in note for note in said.notes)
+    assert not asked.notes
+
+
 @pytest.mark.parametrize(
     ("architecture", "labels"),
     [

@@ -133,6 +133,8 @@ def _offline() -> Iterator[None]:
                 os.environ[name] = value
 
 
+EAGER_NOTE = "attention is in single operations, as the model's configuration says (eager)"
+
 _PLAIN_KERNELS = {
     "deepseek_v32": "sparse attention is that of Transformers, which computes all scores and masks those not chosen: "
     "kernels that leave them out are faster on long samples",
@@ -250,7 +252,7 @@ def _set_head(config: Any, class_name: str, options: InputOptions) -> None:
 def _construct(
     model_class: Any, config: Any, options: InputOptions
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """The module and notes; attention is eager if the architecture has no other."""
+    """The module and notes; attention is eager if the configuration says so or the architecture has no other."""
 
     def construct(attention: str) -> torch.nn.Module:
         module: torch.nn.Module = build_on_meta(
@@ -259,6 +261,8 @@ def _construct(
         return module
 
     wanted, name = options.attn_implementation, model_class.__name__
+    if wanted != "eager" and getattr(config, "_attn_implementation", None) == "eager":
+        return construct("eager"), (EAGER_NOTE,)
     taken = (
         f"{name} has attention in one kernel by FlashAttention or FlexAttention, and not by PyTorch's own: it is taken "
         "to last as long"
