@@ -33,6 +33,11 @@ def timm_train(folder):
     return read_timm_train(folder)
 
 
+@pytest.fixture(scope="module")
+def timm_infer(folder):
+    return read_timm_infer(folder)
+
+
 def test_folder_named_by_the_variable(monkeypatch, tmp_path):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert reference_folder() == tmp_path
@@ -98,8 +103,8 @@ class TestTimm:
         assert not setup.fused_attention
         assert not setup.zero_grad_to_none
 
-    def test_family_column_is_reproduced_on_every_row(self, folder, timm_train):
-        for records in (timm_train, read_timm_infer(folder)):
+    def test_family_column_is_reproduced_on_every_row(self, timm_train, timm_infer):
+        for records in (timm_train, timm_infer):
             assert [r for r in records if model_family(r.model) != r.family] == []
 
     def test_a_network_belongs_to_one_family(self, timm_train):
@@ -121,8 +126,8 @@ class TestTimm:
         assert len(repeated) > 100
         assert max(max(times) / min(times) for times in repeated) < 1.02
 
-    def test_inference_rows(self, folder):
-        inference = read_timm_infer(folder)
+    def test_inference_rows(self, timm_infer):
+        inference = timm_infer
         assert Counter(record.device for record in inference) == {
             "rtx-3090": 7229, "rtx-4090": 7580, "rtx-5090": 3254, "rtx-pro-6000-max-q": 6507,
         }  # fmt: skip

@@ -62,8 +62,8 @@ def test_a_forecaster_sees_only_what_came_before_the_cut(results):
 
 
 def test_what_comes_after_the_cut_changes_no_forecast_of_the_run_itself():
-    runs = made_runs()
-    other = made_runs()
+    runs = made_runs(num_jobs=1)
+    other = made_runs(num_jobs=1)
     changed = fields(other[0])
     changed["errors"] = np.concatenate([runs[0].errors[:30], runs[0].errors[30:] * 0.5])
     other[0] = StoredRun(**changed)
@@ -76,13 +76,12 @@ def test_what_comes_after_the_cut_changes_no_forecast_of_the_run_itself():
     assert before[0.5].actual[-1] != pytest.approx(after[0.5].actual[-1])
 
 
-def test_an_origin_left_out_leaves_no_trace_in_the_table():
-    runs = made_runs()
+def test_an_origin_left_out_leaves_no_trace_in_the_table(results):
     spoiled = [
         StoredRun(**{**fields(run), "errors": run.errors[::-1].copy()}) if run.job == "job 1" else run
-        for run in runs
+        for run in made_runs()
     ]
-    tables = [summarise(told(cut_results(these)), {}, without_origin="job 1") for these in (runs, spoiled)]
+    tables = [summarise(told(these), {}, without_origin="job 1") for these in (results, cut_results(spoiled))]
     assert tables[0].summaries.keys() == tables[1].summaries.keys()
     for key, summary in tables[0].summaries.items():
         other = tables[1].summaries[key]

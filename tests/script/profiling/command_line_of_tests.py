@@ -1,10 +1,11 @@
-"""Runs ``forerun`` here; the scripts that it starts have processes of their own."""
+"""Runs ``forerun``, in this process and as a user would."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -15,6 +16,12 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 
 def run_forerun(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forerun", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=child_environment())
+
+
+def run_here(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As ``run_forerun``, without a process of its own for the command; the scripts that it starts have theirs."""
     with contextlib.chdir(cwd or Path.cwd()):
         done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line_of_tests import child_environment, run_forerun
+from command_line_of_tests import child_environment, run_forerun, run_here
 
 LOOP = """
 import sys, time, torch
@@ -58,9 +58,7 @@ def processes_with(word: str) -> list[psutil.Process]:
 
 
 def test_the_parts_are_those_of_a_hand_instrumented_loop(tmp_path):
-    done = run_forerun(
-        "profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, LOOP), "3"
-    )
+    done = run_here("profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, LOOP), "3")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     by_hand_s = float(done.stderr.split("WAITED")[1].split()[0])
@@ -76,9 +74,7 @@ def test_the_parts_are_those_of_a_hand_instrumented_loop(tmp_path):
 
 
 def test_a_window_tells_kernels_from_host_and_steps_can_be_limited(tmp_path):
-    done = run_forerun(
-        "profile", "--json", "--steps", "12", "--", sys.executable, script(tmp_path, LOOP), "100"
-    )
+    done = run_here("profile", "--json", "--steps", "12", "--", sys.executable, script(tmp_path, LOOP), "100")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["outcome"] == "stopped"
@@ -90,7 +86,7 @@ def test_a_window_tells_kernels_from_host_and_steps_can_be_limited(tmp_path):
 
 def test_a_crash_keeps_what_was_seen(tmp_path):
     text = LOOP.replace('print("WAITED"', 'raise ValueError("the disk is full")\nprint("WAITED"')
-    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text), "1")
+    done = run_here("profile", "--json", "--", sys.executable, script(tmp_path, text), "1")
     assert done.returncode == 1
     assert json.loads(done.stdout)["outcome"] == "crashed"
     assert "the disk is full" in done.stderr
@@ -106,14 +102,14 @@ def test_a_crash_keeps_what_was_seen(tmp_path):
     ],
 )
 def test_a_script_that_never_trains_is_one_clear_line(tmp_path, text, message):
-    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text))
+    done = run_here("profile", "--json", "--", sys.executable, script(tmp_path, text))
     assert done.returncode == 1
     assert done.stdout == ""
     assert message in done.stderr.strip().splitlines()[-1]
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error():
-    done = run_forerun("profile", "--", sys.executable, "nowhere.py")
+    done = run_here("profile", "--", sys.executable, "nowhere.py")
     assert done.returncode == 2
     assert "no file 'nowhere.py'" in done.stderr
 
@@ -186,9 +182,7 @@ def test_an_interrupt_keeps_what_was_seen_and_ends_everything(tmp_path, end):
 
 def test_a_script_that_ends_inside_the_traced_window_ends_well(tmp_path):
     # Ten steps of an epoch: the window begins after the third and is open for twenty.
-    done = run_forerun(
-        "profile", "--json", "--window", "20", "--", sys.executable, script(tmp_path, LOOP), "1"
-    )
+    done = run_here("profile", "--json", "--window", "20", "--", sys.executable, script(tmp_path, LOOP), "1")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["outcome"] == "done"
@@ -201,7 +195,7 @@ def test_what_runs_between_epochs_is_no_kernel_of_a_step(tmp_path):
     # Two steps an epoch, each 20 ms of sleep and next to no operators; then operators alone.
     between = "    for _ in range(4): torch.randn(500, 500) @ torch.randn(500, 500)\n"
     text = LOOP.replace("return 40", "return 8").replace("print(", f"{between}print(", 1)
-    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text), "7")
+    done = run_here("profile", "--json", "--", sys.executable, script(tmp_path, text), "7")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["num_steps"] == 14
@@ -251,9 +245,7 @@ for step in range(30):
 
 
 def test_a_loader_with_an_iteration_of_its_own_and_batches_that_are_accumulated(tmp_path):
-    done = run_forerun(
-        "profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, OWN_LOADER)
-    )
+    done = run_here("profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, OWN_LOADER))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["num_steps"], answer["batches_per_step"], answer["batch_size"]) == (30, 2.0, 8.0)
@@ -265,7 +257,7 @@ def test_a_loader_with_an_iteration_of_its_own_and_batches_that_are_accumulated(
 
 
 def test_a_script_without_optimizer_and_loader_is_profiled(tmp_path):
-    done = run_forerun("profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, BY_HAND))
+    done = run_here("profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, BY_HAND))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["num_steps"] == 29

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line_of_tests import run_forerun
+from command_line_of_tests import run_here
 
 # Time spent in the dataset is counted by itself: with no workers the loader's wait is this and little more.
 DATA = """
@@ -95,9 +95,7 @@ print("SPENT", sum(data.spent) / len(data.spent))
 def profiled(tmp_path: Path, text: str, *launcher: str, options: tuple[str, ...] = ("--window", "0")) -> dict:
     path = tmp_path / "train.py"
     path.write_text(text)
-    done = run_forerun(
-        "profile", "--json", *options, "--", sys.executable, *launcher, str(path), cwd=tmp_path
-    )
+    done = run_here("profile", "--json", *options, "--", sys.executable, *launcher, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout), "stderr": done.stderr}
 

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 from PIL import Image
-from study_commands import last_line, run, run_here
+from study_commands import last_line, run_here
 from typer.testing import CliRunner
 
 from forerun.surface.cli.main import app
@@ -227,7 +227,7 @@ def test_a_corrupt_image_in_a_worker_is_named_by_profile_and_by_a_new_study(imag
     corrupt(images)
     (images / "train.py").write_text(training(workers=1))
     words = ("--", sys.executable, "train.py", "--images", "images", "--epochs", "40")
-    done = run(images, "profile", "--window", "0", *words)
+    done = run_here(images, "profile", "--window", "0", *words)
     assert done.returncode == 1
     assert "in the image 'images/4.jpg'" in last_line(done)
 
@@ -274,7 +274,8 @@ def test_apply_runs_the_winner_and_lists_its_hooks(folder):
     (folder / "best.yaml").write_text(
         "arguments: {--batch-size: 3}\nhooks: {optimizer_implementation: foreach, cosine_epochs: 3, compile: 'off'}"
     )
-    done = run(folder, "apply", "--json", "best.yaml", "--", sys.executable, "train.py", "--batch-size", "2")
+    words = ("--", sys.executable, "train.py", "--batch-size", "2")
+    done = run_here(folder, "apply", "--json", "best.yaml", *words)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["command"] == f"{sys.executable} train.py --batch-size 3"
@@ -287,7 +288,7 @@ def test_apply_runs_the_winner_and_lists_its_hooks(folder):
 
 def test_apply_fails_as_its_command_does(folder):
     (folder / "best.yaml").write_text("arguments: {--ceiling: high}\nhooks: {}")
-    done = run(folder, "apply", "best.yaml", "--", sys.executable, "train.py")
+    done = run_here(folder, "apply", "best.yaml", "--", sys.executable, "train.py")
     assert done.returncode == 1
     assert last_line(done) == "error: the command crashed with status 2"
     assert "invalid float value: 'high'" in done.stdout
