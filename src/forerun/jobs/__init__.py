@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from forerun.jobs.forecasting.forecast import forecast_curve as forecast_curve
     from forerun.jobs.forecasting.forecast_answer import HOPELESS as HOPELESS
     from forerun.jobs.forecasting.forecast_answer import chance_to_win as chance_to_win
+    from forerun.jobs.forecasting.next_trial import next_stage as next_stage
+    from forerun.jobs.forecasting.next_trial import next_trial as next_trial
     from forerun.jobs.forecasting.schedule import LearningRateSchedule as LearningRateSchedule
     from forerun.jobs.forecasting.schedule import followed_schedule as followed_schedule
     from forerun.jobs.forecasting.schedule import schedule_of as schedule_of
@@ -32,6 +34,7 @@ _NAMES = {
     "curve_files": ("find_curve_files", "read_curve"),
     "forecast": ("CurveForecast", "forecast_curve"),
     "forecast_answer": ("HOPELESS", "chance_to_win"),
+    "next_trial": ("next_stage", "next_trial"),
     "schedule": ("LearningRateSchedule", "followed_schedule", "schedule_of"),
 }
 """Names by the module of ``jobs.forecasting`` that has them."""
