@@ -265,7 +265,7 @@ def next_trial(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Logs of the trials so far: whole, paused or running.")
     ],
-    metric: MetricOption = None,
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Metric of the trials.")] = None,
     epochs: Annotated[
         float | None,
         typer.Option(
