@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,18 +127,28 @@ def _targets(study: ForecastStudy) -> str:
 
 
 def _sweeps(study: ForecastStudy) -> str:
+    groups = list(study.sweeps)
+    policies = list(next(iter(study.sweeps.values())))
     rows = [
-        (name, *(f"{_three(score.regret)}, {_percent(score.found)}" for score in by_budget.values()))
-        for name, by_budget in study.sweeps.items()
+        (name, *(_by_budget(s.regret for s in study.sweeps[g][name].values()) for g in groups))
+        for name in policies
     ]
+    for name in ("ASHA", "Hyperband"):
+        ends = [zip(*(s.ahead_90 for s in study.sweeps[g][name].values()), strict=True) for g in groups]
+        rows.append((f"{name} above it", *(" to ".join(map(_by_budget, pair)) for pair in ends)))
     found = study.divergence
     return (
-        "### Searches among sixteen trials\n\nAlgoPerf, workloads left out. Regret, and share of searches that finish "
-        "the best trial, for the work of so many whole trials:\n\n"
-        + markdown_table(("policy", *(f"{budget:g}" for budget in BUDGETS)), rows)
+        "### Searches among sixteen trials\n\nRegret for the work of "
+        + "/".join(f"{budget:g}" for budget in BUDGETS)
+        + " whole trials, AlgoPerf's workloads left out; last, 90 % intervals of two rivals' regret above ours:\n\n"
+        + markdown_table(("policy", *groups), rows)
         + f"\nChance that a trial diverges later: Brier score {found.ours:.4f}, that of the base rate {found.base:.4f} "
         f"({found.num_diverged} of {found.num_looks:,} looks).\n"
     )
+
+
+def _by_budget(values: Iterable[float]) -> str:
+    return "/".join(f"{value:.2f}".replace("0.", ".") for value in values)
 
 
 def _batches(study: BatchStudy) -> str:

@@ -44,7 +44,7 @@ from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_scor
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 9
+FORECAST_STUDY_VERSION = 10
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -69,7 +69,7 @@ class ForecastStudy:
         epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
         target_coverage: Share of the runs that reach the target from p10 to p90, by tier and cut, trials left out.
         num_runs: Runs of each table.
-        sweeps: Simulated searches, by policy and budget.
+        sweeps: Simulated searches, by group of pools, policy and budget.
         divergence: Scores of the chance that a trial diverges.
     """
 
@@ -79,7 +79,7 @@ class ForecastStudy:
     epochs_to_target: Mapping[str, TargetErrors]
     target_coverage: Mapping[str, Mapping[float, float]]
     num_runs: Mapping[str, int]
-    sweeps: Mapping[str, Mapping[float, SweepScore]]
+    sweeps: Mapping[str, Mapping[str, Mapping[float, SweepScore]]]
     divergence: DivergenceScore
 
 
@@ -110,7 +110,7 @@ def forecast_study(
         epochs_to_target=_target_study(scheduled, of_scheduled),
         target_coverage=target_coverage([h for h in held if h.result.run.table != TRIALS_TABLE]),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
-        sweeps=sweep_scores([run for run in runs if run.table == TRIALS_TABLE]),
+        sweeps=sweep_scores(runs),
         divergence=divergence_score(read_trials_as_logged(folder)),
     )
 

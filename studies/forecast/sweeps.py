@@ -1,8 +1,10 @@
-"""Simulated searches among AlgoPerf's trials at equal budgets, and the chance that a trial diverges.
+"""Simulated searches among public trials at equal budgets, and the chance that a trial diverges.
 
-Trials of one workload and framework are drawn in a random order, sixteen at a time; a policy says which trial runs on,
-and how far, until the budget is spent. It looks at each at the cuts of the back-tests. Coefficients of
-``chance_to_win`` are fitted without the workload.
+Trials of one pool are drawn in a random order, sixteen at a time; a policy says which trial runs on, and how far, until
+the budget is spent; any may pause a trial. It looks at each at the cuts of the back-tests. Pools are AlgoPerf's
+workloads by framework, and jobs of other origins with six runs or more that do not end at a target. Settings of
+``next_trial`` were chosen on AlgoPerf and ``CHOSEN_ON``; ``chance_to_win`` is fitted without the workload, and for
+other origins on AlgoPerf alone.
 """
 
 from __future__ import annotations
@@ -15,11 +17,19 @@ from itertools import pairwise
 import numpy as np
 
 from forerun.jobs.forecasting.backtest import StoredRun
-from forerun.jobs.forecasting.curve import Curve, clean, final_error
+from forerun.jobs.forecasting.curve import Curve, MetricKind, clean, error_scale, final_error
 from forerun.jobs.forecasting.forecast_answer import chance_to_diverge, chance_to_win, winning_features
+from forerun.jobs.forecasting.next_trial import STAGES, chosen, stage_logs, standings_of
 from forerun.jobs.forecasting.prior import CUTS
 
-_NUM_TRIALS, _FEWEST_OF_POOL = 16, 20
+_NUM_TRIALS, _FEWEST_OF_WORKLOAD, _FEWEST_OF_POOL = 16, 20, 6
+_TRIALS, _OTHERS = "trials/algoperf", ("adaptdl_validation_curves", "dawnbench", "gluoncv")
+CHOSEN_ON = ("adaptdl_validation_curves", "gluoncv-detection", "gluoncv-pose")
+"""Origins beside AlgoPerf on which settings of ``next_trial`` were chosen: every other one, in alphabetical order."""
+
+OURS = "**forerun**, pausing"
+_DRAWS = 2000
+"""Draws behind an interval."""
 _RUNGS, _ETA, _FEWEST_FINISHED = (0.1, 0.3, 1.0), 3, 4
 _HOPELESS = 0.05
 BUDGETS = (2.0, 4.0, 8.0, 12.0)
@@ -40,10 +50,12 @@ class SweepScore:
     Attributes:
         regret: Best value that was seen above the best end of all trials, in distances of that from the median end.
         found: Share of searches whose best trial was run to its end.
+        ahead_90: 90 % interval of its regret above that of ``OURS``, pools and their searches drawn anew.
     """
 
     regret: float
     found: float
+    ahead_90: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,39 +109,101 @@ def fit_chance(looks: Looks, without: str = "") -> list[float]:
     return [float(found[0] - slopes @ middle), *map(float, slopes)]
 
 
-def sweep_scores(runs: Sequence[StoredRun], num_searches: int = 4) -> dict[str, dict[float, SweepScore]]:
-    """Score of each policy by budget; pools weigh alike.
+def trial_pools(runs: Sequence[StoredRun]) -> dict[str, dict[str, list[Curve]]]:
+    """Pools of trials of each group: AlgoPerf, and other origins by whether settings were chosen on them."""
+    found: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        is_trial = run.table == _TRIALS
+        if not (is_trial or run.origin.startswith(_OTHERS)):
+            continue
+        words = run.job.split(": ")[1].split(" ")
+        group = "AlgoPerf" if is_trial else "settings chosen" if run.origin in CHOSEN_ON else "held out"
+        pool = " ".join(
+            words[:2] if is_trial else [run.origin, words[0] if run.origin == "dawnbench" else words[-1]]
+        )
+        # One scale for the pool: a loss is not divided by the first value of its own run.
+        scale = run.span if run.kind in (MetricKind.LOSS, MetricKind.ERROR_RATE) else 1.0
+        found[group][pool].append(
+            Curve(
+                name=run.name, metric="error", epochs=run.epochs, values=run.errors * scale, is_rising=False
+            )
+        )
+    return {
+        group: {
+            name: trials
+            for name, trials in pools.items()
+            if len(trials) >= (_FEWEST_OF_WORKLOAD if group == "AlgoPerf" else _FEWEST_OF_POOL)
+        }
+        for group, pools in found.items()
+    }
+
+
+def sweep_scores(
+    runs: Sequence[StoredRun], num_searches: int = 4
+) -> dict[str, dict[str, dict[float, SweepScore]]]:
+    """Score of each policy by budget in each group of pools; pools weigh alike.
 
     Args:
-        runs: AlgoPerf's trials.
-        num_searches: Of each pool of twenty trials or more.
+        runs: All runs.
+        num_searches: Of each pool.
     """
-    pools: dict[str, list[Curve]] = defaultdict(list)
-    for run in runs:
-        pools[" ".join(run.job.split(": ")[1].split(" ")[:2])].append(
-            Curve(name=run.name, metric="error", epochs=run.epochs, values=run.errors, is_rising=False)
-        )
-    large = {name: trials for name, trials in pools.items() if len(trials) >= _FEWEST_OF_POOL}
-    looks = looks_of(large)
-    weights = {workload: fit_chance(looks, workload) for workload in map(_workload, large)}
-    found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
-    for name, trials in _searches(large, num_searches):
-        known = weights[_workload(name)]
+    groups = trial_pools(runs)
+    looks = looks_of(groups.get("AlgoPerf", {}))
+    return {group: _scores_of(pools, looks, num_searches) for group, pools in groups.items()}
+
+
+def _scores_of(
+    pools: Mapping[str, Trials], looks: Looks, num_searches: int
+) -> dict[str, dict[float, SweepScore]]:
+    weights = {workload: fit_chance(looks, workload) for workload in dict.fromkeys(map(_workload, pools))}
+    found: dict[str, list[dict[float, tuple[float, float]]]] = defaultdict(list)
+    for name, trials in _searches(pools, num_searches):
         policies: dict[str, Policy] = {
             "no stopping": _one_by_one(lambda *_: False),
             "median stopping": _one_by_one(_median),
             "ASHA": _asha,
             "Hyperband": _hyperband,
-            "**forerun**": _one_by_one(_by_chance(known)),
+            "forerun, stopping": _one_by_one(_by_chance(weights[_workload(name)])),
+            OURS: _next_trials,
         }
         for policy, proposes in policies.items():
-            for budget, score in _spend(trials, proposes(trials)).items():
-                found[policy, budget].append(score)
-    means: dict[str, dict[float, SweepScore]] = defaultdict(dict)
-    for (policy, budget), rows in found.items():
-        regret, share = np.mean(rows, axis=0)
-        means[policy][budget] = SweepScore(regret=float(regret), found=float(share))
-    return dict(means)
+            found[policy].append(_spend(trials, proposes(trials)))
+    # (policies, pools, searches, budgets, two figures)
+    rows = {
+        policy: np.asarray([[of[budget] for budget in BUDGETS] for of in scores]).reshape(
+            len(pools), num_searches, len(BUDGETS), 2
+        )
+        for policy, scores in found.items()
+    }
+    chance = np.random.default_rng(0)
+    drawn = chance.integers(len(pools), size=(_DRAWS, len(pools), 1))
+    of_pool = chance.integers(num_searches, size=(_DRAWS, len(pools), num_searches))
+    means: dict[str, dict[float, SweepScore]] = {}
+    for policy, scores in rows.items():
+        ahead = (scores - rows[OURS])[..., 0][drawn, of_pool].mean(axis=(1, 2))
+        lows, highs = np.quantile(ahead, (0.05, 0.95), axis=0).tolist()
+        regrets, shares = scores.mean(axis=(0, 1)).T.tolist()
+        means[policy] = {
+            budget: SweepScore(regret=regret, found=share, ahead_90=(low, high))
+            for budget, regret, share, low, high in zip(BUDGETS, regrets, shares, lows, highs, strict=True)
+        }
+    return means
+
+
+def _next_trials(trials: Trials) -> Iterator[tuple[int, float]]:
+    """Each step of work to the trial that ``next_trial`` says, the next of the pool being the one that waits."""
+    scale = error_scale(np.concatenate([trial.values for trial in trials]), False)
+    logs = np.stack([stage_logs(trial, scale, float(trial.epochs[-1])) for trial in trials])
+    shares, at, begun = np.asarray((0.0, *STAGES)), np.zeros(len(trials), dtype=int), 0
+    while True:
+        known = slice(min(begun + 1, len(trials)))
+        seen = np.where(np.arange(len(STAGES)) < at[known, None], logs[known], np.nan)
+        index = chosen(standings_of(seen, shares[at[known]]).index, shares[at[known]])
+        if index is None:
+            return
+        at[index] += 1
+        begun = max(begun, index + 1)
+        yield index, float(shares[at[index]])
 
 
 def _workload(pool: str) -> str:

@@ -13,6 +13,7 @@ from studies.forecast.section import ForecastFigures, forecast_section, forecast
 from studies.forecast.study import ForecastStudy, TargetErrors
 from studies.forecast.sweeps import (
     BUDGETS,
+    OURS,
     DivergenceScore,
     divergence_score,
     fit_chance,
@@ -82,7 +83,7 @@ def made_trials(workloads=("a", "b")):
     epochs = np.arange(1.0, 31.0)
     return [
         StoredRun(
-            table="made",
+            table="trials/algoperf",
             job=f"trials: {workload} jax {trial}",
             name=f"{trial}",
             epochs=epochs,
@@ -94,16 +95,18 @@ def made_trials(workloads=("a", "b")):
 
 
 def test_a_budget_buys_more_where_lost_trials_are_stopped():
-    scores = sweep_scores(made_trials(), num_searches=2)
+    scores = sweep_scores(made_trials(), num_searches=2)["AlgoPerf"]
     for policy, by_budget in scores.items():
         assert list(by_budget) == list(BUDGETS), policy
         regrets = [score.regret for score in by_budget.values()]
         assert min(regrets) >= 0, policy
         assert regrets == sorted(regrets, reverse=True), policy
     # Who is ahead early ends ahead: all of sixteen have run a tenth for less than two whole trials.
-    assert scores["ASHA"][4.0].found == scores["Hyperband"][12.0].found == 1
+    assert scores["ASHA"][4.0].found == scores["Hyperband"][12.0].found == scores[OURS][8.0].found == 1
     assert scores["no stopping"][4.0].found < 1
-    assert scores["**forerun**"][8.0].regret <= scores["no stopping"][8.0].regret
+    assert scores["forerun, stopping"][8.0].regret <= scores["no stopping"][8.0].regret
+    assert scores[OURS][4.0].ahead_90 == (0, 0)
+    assert scores["no stopping"][4.0].ahead_90[1] > 0
 
 
 def test_halving_promotes_the_best_third_and_pauses_the_rest():

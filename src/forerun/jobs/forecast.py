@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from forerun.jobs.forecasting.forecast_answer import (
     time_to_target,
 )
 from forerun.jobs.forecasting.forecaster import Tier
+from forerun.jobs.forecasting.next_trial import NextTrial, next_trial
 from forerun.jobs.forecasting.schedule import (
     LOGGED,
     LearningRateSchedule,
@@ -190,6 +191,46 @@ def _coverage(table: BacktestTable, tier: Tier, progress: float) -> float | None
         return None
     nearest = min(of_tier, key=lambda cut: abs(float(cut) - progress))
     return float(of_tier[nearest])
+
+
+def forecast_next(
+    folder: str | Path,
+    *,
+    metric: str | None = None,
+    epochs: float | None = None,
+    waiting: int = 0,
+    budget: float | None = None,
+) -> NextTrial:
+    """The trial of a search that should run next, by the logs of all trials so far; trials are named by their files.
+
+    Args:
+        folder: Logs of the trials, whole, paused or running.
+        metric: Name of the metric; a guess from the first file if None.
+        epochs: Length of a whole trial, in steps where the files know steps only; that which each log names if None.
+        waiting: Trials that wait to begin.
+        budget: Work that is left, in whole trials, or None.
+
+    Raises:
+        RecordError: A file cannot be read.
+        InvalidSetupError: No length of a trial, one that is shorter than its log, or an impossible number.
+    """
+    if waiting < 0 or (budget is not None and not budget > 0):
+        raise InvalidSetupError(
+            f"expected 0 or more waiting trials and a budget above 0 whole trials, got {waiting} and {budget}"
+        )
+    trials: list[Curve] = []
+    for file in find_curve_files(folder):
+        rising = trials[0].is_rising if trials else None
+        curve = read_curve(file, metric or (trials[0].metric if trials else None), rising)
+        trials.append(replace(curve, name=file.relative_to(folder).as_posix()))
+    ends = [epochs if epochs is not None else trial.planned_end for trial in trials]
+    for trial, end in zip(trials, ends, strict=True):
+        if end is None or end < trial.epochs[-1] * (1 - 1e-9):
+            raise InvalidSetupError(
+                f"{trial.name}: expected the length of a whole trial, {trial.epochs[-1]:g} {trial.unit}s or more, got "
+                + ("none; give --epochs" if end is None else f"{end:g}; correct --epochs")
+            )
+    return next_trial(trials, [float(end) for end in ends if end is not None], num_new=waiting, budget=budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from forerun.jobs.forecasting.backtest import Backtest
     from forerun.jobs.forecasting.forecast_answer import RunForecast, TimeToTarget
+    from forerun.jobs.forecasting.next_trial import NextTrial, Standing
     from forerun.jobs.schedule import FinishTime, JobPlan, PolicyOutcome, Schedule
     from forerun.jobs.schedule_live import JobAdvice, LiveSchedule
 
@@ -192,6 +193,28 @@ def backtest_page(answer: Backtest) -> RenderableType:
     parts.append(Group(coverage, by_cut("tier", answer.coverage_90, "{:.0%}")))
     parts.append(Group(Text("Their mean width", style="bold"), by_cut("tier", answer.width_90, "{:.3f}")))
     return _page(*parts)
+
+
+def next_page(answer: NextTrial) -> RenderableType:
+    """The step of work that comes next, and the standing of each trial."""
+    name = "a new trial" if answer.trial is None else answer.trial
+    words = (
+        "nothing is left to run"
+        if answer.until is None
+        else f"to {format_percent(answer.until)} of its length"
+    )
+    columns: Columns[Standing] = {
+        "trial": lambda row: row.name or "a new one",
+        "done": lambda row: format_percent(row.done),
+        f"{answer.metric} at the end": lambda row: f"{row.expected_end:.4g}",
+        "90 % interval": lambda row: f"{row.low_90:.4g} to {row.high_90:.4g}",
+        "not worth it beyond": lambda row: _or_dash(row.index, "{:.4g}".format),
+    }
+    return _page(
+        Text.assemble(("Next", "bold"), f": {words if answer.until is None else f'{name}, {words}'}"),
+        _declared(answer.standings, columns),
+        Text("a trial is worth its further work as long as none ends better than its last column"),
+    )
 
 
 def trade_off_page(answer: TradeOff) -> RenderableType:

@@ -808,3 +808,18 @@ def test_a_line_of_a_megabyte_is_read_once(tmp_path, line):
     # Searched anew from each character it would take hours.
     (tmp_path / "run.log").write_text(f"step 1 loss 2.0\n{line}\nstep 2 loss 1.8\n", encoding="utf-8")
     assert list(read_text_log(tmp_path / "run.log").columns["loss"]) == [2.0, 1.8]
+
+
+def test_a_log_that_began_anew_is_its_last_and_longest_pass(tmp_path):
+    def line(epoch):
+        return f"epoch {epoch} | val_acc: {1 - 0.5 / epoch:.4f}"
+
+    file = tmp_path / "run.log"
+    file.write_text("\n".join(line(e) for e in (1, 2, 3, 1, 2, 3, 4, 5, 6)))
+    curve = read_curve(file)
+    assert curve.epochs.tolist() == [1, 2, 3, 4, 5, 6]
+    assert curve.notes == ("the run began anew: 3 rows of earlier passes are left out",)
+    # Two runs of one length in a file: which is meant is not known.
+    file.write_text("\n".join(line(e) for e in (1, 2, 3, 1, 2, 3)))
+    with pytest.raises(RecordError, match="keep the rows of one run"):
+        read_curve(file)

@@ -400,6 +400,35 @@ def test_ray_tune_stops_a_trial_that_cannot_win_and_no_other():
     assert 4 <= ended[4] < 30
 
 
+def test_ray_tune_pauses_a_trial_for_a_better_one_and_runs_all_in_the_end():
+    pytest.importorskip("ray.tune")
+    from types import SimpleNamespace
+
+    from forerun.script.callbacks import ray_scheduler
+
+    with pytest.raises(InvalidSetupError, match="stops no trial; leave out hopeless"):
+        ray_scheduler(30, pauses=True, hopeless=0.1)
+    scheduler = ray_scheduler(30, pauses=True)
+    assert scheduler.set_search_properties("score", "max")
+    floors = [0.3, 0.1, 0.4, 0.25]
+    trials = [SimpleNamespace(trial_id=str(i), status="PENDING", done=0) for i in range(len(floors))]
+    tuner, ended = SimpleNamespace(get_trials=lambda: trials), []
+    while (trial := scheduler.choose_trial_to_run(tuner)) is not None:
+        trial.status = "RUNNING"
+        values = accuracies(30, floor=floors[int(trial.trial_id)], seed=int(trial.trial_id))
+        while trial.status == "RUNNING":
+            trial.done += 1
+            result = {"training_iteration": trial.done, "score": float(values[trial.done - 1])}
+            if trial.done == 30:
+                scheduler.on_trial_complete(tuner, trial, result)
+                trial.status = "TERMINATED"
+                ended.append(trial.trial_id)
+            elif scheduler.on_trial_result(tuner, trial, result) == scheduler.PAUSE:
+                trial.status = "PAUSED"
+    assert ended[0] == "1"
+    assert sorted(ended) == ["0", "1", "2", "3"]
+
+
 def test_importing_callbacks_loads_no_framework():
     code = (
         "import forerun.script.callbacks, sys; "

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
     from forerun.jobs.forecasting.backtest import Backtest
     from forerun.jobs.forecasting.forecast_answer import RunForecast
+    from forerun.jobs.forecasting.next_trial import NextTrial
 
 _PAGES, _PLOTS = "forerun.jobs.pages", "forerun.jobs.plots"
 _WIDTH = 110
@@ -259,6 +260,28 @@ def backtest(
     return found
 
 
+@verb("Choose the trial that runs next.", page=f"{_PAGES}:next_page", width=_WIDTH)
+def next_trial(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Logs of the trials so far: whole, paused or running.")
+    ],
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Metric of the trials.")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Length of a whole trial, in steps where logs know no epochs. [default: that which each log names]",
+            show_default=False,
+        ),
+    ] = None,
+    waiting: Annotated[int, typer.Option(help="Trials that wait to begin.")] = 0,
+    budget: Annotated[float | None, typer.Option(help="Work that is left, in whole trials.")] = None,
+) -> NextTrial:
+    """Choose which trial of a search runs on next, or whether a new one begins, where trials can be paused."""
+    from forerun.jobs.forecast import forecast_next
+
+    return forecast_next(folder, metric=metric, epochs=epochs, waiting=waiting, budget=budget)
+
+
 @verb(
     "Compare configurations by accuracy and time.",
     page=f"{_PAGES}:trade_off_page",
@@ -427,6 +450,7 @@ forecast = Verbs(
         "run": run,
         "watch": watch,
         "backtest": backtest,
+        "next": next_trial,
         "trade-off": trade_off,
         "batches": batches,
         "networks": networks,

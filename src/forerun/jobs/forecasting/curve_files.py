@@ -22,7 +22,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +338,9 @@ def curve_of_columns(
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
     curve = rows.as_curve(name, chosen, rising, by_step=by_step)
-    return replace(curve, notes=(*counted, *_row_notes(chosen, keep, len(cut[chosen]), len(curve))))
+    return replace(
+        curve, notes=(*curve.notes, *counted, *_row_notes(chosen, keep, len(rows.values), len(curve)))
+    )
 
 
 def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
@@ -476,8 +478,10 @@ class _Rows:
     values: Floats
 
     def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
+        notes: tuple[str, ...] = ()
         if self.epochs is not None:
             self.epochs = _filled(self.epochs)
+            notes = self._keep_last_pass()
             self._join_restarting_steps(name)
         unit, groups = "step", None
         is_one_epoch = (
@@ -496,7 +500,19 @@ class _Rows:
         if not np.all(np.isfinite(given["epochs"])):
             raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
         whole = {key: c for key, c in given.items() if key == "values" or np.all(np.isfinite(c))}
-        return Curve(name=name, metric=metric, is_rising=is_rising, unit=unit, **whole)
+        return Curve(name=name, metric=metric, is_rising=is_rising, unit=unit, notes=notes, **whole)
+
+    def _keep_last_pass(self) -> tuple[str, ...]:
+        """Leaves out what was logged before a run began anew, where the last pass is the longest; a note of it."""
+        assert self.epochs is not None
+        begins = 1 + np.flatnonzero((np.diff(self.epochs) < 0) & (self.epochs[1:] == self.epochs[0]))
+        lengths = np.diff([0, *begins, len(self.epochs)])
+        if not len(begins) or lengths[-1] <= lengths[:-1].max():
+            return ()
+        for column in fields(self):
+            if (values := getattr(self, column.name)) is not None:
+                setattr(self, column.name, values[begins[-1] :])
+        return (f"the run began anew: {begins[-1]} rows of earlier passes are left out",)
 
     def _join_restarting_steps(self, name: str) -> None:
         """Steps that begin anew in each epoch become steps since the start of training."""

@@ -231,7 +231,7 @@ def _refuse(curve: Curve, scale: ErrorScale) -> None:
     if is_not_learning(errors):
         raise ForecastError(
             f"{curve.name}: {curve.metric} has not improved since its first point ({curve.values[0]:g} at first, "
-            f"{curve.values[-1]:g} now); there is no trend to forecast"
+            f"{curve.values[-1]:g} now, and half of the points since are no better); there is no trend to forecast"
         )
 
 

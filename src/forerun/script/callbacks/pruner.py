@@ -1,10 +1,9 @@
 """A pruner for Optuna and a scheduler for Ray Tune: a trial ends when it is too unlikely to beat the best so far.
 
+Optuna can end a trial and not pause it; the scheduler for Ray Tune can also pause trials for others (``next_trial``).
 Their own pruners compare trials at the same step; this one asks for the chance of a better end, by what finished trials
 still fell from there (``chance_to_win``), or by a forecast of the trial alone. The chance must be the larger, the more
-of the trial is left to pay for. In simulated searches among sixteen of AlgoPerf's trials, workloads left out, with the
-share of the work done and of searches whose best trial was found: .73 and .95 with the usual bound of .05, .81 and .98
-with .02, .35 and .45 with .28; median stopping .85 and .97, ASHA .35 and .50 (``studies.forecast.sweeps``).
+of the trial is left to pay for. Simulated searches: ``studies.forecast.sweeps``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,16 @@ import numpy as np
 
 from forerun.base.errors import ForecastError, InvalidSetupError, UsageError
 from forerun.base.extras import needing
-from forerun.jobs import HOPELESS, Curve, chance_to_win, forecast_curve, schedule_of, shipped_table
+from forerun.jobs import (
+    HOPELESS,
+    Curve,
+    chance_to_win,
+    forecast_curve,
+    next_stage,
+    next_trial,
+    schedule_of,
+    shipped_table,
+)
 
 with needing("ForecastPruner"):
     import optuna
@@ -106,20 +114,30 @@ class ForecastPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna
 
 
 def ray_scheduler(
-    num_steps: int, *, metric: str | None = None, mode: str | None = None, **options: Any
+    num_steps: int,
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    pauses: bool = False,
+    **options: Any,
 ) -> Any:
-    """A scheduler for Ray Tune that stops a trial whose forecast ends no better than the best finished trial.
+    """A scheduler for Ray Tune that stops trials which cannot win any more, or pauses them for a more promising one.
 
     Args:
         num_steps: Number of results of a whole trial, ``training_iteration`` at its end.
         metric: Metric of the trials; that of ``TuneConfig`` if None.
         mode: "max" or "min"; that of ``TuneConfig`` if None.
-        options: ``schedule``, ``num_startup_trials``, ``num_warm_up_steps``, ``with_history`` and ``hopeless``, as of
-            ``ForecastPruner``.
+        pauses: True pauses and resumes trials as ``forerun.jobs.next_trial`` says, and stops none; trials must save
+            checkpoints, or begin anew. False stops a trial whose forecast ends no better than the best finished one.
+        options: Where trials are stopped, ``schedule``, ``num_startup_trials``, ``num_warm_up_steps``, ``with_history``
+            and ``hopeless``, as of ``ForecastPruner``.
 
     Raises:
+        InvalidSetupError: Fewer than two steps, or options of stopping where trials pause.
         UsageError: Ray Tune is not installed.
     """
+    if pauses and options:
+        raise InvalidSetupError(f"a scheduler that pauses stops no trial; leave out {', '.join(options)}")
     judge = _Judge(num_steps, **options)
     try:
         base: type[Any] = import_module("ray.tune.schedulers").FIFOScheduler
@@ -127,7 +145,10 @@ def ray_scheduler(
         raise UsageError(
             "the scheduler for Ray Tune expects Ray Tune, which was not found; install it with: pip install 'ray[tune]'"
         ) from error
-    return _ray_class(base)(judge, metric, mode)
+    stopping = _ray_class(base)
+    return (
+        _pausing_class(stopping, num_steps)(judge, metric, mode) if pauses else stopping(judge, metric, mode)
+    )
 
 
 def _ray_class(base: type[Any]) -> type[Any]:
@@ -170,6 +191,42 @@ def _ray_class(base: type[Any]) -> type[Any]:
             return _curve_of(f"trial {key}", self._seen[key], self._mode == "max")
 
     return ForecastScheduler
+
+
+def _pausing_class(base: type[Any], num_steps: int) -> type[Any]:
+    class PausingScheduler(base):  # type: ignore[misc]  # the base is known at run time only
+        """Runs the trial that ``next_trial`` says, each up to the next share at which it may pause."""
+
+        _supports_buffered_results = False
+
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            """Called by the tuner after each result."""
+            before = max(self._seen.get(trial.trial_id, {0.0: 0.0})) / num_steps
+            self._note(trial, result)
+            done = float(result["training_iteration"]) / num_steps
+            if done < next_stage(before) * (1 - 1e-9) or done >= 1:
+                return str(base.CONTINUE)
+            waiting = [t for t in tune_controller.get_trials() if t.status in ("PENDING", "PAUSED")]
+            return str(base.CONTINUE if self._next([trial, *waiting]) is trial else base.PAUSE)
+
+        def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            """Called by the tuner where resources are free."""
+            return self._next([t for t in tune_controller.get_trials() if t.status in ("PENDING", "PAUSED")])
+
+        def _next(self, trials: list[Any]) -> Any:
+            """The one of some trials that should run; all that have begun are learned from."""
+            if not self._seen or not trials:
+                return trials[0] if trials else None
+            by_name = {f"trial {trial.trial_id}": trial for trial in trials if trial.trial_id in self._seen}
+            new = [trial for trial in trials if trial.trial_id not in self._seen]
+            curves = [self._curve(key) for key in self._seen]
+            found = next_trial(curves, [float(num_steps)] * len(curves), num_new=len(new))
+            able = (row.name for row in found.standings if row.index is not None)
+            names = (name for name in able if name in by_name or (name is None and new))
+            name = next(names, None)
+            return new[0] if name is None and new else by_name.get(str(name), trials[0])
+
+    return PausingScheduler
 
 
 def _curve(trial: Any, is_rising: bool) -> Curve:
