@@ -139,6 +139,11 @@ _PLAIN_KERNELS = {
     "faster and keep less memory",
     "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
     "Transformers launches one for each window, which takes longer",
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "jamba", "zamba", "bamba"),
+        "state spaces are those of Transformers without the packages mamba-ssm and causal-conv1d, whose kernels are "
+        "many times faster",
+    ),
 }
 """Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
 
