@@ -366,6 +366,20 @@ def test_image_models_get_pixels(tmp_path):
     assert "assumed" not in " ".join(silent.notes)
 
 
+def test_a_text_beside_an_image_has_the_length_that_is_asked_for(tmp_path):
+    kind, said = "vision-encoder-decoder", "tokens is assumed with each image"
+    spec = config_file(tmp_path, model_type=kind, architectures=[_OTHERS[kind][0]], **_OTHERS[kind][1])
+    built = build_model(spec, sequence_length=8)
+    assert built.make_batch(2)["kwargs"]["labels"].shape == (2, 8)
+    assert said not in " ".join(built.notes)
+    assert said in " ".join(build_model(spec).notes)
+
+
+def test_that_state_spaces_have_faster_kernels_elsewhere_is_said(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 64}
+    assert "mamba-ssm" in " ".join(build_model(config_file(tmp_path, model_type="mamba", **sizes)).notes)
+
+
 def test_text_models_refuse_image_options_and_long_sequences(tmp_path):
     spec = config_file(tmp_path, **BERT)
     with pytest.raises(InvalidSetupError, match="use sequence_length instead of image_size"):

@@ -304,9 +304,11 @@ def test_the_keyboard_reaches_and_moves_every_control(opened, complaints):
     }
     assert wanted | {"copy-command", "copy-link", "save-csv", "save-png", "pin"} <= set(names)
     before = page.locator("#batch-out").inner_text()
-    page.locator("#batch").focus()
+    page.get_by_role("slider", name="Batch size of each device").focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator("#batch-out").inner_text() != before
+    after = page.locator("#batch-out").inner_text()
+    assert after != before
+    assert page.locator("#batch").get_attribute("aria-valuetext") == after
     assert complaints == []
 
 

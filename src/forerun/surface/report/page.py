@@ -142,7 +142,7 @@ def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Call
     yield f"epoch{steps}", estimate.epoch_time_s, format_duration_s
     yield "job", estimate.job_time_s, format_duration_s
     yield f"cost of the {span}", estimate.cost_usd, format_usd
-    energy_j = estimate.energy_j and estimate.energy_j.value
+    energy_j = None if estimate.energy_j is None else estimate.energy_j.value
     yield f"energy of the {span}", estimate.energy_j, lambda value: format_energy_j(value, energy_j)
 
 

@@ -142,6 +142,11 @@ _PLAIN_KERNELS = {
     "packages Transformers takes several times as long",
     "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
     "Transformers launches one for each window, which takes longer",
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "jamba", "zamba", "bamba"),
+        "state spaces are those of Transformers without the packages mamba-ssm and causal-conv1d, whose kernels are "
+        "many times faster",
+    ),
 }
 """Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
 
@@ -579,7 +584,6 @@ def _are_lists(labels: inspect.Parameter) -> bool:
 
 
 def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
-    options.refuse_sequence(name)
     config: Any = module.config
     vision = next((part for key in _VISION if (part := getattr(config, key, None)) is not None), config)
     own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
@@ -591,7 +595,12 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     parameters = inspect.signature(module.forward).parameters
     dense = "Segmentation" in type(module).__name__
     has_text = "input_ids" in parameters or hasattr(config, "decoder")
-    words = _num_tokens(config.get_text_config(decoder=True), InputOptions(), name) if has_text else None
+    if not has_text:
+        options.refuse_sequence(name)
+    words = _num_tokens(config.get_text_config(decoder=True), options, name) if has_text else None
+    notes = (_USUAL_IMAGES,) * is_open
+    if has_text and options.sequence_length is None:
+        notes += (f"a text of {words} tokens is assumed with each image; --sequence-length says otherwise",)
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:
         inputs = {"pixel_values": torch.empty((batch_size, *shape), device="meta")}
@@ -603,7 +612,7 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
             inputs["labels"] = _integers(batch_size, *(shape[-2:] if dense else ()))
         return {"kwargs": inputs}
 
-    return ModelInputs(shape, make_batch, notes=(_USUAL_IMAGES,) * is_open)
+    return ModelInputs(shape, make_batch, notes=notes)
 
 
 _USUAL_IMAGES = (

@@ -71,14 +71,23 @@ function curve(id, x, points, chosen, line) {
 
 const said = (point) => `${say.rate(point.value)} (${say.rate(point.low)} to ${say.rate(point.high)})`;
 
-// The lines are named where they are: the chosen point, the band at its end, and the line beside it.
+// The lines are named where they are: the chosen point, the band at its end, and the line beside it; each at the first
+// of its spots that no name before it has.
 function labels(plot, points, chosen, line) {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;
-  const put = (text, x, y, colour) => {
+  const taken = [];
+  const put = (text, colour, ...spots) => {
     const width = ctx.measureText(text).width;
+    const boxes = spots.map(([x, y]) => {
+      const left = Math.min(Math.max(x, bbox.left), bbox.left + bbox.width - width);
+      const middle = Math.min(Math.max(y, bbox.top + 8 * ratio), bbox.top + bbox.height - 6 * ratio);
+      return [left, middle - 7 * ratio, left + width, middle + 7 * ratio];
+    });
+    const box = boxes.find((one) => !taken.some((other) => overlap(one, other))) ?? boxes[0];
+    taken.push(box);
     ctx.fillStyle = colour;
-    ctx.fillText(text, Math.min(Math.max(x, bbox.left), bbox.left + bbox.width - width), Math.min(Math.max(y, bbox.top + 8 * ratio), bbox.top + bbox.height - 6 * ratio));
+    ctx.fillText(text, box[0], (box[1] + box[3]) / 2);
   };
   ctx.save();
   ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
@@ -89,17 +98,17 @@ function labels(plot, points, chosen, line) {
   if (line && points.length) {
     const end = points.at(-1);
     const [x, y] = place(end.x, line.at(end.x));
-    put(line.label, x - 40 * ratio, y - 14 * ratio, css("--soft"));
+    put(line.label, css("--soft"), [x - 40 * ratio, y - 14 * ratio]);
   }
   if (points.length > 2) {
     const end = points.at(-1);
     const [x, y] = place(end.x, end.low);
-    put("90 % band", x - 70 * ratio, y + 16 * ratio, css("--c0"));
+    put("90 % band", css("--c0"), [x - 70 * ratio, y + 16 * ratio]);
   }
   if (here) {
     const [x, y] = place(here.x, here.value);
     const isLow = y + 24 * ratio > bbox.top + bbox.height;
-    put(`${here.x}: ${say.rate(here.value)}`, x + (isLow ? 0 : 12) * ratio, y + (isLow ? -38 : 18) * ratio, css("--ink"));
+    put(`${here.x}: ${say.rate(here.value)}`, css("--ink"), isLow ? [x, y - 38 * ratio] : [x + 12 * ratio, y + 18 * ratio], [x + 12 * ratio, y + 38 * ratio], [x - 130 * ratio, y - 24 * ratio]);
   }
   ctx.restore();
 }

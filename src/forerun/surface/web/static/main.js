@@ -61,13 +61,19 @@ function showControls() {
   for (const name of ["price", "most", "lora"]) at(name).value = state[name] ?? "";
   at("adapters").value = adapters(state);
   at("devices").value = state.devices;
-  at("devices-out").value = state.devices;
   at("batch").max = BATCH_SIZES.length - 1;
   at("batch").value = nearest(BATCH_SIZES, state.batch);
-  at("batch-out").value = state.batch;
   at("image").value = state.image ? 1 + nearest(IMAGE_SIZES.slice(1), state.image) : 0;
-  at("image-out").value = state.image ?? "the model's own";
+  showSliders();
   for (const box of document.querySelectorAll("#compare input")) box.checked = state.compare.includes(box.value);
+}
+
+// What a slider stands for, for eyes and for readers of screens: its own value is a place in a list.
+function showSliders() {
+  for (const [name, words] of [["devices", state.devices], ["batch", state.batch], ["image", state.image ?? "the model's own"]]) {
+    at(`${name}-out`).value = words;
+    at(name).setAttribute("aria-valuetext", words);
+  }
 }
 
 function readControls(event) {
@@ -88,9 +94,7 @@ function readControls(event) {
   else if (name === "memory") state.memory = Number(at("memory").value);
   else if (name === "compare") state.compare = [...document.querySelectorAll("#compare input:checked")].map((box) => box.value);
   else if (name in state) state[name] = at(name).value;
-  at("devices-out").value = state.devices;
-  at("batch-out").value = state.batch;
-  at("image-out").value = state.image ?? "the model's own";
+  showSliders();
   at("adapters").value = adapters(state);
   at("lora").value = state.lora ?? "";
   if (["vendor", "memory", "most", "currency"].includes(name)) showControls();
