@@ -160,7 +160,7 @@ class Estimate(Answer):
         device: Catalogue name of the device.
         device_title: Its name as people write it.
         batch_size_per_device: Samples per step and device.
-        precision, layout, compile, optimizer, phase: The training setup.
+        precision, layout, compile, optimizer, phase: The training setup; fp64 for a model in double precision.
         step_time_s: Time of one step.
         throughput_samples_per_s: Samples per second over all devices.
         epoch_time_s: One pass over the dataset, with its last partial batch and validation.

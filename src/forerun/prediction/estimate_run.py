@@ -91,7 +91,7 @@ def estimate_run(
         device_title=device.title,
         batch_size_per_device=setup.batch_size_per_device,
         num_devices=number,
-        precision=setup.precision,
+        precision="fp64" if is_mostly_double(model.ops) else setup.precision,
         layout=setup.layout,
         compile=setup.compile,
         optimizer=setup.optimizer,
