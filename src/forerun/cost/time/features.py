@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.time.law import CONVOLUTIONS, LAW_CLASSES, attention_cost, sustained_products
+from forerun.cost.time.law import CONVOLUTIONS, LAW_CLASSES, attention_cost, largest_product_share
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps, in_double
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.catalogue import sustained_clock_share
@@ -106,7 +106,6 @@ DYNAMIC_FEATURES = (
     "resident_share",
 )
 
-LARGEST_SHARE_OF_PEAK = 0.97
 _L2_BYTES_PER_CYCLE = 64.0
 _RESIDENT_SHARE_OF_L2 = 0.6
 _FP32_MATRIX_UNITS = ("cdna1", "cdna2")
@@ -263,7 +262,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
             ]
         ),
         clock_share=sustained,
-        product_share=column([sustained_products(device) or LARGEST_SHARE_OF_PEAK for device in devices]),
+        product_share=column([largest_product_share(device) for device in devices]),
         attention_cost=column([attention_cost(device) for device in devices]),
         is_gpu=column([device.kind is DeviceKind.GPU for device in devices]),
         half_has_matrix_units=column([d.has_matrix_units for d in devices]),

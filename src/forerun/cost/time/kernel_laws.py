@@ -25,7 +25,6 @@ import numpy.typing as npt
 from forerun.base.extras import plugin, plugin_names
 from forerun.cost.time.features import (
     GROUP_KERNEL_WIDTHS,
-    LARGEST_SHARE_OF_PEAK,
     PointArrays,
     at_batches,
     flops_of,
@@ -39,6 +38,7 @@ from forerun.cost.time.law import (
     CONVOLUTIONS,
     LARGE_STREAM_BYTES,
     LARGE_UPDATE_BYTES,
+    LARGEST_SHARE_OF_PEAK,
     LAW_CLASSES,
     LEAST_CONVOLVED_SHARE,
     STREAM_LATENCY_S,
@@ -492,11 +492,12 @@ _FEW_CONVOLUTIONS = 0.05
 def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     """Longest time of large streaming kernels, t = roofline / least share of the bandwidth + 5 us [s].
 
-    They are those of a training in half precision throughout, those under autocast that ``holds_under_autocast`` names
-    where next to no work is in convolutions, and in any precision updates of many weights. Of four-byte elements, with
-    0.55 of that share and 12 us, those in fp32 where little work is in convolutions, and copies into another order of
-    axes, which move whole rows of heads or windows. The fit has seen both within trainings in fp32 alone, and there
-    says two to six times as much.
+    They are those of a step in half precision throughout, those of a training under autocast that
+    ``holds_under_autocast`` names where next to no work is in convolutions, and in any precision updates of many
+    weights. Of four-byte elements, with 0.55 of that share and 12 us, those in fp32 where little work is in
+    convolutions, and copies into another order of axes, which move whole rows of heads or windows, also of two-byte
+    elements in inference. The fit has seen both within trainings in fp32 alone, and there says two to six times as
+    much.
 
     Evidence: ``cost.time.law.least_stream_share``; of four bytes ``neusight_trace_ops``, forward and backward on nine
     devices. Its 66 copies above 20 MB on NVIDIA reach 0.43 to 0.79 of the bandwidth, start included.
@@ -509,15 +510,20 @@ def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     holds = holds_under_autocast(op_class) & (convolved < LEAST_CONVOLVED_SHARE)
     moved = kernels.moved[:, rows]
     is_update = (op_class == OpClass.OPTIMIZER) & (moved >= LARGE_UPDATE_BYTES)
-    is_training = (points.is_inference == 0) & (
-        (points.is_pure_half > 0) | ((points.is_autocast > 0) & holds)
+    is_rearranged = (op_class == OpClass.COPY) & is_permuted
+    of_training = ((points.is_pure_half > 0) | ((points.is_autocast > 0) & holds)) & (
+        points.is_inference == 0
     )
-    chosen = (share > 0) & (is_update | (is_training & (moved >= LARGE_STREAM_BYTES)))
+    of_inference = (points.is_pure_half > 0) & (points.is_inference > 0) & (points.is_gpu > 0)
+    is_half = of_training | (of_inference & ~is_rearranged)
+    chosen = (share > 0) & (is_update | (is_half & (moved >= LARGE_STREAM_BYTES)))
     roofline_s = (kernels.work_s + kernels.traffic_s)[:, rows]
     least = np.where(share > 0, share, 1.0)
     in_full = (points.is_pure_half + points.is_autocast == 0) & (convolved < _FEW_CONVOLUTIONS)
-    wide = (in_full & (op_class != OpClass.DROPOUT)) | ((op_class == OpClass.COPY) & is_permuted)
-    wide &= (share > 0) & is_wide & (points.is_gpu > 0) & (moved >= LARGE_STREAM_BYTES)
+    wide = ((in_full & (op_class != OpClass.DROPOUT)) | is_rearranged) & is_wide | (
+        of_inference & is_rearranged
+    )
+    wide &= (share > 0) & (points.is_gpu > 0) & (moved >= LARGE_STREAM_BYTES)
     # Infinite where the law does not hold: it is a bound from above.
     found = np.where(chosen, roofline_s / least + STREAM_LATENCY_S, np.inf)
     wide_s = np.where(wide, roofline_s / (_WIDE_SHARE * least) + _WIDE_LATENCY_S, np.inf)

@@ -159,6 +159,12 @@ _POWER_EXPONENT = 1 / 3
 """Far above the lowest voltage power goes with the cube of the clock (P ~ f V^2, V ~ f)."""
 _MEASURED_DIES = ("ampere", "hopper", "blackwell")
 
+_SHARE_ON_CDNA = 0.58
+"""Share of the dense two-byte peak that large products sustain on AMD's matrix units, whatever the power limit: 0.51 on
+MI300X, 0.60 on MI325X, 0.62 on MI355X (``llm/matmul_peaks``, the best of a search over shapes). Nobody measured CDNA 1
+and 2 in half precision; MI210's fp32 products on the same units reach 0.56 (``neusight_ops``)."""
+LARGEST_SHARE_OF_PEAK = 0.97
+
 _ATTENTION_COST = {"hopper": FLASH_3_GAIN}
 """PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
 FlashAttention-3 on Hopper."""
@@ -210,6 +216,13 @@ def sustained_products(device: Device) -> float | None:
         return None
     found: float = min(1.0, device.power_limit_w / (peak * 1e-12 * _FULL_CLOCK_W)) ** _POWER_EXPONENT
     return found
+
+
+def largest_product_share(device: Device) -> float:
+    """Largest share of the peak that products of two-byte operands reach: as measured on the die, 0.97 on any other."""
+    if device.vendor == "amd" and device.architecture.startswith("cdna"):
+        return _SHARE_ON_CDNA
+    return sustained_products(device) or LARGEST_SHARE_OF_PEAK
 
 
 def attention_cost(device: Device) -> float:

@@ -229,8 +229,9 @@ def _step_s(measured: float | str, estimate: Estimate) -> float:
 def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
     """Predicted steps without settings that are often asked for and not in force."""
     changes: dict[str, dict[str, Any]] = {}
-    if estimate.precision != "fp32":
-        changes["fp32 in place of " + estimate.precision] = {"precision": "fp32"}
+    precision = estimate.run.setup.precision
+    if precision != "fp32":
+        changes[f"fp32 in place of {precision}"] = {"precision": "fp32"}
     if estimate.layout != "nchw":
         changes["channels first"] = {"layout": "nchw"}
     if estimate.compile:

@@ -78,7 +78,7 @@ def _plot(path: Path, found: _Prediction) -> None:
         estimate.model,
         devices=[found.device],
         batch_sizes=sizes,
-        precisions=[estimate.precision],
+        precisions=[estimate.run.setup.precision],
         use_cache=found.use_cache,
         **{name: value for name, value in found.settings.items() if name not in _OF_SWEEPS},
     )
