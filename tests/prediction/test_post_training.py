@@ -133,6 +133,16 @@ def test_prompts_and_answers_have_the_positions_of_the_model(tmp_path):
     assert forerun.predict(f"hf:{path}", **asked, sequence_length=256).generation.prompt_tokens == 128
 
 
+def test_a_step_without_a_penalty_has_no_reference():
+    found = {value: ask(algorithm="grpo", new_tokens=8, reference=value) for value in (True, False)}
+    names = {value: [one.name for one in answer.passes] for value, answer in found.items()}
+    assert [name for name in names[True] if name not in names[False]] == ["reference"]
+    assert found[False].step_time_s.value < found[True].step_time_s.value
+    assert found[False].peak_memory_bytes.value < found[True].peak_memory_bytes.value
+    with pytest.raises(InvalidSetupError, match="--no-reference is for ppo and grpo"):
+        ask(algorithm="dpo", reference=False)
+
+
 def test_unequal_answers_last_as_long_as_the_longest(tmp_path):
     asked = {"phase": "generate", "optimizer": None, "new_tokens": 128}
     longest = ask(**asked)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from forerun.base.errors import (
     UsageError,
 )
 from forerun.question.model import ModelRequest
+from forerun.question.saving import Saving
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.models.meta_build import build_on_meta, explain_failure, meta_copy, move_to_meta
 from forerun.tracing.models.sources import build_model
@@ -124,7 +126,8 @@ def test_linear_attention_is_a_kernel_a_pass(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(sizes))
     setup = TrainingSetup(batch_size_per_device=2, optimizer="adamw", precision=Precision.BF16)
-    graph = trace(ModelRequest(model=f"hf:{path}", sequence_length=256), setup)
+    request = ModelRequest(model=f"hf:{path}", sequence_length=256)
+    graph = trace(request, setup)
     ops, names = graph.ops, graph.ops.kernel_names
 
     def flops(name):
@@ -137,6 +140,9 @@ def test_linear_attention_is_a_kernel_a_pass(tmp_path):
     assert flops("delta_rule") == pytest.approx(once)
     assert flops("delta_rule_backward") == pytest.approx(3 * once)
     assert {"causal_convolution", "causal_convolution_backward"} <= set(names)
+    again = trace(request, replace(setup, saving=Saving(recompute="full")))
+    rows = again.ops.kernel == again.ops.kernel_names.index("delta_rule")
+    assert again.ops.count[rows].sum() == 2 * 3
     assert any("flash-linear-attention" in note for note in graph.notes)
 
 

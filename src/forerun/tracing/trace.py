@@ -141,6 +141,9 @@ def _read(path: Path, key: str) -> Graph | None:
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
+_KEPT_VERSION = 1
+"""The same of kept graphs alone: raised where no graph of the package changes, as for linear attention."""
+
 _SAVING_VERSION = 4
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
@@ -526,7 +529,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
         "definition": definition,
         "setup": traced_settings(setup) | ({"compile": setup.compile} if is_keras(request.model) else {}),
         "versions": library_versions(request.model, has_adapters=setup.saving.lora_rank is not None),
-        "format": (GRAPH_FORMAT_VERSION, TRACE_VERSION, *ways),
+        "format": (GRAPH_FORMAT_VERSION, TRACE_VERSION, _KEPT_VERSION, *ways),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "traces" / f"{digest[:40]}.npz"

@@ -11,7 +11,7 @@ Sources: fla-org/flash-linear-attention, ``fla/ops/gated_delta_rule/chunk.py``; 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,13 +25,28 @@ from forerun.tracing.saving.device_ops import (
 )
 
 
-def linear_attention_kernels(module: torch.nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Answers that make the linear attention of a Transformers model take these kernels."""
+def take_linear_attention_kernels(module: torch.nn.Module) -> None:
+    """Makes the linear attention of Transformers take these kernels for tensors on meta.
+
+    They stay in its modules: a checkpoint calls them again outside of the model's forward pass.
+    """
     for own in {sys.modules[type(part).__module__] for part in module.modules()}:
         if hasattr(own, "torch_chunk_gated_delta_rule"):
-            yield own, "torch_chunk_gated_delta_rule", _delta_rule
-            if hasattr(own, "causal_conv1d_fn"):
-                yield own, "causal_conv1d_fn", _convolution
+            for name, kernel in (
+                ("torch_chunk_gated_delta_rule", _delta_rule),
+                ("causal_conv1d_fn", _convolution),
+            ):
+                usual = getattr(own, name, None)
+                if usual is not None and not hasattr(usual, "on_meta"):
+                    setattr(own, name, _on_meta(kernel, usual))
+
+
+def _on_meta(kernel: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
+    def chosen(source: torch.Tensor, *of: Any, **more: Any) -> Any:
+        return (kernel if source.device.type == "meta" else usual)(source, *of, **more)
+
+    chosen.on_meta = kernel  # type: ignore[attr-defined]
+    return chosen
 
 
 def _delta_rule(

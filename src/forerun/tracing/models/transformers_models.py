@@ -44,7 +44,7 @@ from forerun.tracing.models.built_model import (
     inferred_loss,
 )
 from forerun.tracing.models.hub import config_path
-from forerun.tracing.models.linear_attention import linear_attention_kernels
+from forerun.tracing.models.linear_attention import take_linear_attention_kernels
 from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
 
@@ -414,6 +414,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
     """
     config: Any = module.config
     _take_chosen_experts(module)
+    take_linear_attention_kernels(module)
     for part in module.modules():
         if hasattr(part, "_deepstack_process"):
             vars(part)["_deepstack_process"] = _with_images
@@ -446,7 +447,6 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
             ),
             (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
             *_one_kernel_for_all_lengths(module),
-            *linear_attention_kernels(module),
         )
         with answered(answers):
             return forward(*args, **kwargs)
