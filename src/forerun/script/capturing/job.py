@@ -41,7 +41,7 @@ class Progress:
         num_steps: Steps so far.
         num_micro_steps: Micro-steps of a step.
         num_fetches: Batches of the loader that a step takes; 0 without a loader.
-        num_batches: Length of that loader; None if it has none.
+        num_batches, num_samples: Length of that loader and of its data set; None if they have none.
         trainer: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` as a framework's trainer says them.
         keeps_last: Whether a step of fewer micro-steps ends an epoch, as far as a framework says it.
     """
@@ -50,6 +50,7 @@ class Progress:
     num_micro_steps: int = 1
     num_fetches: int = 0
     num_batches: int | None = None
+    num_samples: int | None = None
     trainer: Mapping[str, Any] | None = None
     keeps_last: bool = False
 
@@ -320,7 +321,11 @@ def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | N
     """Batches of a pass over the data, by the loop that goes through it or the loader; and those that a step takes."""
     data = next((loop for loop in loops if loop.is_data and loop.rounds), None)
     batches = data.rounds if data is not None else progress.num_batches
-    if data is not None and data.is_of_argument and progress.num_batches is not None:
+    # An object around the loader may say how many samples it has.
+    is_other = data is not None and (
+        data.is_of_argument or (progress.num_fetches and batches == progress.num_samples)
+    )
+    if is_other and progress.num_batches is not None:
         batches = progress.num_batches
     fetches = progress.num_fetches or progress.num_micro_steps
     if data is not None and not data.is_update_skipped and not progress.num_fetches:

@@ -510,6 +510,7 @@ def _progress(steps: Steps, loader: dict[str, Any], flags: dict[str, Any], num_m
         num_micro_steps=num_micro_steps,
         num_fetches=round(sum(fetches) / len(fetches)),
         num_batches=loader.get("num_batches"),
+        num_samples=loader.get("dataset_size"),
         trainer=flags.get("job"),
         # Accelerate updates at the end of an epoch whatever is left.
         keeps_last=accelerate is not None and bool(accelerate.GradientState._shared_state),
