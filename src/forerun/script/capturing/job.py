@@ -152,7 +152,8 @@ class Counters:
         around = [
             (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
         ]
-        if len(around) < 2:
+        # Rounds of which values decide how long they are, such as episodes, say nothing of one another.
+        if len(around) < 2 or any(_is_open(loop, inner) for inner, loop in around[:-1]):
             return None
         inner, loop = around[-1]
         ends: list[tuple[str, Any, int]] = []
@@ -195,6 +196,13 @@ class Counters:
         self._rounds.clear()
         for path, line, counter in self._seen:
             capture_state().per_step[path, counter] = self._added(path, line, counter)
+
+
+def _is_open(loop: ast.For | ast.While, frame: FrameType) -> bool:
+    """True for a loop that no counter ends, such as one through ``itertools.count()``."""
+    if isinstance(loop, ast.While):
+        return not any(True for _ in _limits(loop, frame))
+    return isinstance(loop.iter, ast.Call) and called_name(loop.iter.func) == "count"
 
 
 def _loaded(target: ast.expr) -> ast.expr:
