@@ -154,7 +154,8 @@ def check_command(command: Sequence[str]) -> tuple[str, ...]:
 def _given(command: Sequence[str]) -> tuple[str, ...]:
     if not command:
         raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
-    return tuple(command)
+    # As a shell does with variables before a program.
+    return ("env", *command) if _VARIABLE.match(command[0]) else tuple(command)
 
 
 def _with_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
@@ -246,7 +247,7 @@ def _without_runner(words: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, 
         i for i, word in enumerate(words) if word.endswith(".py") or is_python(word) or word in _LAUNCHERS
     )
     start = next(starts, None)
-    if start is None or not (name in (*_RUNNERS, *_PROJECT_RUNNERS) or _VARIABLE.match(name)):
+    if start is None or name not in (*_RUNNERS, *_PROJECT_RUNNERS):
         return words, {}
     rest = words[start:]
     own = (folder / ".venv" / "bin" / "python" for folder in (Path.cwd(), *Path.cwd().parents))

@@ -96,6 +96,7 @@ if not ((left < right).all().item() and (left * 2).tolist() == [6.0, 8.0]):
 data = [(torch.ones(5, 6, device="cpu"), 5 - i % 2) for i in range(64)]
 made = DataLoader(data, batch_size=8, generator=torch.Generator("cpu"))
 log = SummaryWriter("runs")
+log.add_graph(model, (torch.ones(2, 5, 6), torch.ones(2).long()))
 for epoch in range(2 + 1):
     for tokens, lengths in made:
         loss = model(tokens=tokens.cuda(), lengths=lengths).square().mean()

@@ -172,6 +172,9 @@ def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_
     for _ in loader(samples):
         job = job_of(here(), Progress(num_steps=2, num_fetches=1, num_batches=20))
         assert job.steps_per_epoch == 20
+    for _ in samples:  # as an object around the loader says its length
+        job = job_of(here(), Progress(num_steps=2, num_fetches=1, num_batches=20, num_samples=640))
+        assert job.steps_per_epoch == 20
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():

@@ -41,7 +41,7 @@ class Progress:
         num_steps: Steps so far.
         num_micro_steps: Micro-steps of a step.
         num_fetches: Batches of the loader that a step takes; 0 without a loader.
-        num_batches: Length of that loader; None if it has none.
+        num_batches, num_samples: Length of that loader and of its data set; None if they have none.
         trainer: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` as a framework's trainer says them.
         keeps_last: Whether a step of fewer micro-steps ends an epoch, as far as a framework says it.
     """
@@ -50,6 +50,7 @@ class Progress:
     num_micro_steps: int = 1
     num_fetches: int = 0
     num_batches: int | None = None
+    num_samples: int | None = None
     trainer: Mapping[str, Any] | None = None
     keeps_last: bool = False
 
@@ -151,7 +152,8 @@ class Counters:
         around = [
             (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
         ]
-        if len(around) < 2:
+        # Rounds of which values decide how long they are, such as episodes, say nothing of one another.
+        if len(around) < 2 or any(_is_open(loop, inner) for inner, loop in around[:-1]):
             return None
         inner, loop = around[-1]
         ends: list[tuple[str, Any, int]] = []
@@ -194,6 +196,13 @@ class Counters:
         self._rounds.clear()
         for path, line, counter in self._seen:
             capture_state().per_step[path, counter] = self._added(path, line, counter)
+
+
+def _is_open(loop: ast.For | ast.While, frame: FrameType) -> bool:
+    """True for a loop that no counter ends, such as one through ``itertools.count()``."""
+    if isinstance(loop, ast.While):
+        return not any(True for _ in _limits(loop, frame))
+    return isinstance(loop.iter, ast.Call) and called_name(loop.iter.func) == "count"
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -320,7 +329,11 @@ def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | N
     """Batches of a pass over the data, by the loop that goes through it or the loader; and those that a step takes."""
     data = next((loop for loop in loops if loop.is_data and loop.rounds), None)
     batches = data.rounds if data is not None else progress.num_batches
-    if data is not None and data.is_of_argument and progress.num_batches is not None:
+    # An object around the loader may say how many samples it has.
+    is_other = data is not None and (
+        data.is_of_argument or (progress.num_fetches and batches == progress.num_samples)
+    )
+    if is_other and progress.num_batches is not None:
         batches = progress.num_batches
     fetches = progress.num_fetches or progress.num_micro_steps
     if data is not None and not data.is_update_skipped and not progress.num_fetches:

@@ -154,6 +154,11 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
     torch.jit.script = scripted
     torch.jit.trace = lambda function, *args, **kwargs: function
 
+    def without_graphs(module: Any) -> None:  # which a log draws from a trace
+        module.SummaryWriter.add_graph = lambda *args, **kwargs: None
+
+    after_import(dict.fromkeys(("torch.utils.tensorboard.writer", "tensorboardX.writer"), without_graphs))
+
 
 def _cover_clipping(steps: Steps) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):

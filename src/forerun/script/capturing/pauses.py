@@ -473,6 +473,7 @@ def _read_calls(
     calls += [one for calls_of in hooks for one in calls_of if called_name(one[0].func) != "eval"]
     raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
+    found: list[tuple[bool, str, CapturedPause, bool]] = []
     for call, tests, within in calls:
         kind = _kind_of(call, within, frame)
         if called_name(call.func) == "eval" and (tests in draws or not _is_used(call, body)):
@@ -490,9 +491,11 @@ def _read_calls(
         elif every == 0 or (unit == "steps" and every is None and not is_last):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
-        has_condition = bool(tests) and not any(map(_compares, tests))
-        of = "job" if is_last else unit
-        yield kind, CapturedPause(unit=of, every=every or 1, num_samples=samples), has_condition
+        is_of_values = any(map(_compares, tests))
+        pause = CapturedPause(unit="job" if is_last else unit, every=every or 1, num_samples=samples)
+        found.append((is_of_values and every is None, kind, pause, bool(tests) and not is_of_values))
+    # What comes for certain is said before what a better loss brings.
+    yield from (one[1:] for one in sorted(found, key=lambda one: one[0]))
 
 
 def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:

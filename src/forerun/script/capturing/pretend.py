@@ -66,8 +66,7 @@ def shows_meta(tensor: Any) -> bool:
     return (state.computes or state.asks) and bool(_raw_is_meta(tensor))
 
 
-_MOST_INTEGERS = 1 << 18
-_MOST_FLOATS = 1 << 14
+_MOST_VALUES = 1 << 18
 _MOST_CHOSEN = 1 << 12
 """Elements of a mask that is taken to choose all of them, if its values are not known."""
 
@@ -91,12 +90,11 @@ class KnownValues:
     def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Keeps the values of a new pretended tensor, if they are few; a view of a known one has them already."""
         number = tensor.numel()
-        most = _MOST_FLOATS if tensor.is_floating_point() or tensor.is_complex() else _MOST_INTEGERS
         storage = tensor.untyped_storage()
         size = tensor.element_size()
         if (
             not number
-            or storage.nbytes() > most * size
+            or storage.nbytes() > _MOST_VALUES * size
             or values.shape != tensor.shape
             or tensor.storage_offset()
             or storage._cdata in self._flat
@@ -170,10 +168,7 @@ class KnownValues:
 
     @staticmethod
     def _is_small(outputs: list[torch.Tensor]) -> bool:
-        return all(
-            output.numel() <= (_MOST_FLOATS if output.is_floating_point() else _MOST_INTEGERS)
-            for output in outputs
-        )
+        return all(output.numel() <= _MOST_VALUES for output in outputs)
 
 
 def _flat_list(value: Any) -> list[Any]:

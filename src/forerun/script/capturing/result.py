@@ -20,7 +20,16 @@ import torch
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import Counters, Job, Progress, called_name, frames_around, job_of, parsed
+from forerun.script.capturing.job import (
+    Counters,
+    Job,
+    Progress,
+    called_name,
+    frames_around,
+    job_of,
+    named_length,
+    parsed,
+)
 from forerun.script.capturing.patches import Loaders
 from forerun.script.capturing.pauses import SAVES
 from forerun.script.capturing.stand_ins import Parallelism
@@ -72,7 +81,7 @@ def write_result(
     if mean := _mean_rows(steps) if num_micro_steps == 1 else []:
         rows, place, chosen = mean, (lambda row: row - steps.recorded[0].first_row), pair[1]
     events, names = _events(steps, pair, num_micro_steps, place if chosen is pair[1] else None)
-    batch_size = _batch_size(steps, chosen, num_micro_steps, flags["options"])
+    batch_size = _batch_size(steps, chosen, num_micro_steps, flags["options"], frame)
     raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
     parameters, trained = steps.parameters(), steps.trained()
     operations = op_table(raw, None, named)
@@ -340,7 +349,9 @@ def _without_earlier(body: list[RecordedEvent], spans: list[tuple[int, int]]) ->
     return [event for index, event in enumerate(body) if index not in dropped]
 
 
-def _batch_size(steps: Steps, step: RecordedStep, num_micro_steps: int, options: list[dict[str, Any]]) -> int:
+def _batch_size(
+    steps: Steps, step: RecordedStep, num_micro_steps: int, options: list[dict[str, Any]], frame: FrameType
+) -> int:
     if step.loader_samples:
         every = [number for each in steps.recorded for number in each.loader_samples]
         fetches, own = round(len(every) / len(steps.recorded)), step.loader_samples[0]
@@ -354,7 +365,9 @@ def _batch_size(steps: Steps, step: RecordedStep, num_micro_steps: int, options:
             return max(1, own)
     if step.samples:
         asked = [o["value"] for o in options if "batch" in o["name"].lower() or "batch size" in o["help"]]
-        # Sequences may come step by step, (steps, batch): an argument says which axis is that of samples.
+        if not asked and (named := named_length(frame, ("batch_size",))) is not None:
+            asked = [round(named.value)]
+        # Sequences may come step by step, (steps, batch): that says which axis is that of samples.
         if step.samples[0] not in asked and len(steps.first_sizes) > 1 and steps.first_sizes[1] in asked:
             return steps.first_sizes[1]
         whole = [
@@ -510,6 +523,7 @@ def _progress(steps: Steps, loader: dict[str, Any], flags: dict[str, Any], num_m
         num_micro_steps=num_micro_steps,
         num_fetches=round(sum(fetches) / len(fetches)),
         num_batches=loader.get("num_batches"),
+        num_samples=loader.get("dataset_size"),
         trainer=flags.get("job"),
         # Accelerate updates at the end of an epoch whatever is left.
         keeps_last=accelerate is not None and bool(accelerate.GradientState._shared_state),

@@ -292,7 +292,8 @@ class Steps:
             # Images of one channel are contiguous in both orders.
             if first.dim() == 4 and first.shape[1] > 1 and not first.is_contiguous():
                 self.is_channels_last |= first.is_contiguous(memory_format=torch.channels_last)
-            if self._now is not None:
+            # A module without weights, such as a loss, may take them in another order.
+            if self._now is not None and (not self._now.samples or any(True for _ in module.parameters())):
                 self._now.samples.append(int(first.shape[0]))
         if self._now is not None:
             self._now.num_forwards += 1
