@@ -73,7 +73,7 @@ REFUSED = {
     f"predict {R50} --on t4 --dataset imagenet --plot sweep.png": "'forerun[plot]'",
     "records list": "'forerun[records]'",
     "measure grid --dataset digits": "'forerun[records]'",
-    "calibrate": "'forerun[records]'",
+    "calibrate": "'forerun[torch]'",
     "serve": "'forerun[web]'",
     "mcp": "'forerun[mcp]'",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forerun.script import callbacks as _callbacks
 
-__all__ = list(_callbacks.__all__)
+__all__ = list(vars(_callbacks)["__all__"])
 
 
 def __getattr__(name: str) -> object:
