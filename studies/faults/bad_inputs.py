@@ -156,7 +156,7 @@ _GOOD: dict[str, tuple[str, ...]] = {
 }
 """A command line for each command that runs nothing of its own for long; ``fit`` may refuse a table so small."""
 _MEASURING = (
-    "measure grid", "measure layers", "measure model", "measure link", "tune script", "profile", "calibrate",
+    "measure grid", "measure layers", "measure model", "measure link", "tune", "profile", "calibrate",
 )  # fmt: skip
 """Commands that run things: they get values that their kind cannot have, and nothing else."""
 _PRELOADED = (

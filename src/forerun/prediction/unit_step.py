@@ -562,13 +562,11 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
     """Traffic of the sums of gradients, which all micro-steps but the first have, in the mean of all, (units,) [bytes].
 
     A sum reads the gradient in half precision, and reads and writes the one it is added to: whole, or the part of a
-    device. Megatron-LM's products of weight gradients add to it themselves (``gradient_accumulation_fusion``,
-    ``megatron/core/tensor_parallel/layers.py``); nanotron's, known by their handover, do not
-    (``src/nanotron/optim/gradient_accumulator.py``).
+    device. Where the model is divided, products of weight gradients add to it themselves, as Megatron-LM's do
+    (``gradient_accumulation_fusion``, ``megatron/core/tensor_parallel/layers.py``).
     """
     sharing, gradients = run.sharing, memory.gradients[list(own)]
-    is_fused = run.layout.divides_model and run.layout.handover is not Handover.BLOCKING
-    if sharing.strategy.stage < 3 and is_fused:
+    if sharing.strategy.stage < 3 and run.layout.divides_model:
         return np.zeros(len(own))
     later = 1.0 - 1.0 / sharing.num_accumulation_steps
     if sharing.strategy.stage == 3 and sharing.reduce_once:
