@@ -8,8 +8,7 @@ import pytest
 from forerun.jobs.forecasting.backtest import StoredRun, cut_results, summary_of
 from forerun.jobs.forecasting.curve import Curve
 from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
-from studies.forecast.own_curves import own_curves
-from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
+from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row, own_curves
 from studies.forecast.study import ForecastStudy, TargetErrors
 from studies.forecast.sweeps import (
     BUDGETS,
