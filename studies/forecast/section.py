@@ -19,7 +19,7 @@ from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import parse_schedule
 from studies.forecast.batch_study import BatchRow, BatchStudy, SystemCStudy
 from studies.forecast.study import ForecastStudy
-from studies.forecast.sweeps import BUDGETS
+from studies.forecast.sweeps import BUDGETS, OURS, SweepScore
 from studies.markdown import markdown_table
 
 _SHOWN = ("annealing 20%", "power law", "optimus", "last value")
@@ -70,7 +70,7 @@ def _intro(study: ForecastStudy) -> str:
     return (
         "## Forecasts of learning curves\n\n"
         f"{sum(study.num_runs.values())} public runs of {study.everything.num_origins} origins, cut at a "
-        "share of their length, each forecast without its origin.\n"
+        "share of their length.\n"
     )
 
 
@@ -137,18 +137,31 @@ def _sweeps(study: ForecastStudy) -> str:
         (name, *(_by_budget(s.regret for s in study.sweeps[g][name].values()) for g in groups))
         for name in policies
     ]
-    for name in ("ASHA", "Hyperband"):
+    for name in ("no stopping", "ASHA", "Hyperband"):
         ends = [zip(*(s.ahead_90 for s in study.sweeps[g][name].values()), strict=True) for g in groups]
-        rows.append((f"{name} above it", *(" to ".join(map(_by_budget, pair)) for pair in ends)))
-    found = study.divergence
+        rows.append((f"{name} above it", *("~".join(map(_by_budget, pair)) for pair in ends)))
+    found, better = study.divergence, [_better(group, scores) for group, scores in study.sweeps.items()]
     return (
         "### Searches among sixteen trials\n\nRegret for the work of "
         + "/".join(f"{budget:g}" for budget in BUDGETS)
-        + " whole trials, AlgoPerf's workloads left out; last, 90 % intervals of two rivals' regret above ours:\n\n"
+        + " whole trials; last, 90 % intervals of rivals' regret above ours, pausing. Settings were chosen on AlgoPerf "
+        f"too; *held out* was seen once before. Less regret: {'; '.join(filter(None, better))}.\n\n"
         + markdown_table(("policy", *groups), rows)
-        + f"\nChance that a trial diverges later: Brier score {found.ours:.4f}, that of the base rate {found.base:.4f} "
-        f"({found.num_diverged} of {found.num_looks:,} looks).\n"
+        + f"\nChance that a trial diverges later: Brier score {found.ours:.4f} (base rate: {found.base:.4f}; "
+        f"{found.num_diverged} of {found.num_looks:,} looks). That it ends best: {study.winning[0]:.3f} "
+        f"(1/(n+1): {study.winning[1]:.3f}).\n"
     )
+
+
+def _better(group: str, scores: Mapping[str, Mapping[float, SweepScore]]) -> str:
+    """Budgets at which pausing has more regret than the least of others, by .005 or more, and whose it is."""
+    least = {budget: min(scores, key=lambda name: scores[name][budget].regret) for budget in BUDGETS}
+    found = [
+        f"{budget:g} ({name})"
+        for budget, name in least.items()
+        if scores[OURS][budget].regret - scores[name][budget].regret >= 0.005
+    ]
+    return f"{group} {', '.join(found)}" if found else ""
 
 
 def _by_budget(values: Iterable[float]) -> str:
@@ -212,7 +225,7 @@ def _own(own: OwnCurves) -> str:
     num_inside = sum(row.outcome.is_inside_90 for row in own.rows)
     return (
         f"### Own runs\n\n{num_inside} of {len(own.rows)} ends of a small ResNet came inside their "
-        f"interval, forecast after {_percent(CUT)} of the run. {_own_batches(own.batches)}\n"
+        f"interval, forecast at {_percent(CUT)}. {_own_batches(own.batches)}\n"
     )
 
 

@@ -162,6 +162,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         num_runs={"made": len(made_runs)},
         sweeps=sweep_scores(made_trials(), num_searches=1),
         divergence=DivergenceScore(ours=0.01, base=0.02, num_looks=100, num_diverged=2),
+        winning=(0.1, 0.2),
     )
     rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
     figures = ForecastFigures(

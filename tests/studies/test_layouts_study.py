@@ -93,6 +93,7 @@ def test_rows_of_experts_are_asked_by_name_with_the_recipe(
         "source": "NVIDIA-NeMo/Megatron-Bridge", "model": "Qwen3_30B_a3B", "gpu": "H100-80GB", "num_gpus": 16.0,
         "gpus_per_node": None, "precision": "fp8-cs", "seq_len": 4096.0, "micro_batch": 2.0, "global_batch": 512.0,
         "tp": 1.0, "pp": 2.0, "cp": 1.0, "ep": 8.0, "vpp": 24.0, "note": None, "derived_step_time_s": 20.0,
+        "framework_version": "26.06",
     }  # fmt: skip
     (tmp_path / "llm").mkdir()
     left = {**row, "note": "MoE tokendrop"}, {**row, "gpu": "B300"}
