@@ -14,8 +14,7 @@ from studies.forecast.section import ForecastFigures, forecast_section, forecast
 from studies.markdown import markdown_table
 from studies.memory.study import Bracket, TransformerVerdicts, bracket_shares
 from studies.optime.fit import OTHER_IMPLEMENTATION
-from studies.optime.layer_study import LayerResult
-from studies.optime.runtime_study import TRACKED_METHODS, RuntimeRow
+from studies.optime.runtime_study import TRACKED_METHODS, LayerResult, RuntimeRow
 from studies.schedule.study import ScheduleResults, schedule_section
 from studies.step_sections import StepSections
 

@@ -25,35 +25,22 @@ from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION
 from studies.accuracy_page import AccuracyPage
-from studies.energy.study import (
-    ENERGY_STUDY_VERSION,
-    EnergyResult,
-    energy_rows,
-    energy_section,
-    energy_study,
-)
+from studies.energy.study import ENERGY_STUDY_VERSION, EnergyResult, energy_rows, energy_section, energy_study
 from studies.forecast.batch_study import batch_study, system_c_study
-from studies.forecast.own_curves import own_curves
-from studies.forecast.section import ForecastFigures
+from studies.forecast.section import ForecastFigures, own_curves
 from studies.forecast.study import FORECAST_STUDY_VERSION, forecast_study
 from studies.keras.stack_study import stack_markdown, stack_study
 from studies.layouts.study import known_networks
 from studies.memory.study import bracket_study, transformer_fit_study
-from studies.optime.choice_sets import outside_rates
 from studies.optime.choice_study import (
     all_choices,
     choice_section,
     lambda_study,
     noise_words,
+    outside_rates,
     torchvision_study,
 )
-from studies.optime.evidence_study import (
-    evidence_of,
-    fit_spreads,
-    fit_widths,
-    judged_rows,
-    judged_widths,
-)
+from studies.optime.evidence_study import evidence_of, fit_spreads, fit_widths, judged_rows, judged_widths
 from studies.optime.fit import (
     ENSEMBLE_SETTINGS,
     fittable,
@@ -63,8 +50,7 @@ from studies.optime.fit import (
     with_offsets_of_architectures,
     without_bound_boards,
 )
-from studies.optime.layer_study import layer_study
-from studies.optime.runtime_study import RuntimeRow, baseline_study, runtime_study, tracker_study
+from studies.optime.runtime_study import RuntimeRow, baseline_study, layer_study, runtime_study, tracker_study
 from studies.optime.studies import (
     Corpus,
     FewSteps,
@@ -89,8 +75,8 @@ from studies.schedule.study import schedule_study
 from studies.step_sections import StepSections, ask_origins, origins_section
 from studies.tables.operators import OperatorTable, read_amd_convolutions, read_operator_tables
 from studies.tables.public import require_reference_folder
+from studies.tables.published import read_timm_train
 from studies.tables.reference_steps import ReferenceSteps, read_reference_steps
-from studies.tables.timm import read_timm_train
 from studies.tables.transformers import read_neusight_e2e
 
 STUDY_VERSION = 10

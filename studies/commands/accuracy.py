@@ -13,7 +13,7 @@ from forerun.surface.cli.settings import DebugOption
 
 _PAGE = Path("docs/accuracy.md")
 _SCHEDULING = Path(__file__).parents[1] / "schedule" / "figures.md"
-_LARGE_MODELS = "\n## Large models\n"
+_LARGE_MODELS, _FRESH_DRAWS = "\n## Large models\n", "\n### Fresh draws\n"
 _BEGIN, _END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 
 
@@ -45,13 +45,14 @@ def accuracy(
         results = run_reference(quick=quick)
         page = results.as_markdown()
     if out.is_file():
-        page = with_large_models(page, out.read_text(encoding="utf-8"))
+        page = with_last_section(page, out, _LARGE_MODELS)
     out.write_text(page, encoding="utf-8")
     typer.echo(page)
     typer.echo(f"page written to {out}", err=True)
     readme = out.resolve().parent.parent / "README.md"
     if not quick:
-        _SCHEDULING.write_text(results.scheduling_as_markdown(), encoding="utf-8")
+        figures = with_last_section(results.scheduling_as_markdown(), _SCHEDULING, _FRESH_DRAWS)
+        _SCHEDULING.write_text(figures, encoding="utf-8")
     if not quick and readme.is_file():
         text = readme.read_text(encoding="utf-8")
         readme.write_text(with_accuracy(text, results.summary()), encoding="utf-8")
@@ -91,9 +92,9 @@ def with_sections(page: str, sections: str) -> str:
     return "\n## ".join([head, *parts])
 
 
-def with_large_models(page: str, earlier: str) -> str:
-    """A page with the last section of the earlier one, whose figures ``layouts`` and ``fine-tuning`` print."""
-    _, mark, figures = earlier.partition(_LARGE_MODELS)
+def with_last_section(page: str, earlier: Path, title: str) -> str:
+    """A page with the last section of the earlier one: figures that other commands print, or that take a day."""
+    _, mark, figures = earlier.read_text(encoding="utf-8").partition(title)
     return f"{page}{mark}{figures}"
 
 

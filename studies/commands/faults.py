@@ -104,8 +104,13 @@ def _stores(share: float) -> Iterator[str]:
 
 @_part("postgres", "PostgreSQL", _STORE_COLUMNS)
 def _postgres(share: float) -> Iterator[str]:
-    from studies.faults.postgres import running_server
-    from studies.faults.stores import disk_full_while_away, killed_imports, killed_writers, restarted_server
+    from studies.faults.stores import (
+        disk_full_while_away,
+        killed_imports,
+        killed_writers,
+        restarted_server,
+        running_server,
+    )
 
     with running_server() as server:
         killed = killed_writers(lambda _: server.url, _number(100, share))
@@ -146,7 +151,7 @@ def _grids(share: float) -> Iterator[str]:
 @_part("grids-postgres", "Commands killed: `measure grid` with PostgreSQL", _COMMAND_COLUMNS)
 def _grids_postgres(share: float) -> Iterator[str]:
     from studies.faults.commands import killed_grids
-    from studies.faults.postgres import running_server
+    from studies.faults.stores import running_server
 
     with _folder() as folder, running_server() as server:
         found = killed_grids(server.url, folder, _number(100, share), is_over=_until_late())

@@ -202,12 +202,10 @@ def layouts(
         raise UsageError(
             "expected one of --source, --memory, --few-steps, --grpo and --experts, got several; leave all but one out"
         )
-    from studies.layouts.experts import experts_page
-    from studies.layouts.few_steps import few_steps_page
-    from studies.layouts.grpo import grpo_page
+    from studies.layouts.asked_by_name import experts_page, grpo_page
     from studies.layouts.megatron_memory import memory_page
     from studies.layouts.rows import SOURCES
-    from studies.layouts.study import study_page
+    from studies.layouts.study import few_steps_page, study_page
 
     chosen, folder = _chosen(source, SOURCES), _folder()
     with quiet_libraries(debug=debug):

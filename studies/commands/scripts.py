@@ -80,8 +80,7 @@ def _folder(given: Path | None) -> Path:
 
 def scenarios(
     data: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Images: seg_train and seg_test, a folder per class in each."),
+        Path, typer.Option(metavar="DIR", help="Images: seg_train and seg_test, a folder per class in each.")
     ],
     scenario: Annotated[
         str,

@@ -95,9 +95,7 @@ class FileKind:
 def sound_capture(path: Path) -> Path:
     """Writes a capture that answers, of a small network."""
     graph = trace(
-        ModelRequest(model=_MODEL),
-        TrainingSetup(precision=Precision.AMP, optimizer="adamw"),
-        use_cache=False,
+        ModelRequest(model=_MODEL), TrainingSetup(precision=Precision.AMP, optimizer="adamw"), use_cache=False
     )
     facts = CaptureFacts(
         command=("python", "train.py"), way="pretended", models=(), optimizers=(), num_micro_steps=2, batch_size=8,

@@ -429,10 +429,7 @@ def _automodel(row: Any) -> MeasuredTuning:
         if number > 8:
             question["inter"] = "8xinfiniband-ndr"
     return MeasuredTuning(
-        source="Automodel",
-        question=question,
-        tokens=int(row.seq_len),
-        step_s=float(row.step_time_s),
+        source="Automodel", question=question, tokens=int(row.seq_len), step_s=float(row.step_time_s)
     )
 
 
@@ -454,11 +451,7 @@ def _fms_fsdp(row: Any) -> MeasuredTuning:
         "strategy": str(row.sharding),
         "recompute": str(row.act_ckpt),
     }
-    return MeasuredTuning(
-        question=question,
-        tokens=int(row.seq_len),
-        step_s=_packed_step_s(row),
-    )
+    return MeasuredTuning(question=question, tokens=int(row.seq_len), step_s=_packed_step_s(row))
 
 
 def _ao(row: Any) -> MeasuredTuning:

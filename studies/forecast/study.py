@@ -40,11 +40,18 @@ from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves, read_trials_as_logged
 from studies.forecast.fit_prior import fit_priors
-from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_score, sweep_scores
+from studies.forecast.sweeps import (
+    DivergenceScore,
+    SweepScore,
+    divergence_score,
+    looks_of_all,
+    sweep_scores,
+    winning_score,
+)
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 10
+FORECAST_STUDY_VERSION = 11
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -71,6 +78,7 @@ class ForecastStudy:
         num_runs: Runs of each table.
         sweeps: Simulated searches, by group of pools, policy and budget.
         divergence: Scores of the chance that a trial diverges.
+        winning: As by ``winning_score``, over all pools.
     """
 
     everything: Backtest
@@ -81,6 +89,7 @@ class ForecastStudy:
     num_runs: Mapping[str, int]
     sweeps: Mapping[str, Mapping[str, Mapping[float, SweepScore]]]
     divergence: DivergenceScore
+    winning: tuple[float, float]
 
 
 def forecast_study(
@@ -112,6 +121,7 @@ def forecast_study(
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
         sweeps=sweep_scores(runs),
         divergence=divergence_score(read_trials_as_logged(folder)),
+        winning=winning_score(looks_of_all(runs)),
     )
 
 

@@ -3,8 +3,7 @@
 Trials of one pool are drawn in a random order, sixteen at a time; a policy says which trial runs on, and how far, until
 the budget is spent; any may pause a trial. It looks at each at the cuts of the back-tests. Pools are AlgoPerf's
 workloads by framework, and jobs of other origins with six runs or more that do not end at a target. Settings of
-``next_trial`` were chosen on AlgoPerf and ``CHOSEN_ON``; ``chance_to_win`` is fitted without the workload, and for
-other origins on AlgoPerf alone.
+``next_trial`` were chosen on AlgoPerf and ``CHOSEN_ON``; ``chance_to_win`` is fitted without the workload or origin.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Looks:
     """Trials at cuts in searches that stop none: features of ``chance_to_win``, (looks, 5), and what came of each.
 
     Attributes:
-        workloads: First word of the workload of each, (looks,).
+        workloads: First word of the pool of each, (looks,).
         features: (looks, 5).
         won: 1 where the trial ended better than all before it, (looks,).
     """
@@ -109,6 +108,15 @@ def fit_chance(looks: Looks, without: str = "") -> list[float]:
     return [float(found[0] - slopes @ middle), *map(float, slopes)]
 
 
+def winning_score(looks: Looks) -> tuple[float, float]:
+    """Brier scores of ``chance_to_win``, the workload or origin left out, and of 1 / (n + 1) after n trials."""
+    fits = {workload: fit_chance(looks, workload) for workload in np.unique(looks.workloads).tolist()}
+    weights = np.asarray([fits[workload] for workload in looks.workloads.tolist()])
+    chance = 1 / (1 + np.exp(-weights[:, 0] - np.sum(weights[:, 1:] * looks.features, axis=1)))
+    usual = np.exp(-looks.features[:, 3])
+    return float(np.mean((chance - looks.won) ** 2)), float(np.mean((usual - looks.won) ** 2))
+
+
 def trial_pools(runs: Sequence[StoredRun]) -> dict[str, dict[str, list[Curve]]]:
     """Pools of trials of each group: AlgoPerf, and other origins by whether settings were chosen on them."""
     found: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
@@ -147,9 +155,13 @@ def sweep_scores(
         runs: All runs.
         num_searches: Of each pool.
     """
-    groups = trial_pools(runs)
-    looks = looks_of(groups.get("AlgoPerf", {}))
+    groups, looks = trial_pools(runs), looks_of_all(runs)
     return {group: _scores_of(pools, looks, num_searches) for group, pools in groups.items()}
+
+
+def looks_of_all(runs: Sequence[StoredRun]) -> Looks:
+    """Looks at the trials of all pools, by which ``chance_to_win`` is fitted."""
+    return looks_of({name: trials for pools in trial_pools(runs).values() for name, trials in pools.items()})
 
 
 def _scores_of(

@@ -283,10 +283,7 @@ def keras_network_rows(folder: Path, weights: CostModel, times: ConvolutionTimes
 
 
 def _times_s(
-    model: str,
-    batches: Sequence[int],
-    weights: CostModel,
-    setup: TrainingSetup,
+    model: str, batches: Sequence[int], weights: CostModel, setup: TrainingSetup
 ) -> tuple[Floats, Floats]:
     """Predicted time of a step, and the device time outside of convolutions [s]."""
     device = find_device(_P100)

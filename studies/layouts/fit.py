@@ -66,10 +66,7 @@ def fit_collectives(folder: Path) -> tuple[LayoutConstants, Floats]:
     best = least_squares(logs, begin, loss="soft_l1").x
     start, hop, half, *shares = (float(value) for value in np.exp(best))
     constants = LayoutConstants(
-        start_s=start + hop,
-        hop_s=hop,
-        half_rate_bytes=half,
-        intra_share=dict(zip(_OPS, shares, strict=True)),
+        start_s=start + hop, hop_s=hop, half_rate_bytes=half, intra_share=dict(zip(_OPS, shares, strict=True))
     )
     return replace(constants, start_s=start), logs(best)
 

@@ -16,12 +16,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import ForerunError
 from forerun.base.units import GIB
-from forerun.cost.memory.peak import (
-    estimate_memory,
-    memory_constants,
-    plans_for_setup,
-    visible_memory_bytes,
-)
+from forerun.cost.memory.peak import estimate_memory, memory_constants, plans_for_setup, visible_memory_bytes
 from forerun.cost.memory.replay import smallest_limit_bytes
 from forerun.cost.memory.stream import live_peak_bytes
 from forerun.evidence.fitting.evaluation import family_folds

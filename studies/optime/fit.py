@@ -42,7 +42,7 @@ ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=4000) for seed i
 
 
 OTHER_IMPLEMENTATION = {
-    "tresnet": "measured with InPlaceABN kernels (timm 0.6), built with ordinary batch norms by today's timm",
+    "tresnet": "measured with InPlaceABN kernels (timm 0.6), built with ordinary batch norms by today's timm"
 }
 """Families whose measured network is not the one today's library builds: tested, but no fit learns from them."""
 
@@ -188,9 +188,7 @@ def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
 
 
 def provenance(
-    steps: Sequence[Measured],
-    operators: Sequence[OperatorTable],
-    settings: Sequence[FitSettings],
+    steps: Sequence[Measured], operators: Sequence[OperatorTable], settings: Sequence[FitSettings]
 ) -> dict[str, Any]:
     """Provenance of the weights: tables, rows, date and settings."""
     rows = Counter(table_of(step) for step in steps)

@@ -213,12 +213,7 @@ def scaling_study(folder: Path) -> ScalingStudy:
             if fold_of(row.model) == fold:
                 predicted[i] = predicted_step_s(row, constants_of(fitted, row))
     bare = np.asarray([predicted_step_s(row, ScalingConstants()) for row in rows])
-    return ScalingStudy(
-        rows=tuple(rows),
-        predicted_s=predicted,
-        bare_s=bare,
-        left_out=tuple(left_out),
-    )
+    return ScalingStudy(rows=tuple(rows), predicted_s=predicted, bare_s=bare, left_out=tuple(left_out))
 
 
 def constants_of(fitted: dict[str, ScalingConstants], row: ScalingRow) -> ScalingConstants:

@@ -108,9 +108,7 @@ class Application:
     def forecast_training(self, batch_size: float) -> DataParallelTraining:
         """The knowledge of a scheduler: speeds from eleven measured steps, worth of batches from an earlier run."""
         return replace(
-            self.actual_training(batch_size),
-            speeds=self.forecast_speeds,
-            efficiency=self.forecast_efficiency,
+            self.actual_training(batch_size), speeds=self.forecast_speeds, efficiency=self.forecast_efficiency
         )
 
     def actual_training(self, batch_size: float) -> DataParallelTraining:

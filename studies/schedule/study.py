@@ -36,8 +36,13 @@ from studies.schedule.comparison import (
     compare,
     comparison_section,
 )
-from studies.schedule.placement_study import PlacementResult, placement_study
-from studies.schedule.server_study import ServerStudyRow, ratios, server_study
+from studies.schedule.optimus_study import (
+    PlacementResult,
+    ServerStudyRow,
+    placement_study,
+    ratios,
+    server_study,
+)
 from studies.schedule.workloads import Workload, draw_workload, read_philly
 
 ERROR_SPREADS = (0.0, 0.1, 0.2, 0.4, 0.7)

@@ -16,8 +16,7 @@ from forerun.evidence.records.step_record import StepRecord
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
 from forerun.tracing.trace import trace
-from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
-from studies.tables.timm import read_timm_infer, read_timm_train
+from studies.tables.published import read_lambda_resnet50, read_timm_infer, read_timm_train, read_torchvision
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
 Job = tuple[StepRecord, ModelRequest]

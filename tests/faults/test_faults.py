@@ -6,8 +6,14 @@ import pytest
 
 from studies.faults.bad_inputs import bad_cases, bad_input_table, run_cases
 from studies.faults.hostile_scripts import run_script
-from studies.faults.postgres import find_binaries, running_server
-from studies.faults.stores import disk_full, flipped_bits, killed_writers, restarted_server
+from studies.faults.stores import (
+    disk_full,
+    find_binaries,
+    flipped_bits,
+    killed_writers,
+    restarted_server,
+    running_server,
+)
 
 BAD_ENDS = ("lost", "twice", "changed", "damaged", "refused", "not written")
 

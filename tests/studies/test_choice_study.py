@@ -8,11 +8,12 @@ import pytest
 
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.setup import Phase, Precision
-from studies.optime.choice_sets import MeasuredRate, kind_of
 from studies.optime.choice_study import (
+    MeasuredRate,
     RepeatNoise,
     choice_results,
     choice_section,
+    kind_of,
     perfect_choices,
     repeat_noise,
 )

@@ -8,8 +8,7 @@ import pytest
 from forerun.jobs.forecasting.backtest import StoredRun, cut_results, summary_of
 from forerun.jobs.forecasting.curve import Curve
 from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
-from studies.forecast.own_curves import own_curves
-from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
+from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row, own_curves
 from studies.forecast.study import ForecastStudy, TargetErrors
 from studies.forecast.sweeps import (
     BUDGETS,
@@ -163,6 +162,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         num_runs={"made": len(made_runs)},
         sweeps=sweep_scores(made_trials(), num_searches=1),
         divergence=DivergenceScore(ours=0.01, base=0.02, num_looks=100, num_diverged=2),
+        winning=(0.1, 0.2),
     )
     rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
     figures = ForecastFigures(

@@ -9,11 +9,10 @@ import pytest
 import forerun
 from forerun.question.saving import Fp8Recipe
 from forerun.question.sharing import StageSplit, Strategy
-from studies.layouts import experts
-from studies.layouts.few_steps import fit_error_law
-from studies.layouts.grpo import grpo_page
+from studies.layouts import asked_by_name as experts
+from studies.layouts.asked_by_name import grpo_page
 from studies.layouts.rows import measured_layouts
-from studies.layouts.study import choices, constant_mfu_error
+from studies.layouts.study import choices, constant_mfu_error, fit_error_law
 
 BRIDGE = {
     "source": "NVIDIA-NeMo/Megatron-Bridge", "model": "LLAMA3.1_405B", "family": None, "task": "pretrain",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.scheduling.placement import NodeShare
-from studies.schedule.placement_study import assign_blocks, assign_by_threshold, balance, transfer_time_s
+from studies.schedule.optimus_study import assign_blocks, assign_by_threshold, balance, transfer_time_s
 
 
 def splits(total, parts):
@@ -51,7 +51,7 @@ def test_no_parameter_is_lost(sizes, num_servers):
 
 def test_resnet50_on_ten_servers_as_published():
     """Optimus, section 5.3: the size gap falls from 3.6 M to 0.1 M and the request gap to 1, with fewer requests."""
-    from studies.schedule.placement_study import resnet50_blocks
+    from studies.schedule.optimus_study import resnet50_blocks
 
     sizes = resnet50_blocks()
     assert (len(sizes), sum(sizes)) == (161, 25_557_032)

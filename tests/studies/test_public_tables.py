@@ -8,9 +8,8 @@ import pytest
 from forerun.base.errors import RecordError, UnknownDeviceError
 from forerun.evidence.records.model_names import canonical_network, model_family
 from forerun.question.setup import OptimizerImplementation, Phase, Precision
-from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.public import FOLDER_VARIABLE, reference_folder
-from studies.tables.timm import read_timm_infer, read_timm_train
+from studies.tables.published import read_lambda_resnet50, read_timm_infer, read_timm_train, read_torchvision
 from studies.tables.transformers import read_neusight_e2e, transformer_config
 
 _ROW = {

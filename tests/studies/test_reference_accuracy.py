@@ -9,7 +9,7 @@ from forerun.evidence.fitting.evaluation import first_of_each_network
 from forerun.evidence.fitting.measured_steps import measured_steps
 from studies.memory.study import bracket_shares, bracket_study
 from studies.tables.public import reference_folder
-from studies.tables.timm import read_timm_train
+from studies.tables.published import read_timm_train
 
 pytestmark = pytest.mark.reference
 

@@ -12,8 +12,7 @@ from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
 from studies.schedule.comparison import comparison_section, read_rows
-from studies.schedule.placement_study import placement_study
-from studies.schedule.server_study import ratios, server_study
+from studies.schedule.optimus_study import placement_study, ratios, server_study
 from studies.schedule.study import allocation_time, error_plot
 from studies.schedule.workloads import draw_workload, read_philly
 from studies.tables.public import reference_folder

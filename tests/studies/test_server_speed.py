@@ -4,7 +4,7 @@ import pytest
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.base.errors import InvalidSetupError
-from studies.schedule.server_study import fit_server_speed
+from studies.schedule.optimus_study import fit_server_speed
 
 OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)
 

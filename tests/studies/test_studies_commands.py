@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from studies.__main__ import app
-from studies.commands.accuracy import with_accuracy, with_large_models
+from studies.commands.accuracy import with_accuracy, with_last_section
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -70,12 +70,13 @@ def test_the_summary_goes_between_the_markers_of_a_readme():
     assert with_accuracy("nothing to fill", "| new |\n") == "nothing to fill"
 
 
-def test_figures_of_large_models_stay_when_the_page_is_made_anew():
-    earlier = "# Accuracy\n\nold\n\n## Large models\n\n| a |\n"
-    assert (
-        with_large_models("# Accuracy\n\nnew\n", earlier) == "# Accuracy\n\nnew\n\n## Large models\n\n| a |\n"
-    )
-    assert with_large_models("# Accuracy\n\nnew\n", "# Accuracy\n") == "# Accuracy\n\nnew\n"
+def test_figures_that_other_commands_make_stay_when_a_page_is_made_anew(tmp_path):
+    earlier = tmp_path / "page.md"
+    earlier.write_text("# Accuracy\n\nold\n\n## Large models\n\n| a |\n", encoding="utf-8")
+    found = with_last_section("# Accuracy\n\nnew\n", earlier, "\n## Large models\n")
+    assert found == "# Accuracy\n\nnew\n\n## Large models\n\n| a |\n"
+    earlier.write_text("# Accuracy\n", encoding="utf-8")
+    assert with_last_section("# Accuracy\n\nnew\n", earlier, "\n## Large models\n") == "# Accuracy\n\nnew\n"
 
 
 def test_the_module_runs_and_lists_its_commands():

@@ -23,9 +23,8 @@ from forerun.evidence.fitting.evaluation import (
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.setup import Phase, Precision
 from regressor_cases import lawful_times_s, random_features
-from studies.tables.gpu_benchmarks import read_torchvision
 from studies.tables.public import FOLDER_VARIABLE, reference_folder
-from studies.tables.timm import read_timm_train
+from studies.tables.published import read_timm_train, read_torchvision
 
 positive = st.floats(1e-3, 1e3)
 

@@ -17,7 +17,7 @@ measured errors y at shapes X, a new shape x has
     mean = k (K + s^2 I)^-1 y,   variance = k(x, x) - k (K + s^2 I)^-1 k^T,   k(x, z) = a^2 + b^2 exp(-|x - z|)
 
 where |x - z| is the distance of shapes in lengths that were fitted with a, b and s on public steps
-(``studies/layouts/few_steps.py``). So a shape that was measured is predicted as it was measured, a like one nearly so,
+(``studies/layouts/study.py``). So a shape that was measured is predicted as it was measured, a like one nearly so,
 and an unlike one as before.
 
 Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26.
@@ -250,7 +250,7 @@ class ErrorLaw:
         lengths: Lengths of the four coordinates of a shape.
 
     The figures are the likeliest on eight sources of public steps, at most 60 of each
-    (``studies/layouts/few_steps.py``).
+    (``studies/layouts/study.py``).
     """
 
     common: float = 0.030
