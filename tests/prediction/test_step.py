@@ -11,6 +11,7 @@ import forerun
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import AllocationKind, OpClass
 from forerun.prediction.estimate import Provenance
+from forerun.prediction.estimate_run import WINOGRAD_NOTE, peak_of_precision
 from forerun.prediction.step import (
     format_note,
     is_order_of_magnitude,
@@ -23,6 +24,7 @@ from forerun.prediction.step import (
     timed_steps,
 )
 from forerun.question.devices import find_device, load_catalog
+from forerun.question.devices.device import NumberFormat
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
@@ -88,10 +90,35 @@ def test_no_interval_reaches_above_the_peak_of_the_device(device, options):
     model = "gpt:depth=2,width=4096,vocabulary=512"
     found = forerun.predict(model, device=device, batch_size=64, **settings)
     assert found.hfu.low < found.hfu.value <= found.hfu.high <= 1 + 1e-9
+    assert WINOGRAD_NOTE not in found.notes
     if "x" not in device[:2]:
         precisions = [settings.pop("precision")]
         swept = forerun.sweep(model, devices=[device], batch_sizes=[64], precisions=precisions, **settings)
         assert swept.step_time_low_s.ravel() == pytest.approx([found.step_time_s.low])
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.AMP_BF16])
+@pytest.mark.parametrize("name", ["resnet18", "vit"])
+def test_no_device_of_the_catalogue_is_faster_than_its_datasheet(name, precision):
+    model, shipped = prepare(graph_named(name, precision)), load_weights(shipped_weights_path())
+    in_tf32 = precision is Precision.FP32 and name == "resnet18"  # PyTorch's convolutions
+    known = [
+        (device, rate)
+        for device in load_catalog().values()
+        if (rate := in_tf32 and device.peak_flops_per_s.get(NumberFormat.TF32))
+        or (rate := peak_of_precision(device, precision))
+    ]
+    devices, rates = zip(*known, strict=True)
+    asked = [TrainingSetup(batch_size_per_device=256, precision=precision)] * len(devices)
+    _, low_s, _ = predict_intervals(model, devices, asked, shipped)
+    constant, slope = model.graph.model_flops
+    use = (constant + slope * 256) / (low_s * rates)
+    on_units = [
+        device.has_matrix_units if precision.is_half else NumberFormat.TF32 in device.peak_flops_per_s
+        for device in devices
+    ]
+    may_be_winograd = name == "resnet18" and ~np.asarray(on_units)
+    assert (use <= np.where(may_be_winograd, 2.5, 1) * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("parallel", ["tp=2,dp=4", "pp=2,dp=4", "tp=8", "cp=2,dp=4"])
@@ -104,6 +131,13 @@ def test_utilisation_is_the_work_of_all_models_over_the_peak_of_all_devices(para
     )  # of a sample, in seconds of the peak of a device
     found = forerun.predict(model, device="8xh100-sxm", parallel=parallel, **settings)
     assert found.mfu.value == pytest.approx(work * found.throughput_samples_per_s.value / 8)
+
+
+def test_use_above_the_peak_is_explained():
+    found = forerun.predict("torchvision:vgg16", device="v100-sxm2-16gb", batch_size=64)
+    assert (found.mfu.value > 1) == (WINOGRAD_NOTE in found.notes)
+    assert found.hfu.high <= 2.5
+    assert forerun.predict("torchvision:vgg16", device="mi210", batch_size=64).hfu.value < 1.1
 
 
 def test_many_points_at_once_equal_one_by_one():

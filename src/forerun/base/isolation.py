@@ -295,7 +295,8 @@ class Worker:
     """Runs functions in a child process that stays for the next call; use it from one thread at a time.
 
     Args:
-        memory_limit_bytes: Memory that the calls may take beyond the memory of the process at its start [bytes].
+        memory_limit_bytes: Memory that the calls may take beyond the memory of the process at its start, asked whenever
+            one starts [bytes].
         preload: Modules that a fork server loads before it forks.
         may_fork: False never forks this process, for one that has threads.
         niceness: Steps by which the child gives way to other processes, 0 to 19.
@@ -306,13 +307,14 @@ class Worker:
     def __init__(
         self,
         *,
-        memory_limit_bytes: float | None = None,
+        memory_limit_bytes: Callable[[], float] | None = None,
         preload: Sequence[str] = (),
         may_fork: bool = True,
         niceness: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._memory_limit_bytes = memory_limit_bytes
+        self._ask_limit_bytes = memory_limit_bytes
+        self._limit_bytes: float | None = None
         self._preload = list(preload)
         self._may_fork = may_fork
         self._niceness = niceness
@@ -350,7 +352,7 @@ class Worker:
                 # The work before may have left something behind: ask a fresh process once.
                 reply = self._asked(work, arguments, what, timeout_s)
         except EndedError as ended:
-            words = _end_in_words(ended, self._memory_limit_bytes)
+            words = _end_in_words(ended, self._limit_bytes)
             raise IsolationError(f"{what}: the process {words}") from None
         self._num_answered += 1
         if not reply.error:
@@ -388,10 +390,11 @@ class Worker:
         self.close()
         context = self._context()
         is_copy = context.get_start_method() == "fork"
+        self._limit_bytes = self._ask_limit_bytes() if self._ask_limit_bytes else None
         self._child = Child(
             context,
             environment=None if is_copy else {**os.environ, **self._environment},
-            memory_limit_bytes=self._memory_limit_bytes,
+            memory_limit_bytes=self._limit_bytes,
             niceness=self._niceness,
         )
         return self._child
@@ -527,7 +530,7 @@ def _named(error: BaseException) -> tuple[str, str]:
     if isinstance(error, ForerunError):
         return type(error).__name__, str(error)
     if isinstance(error, MemoryError):
-        text = "the model needs more memory than the limit of the process that builds it; use a smaller model"
+        text = "the model needs more memory than the process that builds it may take; end other programs, or use less"
         return IsolationError.__name__, text
     lines = str(error).strip().splitlines() or [""]
     return IsolationError.__name__, f"{type(error).__name__}: {lines[0][:300]}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
-from forerun.cost.time.features import double_rates
+from forerun.cost.time.features import double_rates, peak_rates
 from forerun.cost.time.power import device_power
 from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.weights import CostModel
@@ -79,6 +79,7 @@ def estimate_run(
         UsageError: A link that is needed is not known, or an epoch has no step.
     """
     step = run_step(model, run, weights)
+    use = tokens_and_use(model, run, step.step_s, step.alone.setup)
     setup, device, number = run.setup, run.cluster.device, run.cluster.num_devices
     times = _job_times(model, validation, run, step, weights)
     duration = (times.job_time_s or times.epoch_time_s) if times else None
@@ -120,7 +121,7 @@ def estimate_run(
         flops_per_sample=model.graph.total_flops(setup.batch_size_per_device) / setup.batch_size_per_device,
         num_trainable_parameters=model.graph.num_trainable_parameters,
         num_steps=_num_steps(run, times),
-        **tokens_and_use(model, run, step.step_s, step.alone.setup),
+        **use,
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
         parallelism=_parallelism(run, step.several, memory.stages)
         if step.several and memory.stages
@@ -134,6 +135,7 @@ def estimate_run(
             *other_calibration_note(run, weights),
             *_notes_of_several(run, memory),
             *_notes_of_step(run, step),
+            *([WINOGRAD_NOTE] if use["hfu"] is not None and use["hfu"].value > 1 else []),
         ),
     )
     return RunEstimate(estimate=estimate, step=step)
@@ -502,6 +504,9 @@ _FORMATS = {
 }
 
 
+WINOGRAD_NOTE = "use of the peak above 100 %: convolutions count as direct ones, and Winograd's do up to 2.5 times less"
+
+
 class TokenFigures(TypedDict):
     """Figures of a step that depend on its work and its tokens; names as in ``Estimate``."""
 
@@ -512,7 +517,12 @@ class TokenFigures(TypedDict):
 
 
 def peak_of_precision(device: Device, precision: Precision) -> float | None:
-    """Dense datasheet peak of the format in which a precision multiplies, None if the device has none [FLOP/s]."""
+    """Dense datasheet peak of the format in which a precision multiplies, None if the device has none [FLOP/s].
+
+    In fp32 that of the matrix units where they have one (AMD's from MI100).
+    """
+    if precision is Precision.FP32:
+        return peak_rates(device, precision)[1]
     return device.peak_flops_per_s.get(_FORMATS[precision])
 
 
@@ -522,7 +532,7 @@ def tokens_and_use(model: PreparedModel, run: Run, step_s: Interval, computed: T
     MFU = work of the products that training needs / (step time x devices x peak of the precision, in fp32 that of the
     larger part of the work); HFU counts what is computed again as well. The work is that of the traced products, so
     adapters count what they compute, and attention counts in full, without halving it for a causal mask (Chowdhery et
-    al. 2022, appendix B).
+    al. 2022, appendix B). Convolutions count as direct ones: Winograd's do up to 2.5 times less, and may exceed one.
 
     Args:
         model: The traced step.

@@ -110,6 +110,7 @@ TRACED_MODULES = ("forerun.tracing.models.sources", "forerun.tracing.step")
 """Modules that a fork server loads for processes that trace."""
 
 _SHARE_OF_MEMORY = 0.9
+_LEAST_BYTES = 1e9  # a language model of two layers takes 0.2 GB, the largest of the catalogue 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +186,24 @@ def run_isolated(work: Callable[..., Any], *arguments: Any, what: str) -> Any:
 
     with _lock:
         if _worker is None:
-            _worker = Worker(memory_limit_bytes=trace_memory_bytes(), preload=TRACED_MODULES)
+            _worker = Worker(memory_limit_bytes=trace_memory_bytes, preload=TRACED_MODULES)
         return _worker.call(work, *arguments, what=what, timeout_s=_limits.get().timeout_s)
 
 
-def trace_memory_bytes() -> float:
-    """Memory that building a model may take: most of what is free on this machine now [bytes]."""
+def trace_memory_bytes(num_children: int = 1) -> float:
+    """Memory that building a model may take: most of what is free on this machine now, at least 1 GB [bytes].
+
+    Below 1 GB no answer is sure; the system ends the process where it lacks so much.
+
+    Args:
+        num_children: Number of processes that share what is free.
+    """
     import psutil
 
     from forerun.question.devices.here import container_limits
 
     free = float(psutil.virtual_memory().available)
     limit = container_limits().memory_bytes
-    return _SHARE_OF_MEMORY * min(free, free if limit is None else float(limit))
+    return max(
+        _LEAST_BYTES, _SHARE_OF_MEMORY * min(free, free if limit is None else float(limit)) / num_children
+    )

@@ -483,6 +483,8 @@ def test_what_a_library_raises_in_the_child_comes_back_as_a_failure():
             tracer.call(int, "x")
         with pytest.raises(FailureError, match="the process that traces models ended"):
             tracer.call(exit_at_once)
+        with pytest.raises(FailureError, match="too little free memory to trace"):
+            tracer.call(bytearray, 2**50)
         assert tracer.call(abs, -1) == 1
     finally:
         tracer.close()

@@ -419,15 +419,30 @@ def roofline_terms_s(ops: DistinctOps, arrays: PointArrays) -> tuple[Floats, Flo
     return flops_of(ops, arrays) / peaks_of(ops, arrays), moved_of(ops, arrays) / arrays.bandwidth
 
 
-def least_times_s(ops: DistinctOps, points: Sequence[Point]) -> Floats:
-    """Time that the products and the attention of a step need at the dense peak of their formats, (p,) [s].
+WINOGRAD = 2.5
+"""F(4 x 4, 3 x 3) needs 36 products for 144; DeepBench's V100 reaches 2.35 times its direct peak in fp32."""
 
-    No step is shorter, whatever the kernels. Convolutions are left out: Winograd's need fewer operations.
+
+def is_winograd(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.bool_]:
+    """True for 3 x 3 convolutions of stride 1 that no matrix unit computes, (p, n)."""
+    area, stride, element_bytes = ops.attributes[:, 0], ops.attributes[:, 1], ops.attributes[:, 7]
+    on_units = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.convolution_has_matrix_units)
+    found: npt.NDArray[np.bool_] = (
+        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & (on_units == 0) & (element_bytes <= 4)
+    )
+    return found
+
+
+def least_times_s(ops: DistinctOps, points: Sequence[Point]) -> Floats:
+    """Time that the products, attention and convolutions of a step need at the dense peak of their formats, (p,) [s].
+
+    No step is shorter, whatever the kernels. Convolutions that may be Winograd's count 1 / 2.5 of their work.
     """
     arrays = point_arrays(points)
-    chosen = np.flatnonzero(np.isin(ops.op_class, LAW_CLASSES))
+    chosen = np.flatnonzero(np.isin(ops.op_class, (*LAW_CLASSES, *CONVOLUTIONS)))
     products = ops.take(chosen)
     work_s = flops_of(products, arrays) / peaks_of(products, arrays)  # at the clock that is sustained
+    work_s = np.where(is_winograd(products, arrays), work_s / WINOGRAD, work_s)
     found: Floats = (counts(products, arrays) * work_s * arrays.clock_share).sum(axis=1)
     return found
 

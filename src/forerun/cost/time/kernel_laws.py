@@ -25,10 +25,12 @@ import numpy.typing as npt
 from forerun.base.extras import plugin, plugin_names
 from forerun.cost.time.features import (
     GROUP_KERNEL_WIDTHS,
+    WINOGRAD,
     PointArrays,
     at_batches,
     flops_of,
     group_inputs,
+    is_winograd,
     moved_of,
     resident_share,
     roofline_terms_s,
@@ -159,15 +161,15 @@ def kernel_terms(kernels: Kernels) -> KernelTerms:
     is_cold = (ops.law_size > 1) & np.isin(ops.op_class, LAW_CLASSES)
     resident = np.where(is_cold, 0.0, resident_share(kernels.moved, points))
     memory_s = kernels.traffic_s * (1.0 - resident) + kernels.moved * resident / points.l2_bandwidth
-    is_winograd = _is_winograd(ops, points)
+    uses_winograd = is_winograd(ops, points)
     over_peak = np.where(np.isin(ops.op_class, LAW_CLASSES), 1.0, _OVER_BOOST) * np.where(
-        is_winograd, _WINOGRAD, 1.0
+        uses_winograd, WINOGRAD, 1.0
     )
     least_s = kernels.work_s * points.clock_share / (LARGEST_SHARE_OF_PEAK * over_peak)
     for rows, time_s in _times_s(Gives.LEAST, kernels):
         least_s[:, rows] = np.maximum(least_s[:, rows], time_s)
     gain = _winograd_gain(ops)
-    compute_s = np.where(is_winograd & (points.is_gpu > 0), kernels.work_s / gain, kernels.work_s)
+    compute_s = np.where(uses_winograd & (points.is_gpu > 0), kernels.work_s / gain, kernels.work_s)
     is_law = np.zeros(compute_s.shape, dtype=np.float32)
     for rows, time_s in _times_s(Gives.WORK, kernels):
         # A law says where it does not hold; the network's own time stays there.
@@ -198,21 +200,9 @@ def longest_times_s(kernels: Kernels) -> Floats:
 
 _OVER_BOOST = 1.08
 """Consumer boards run above the boost clock of their datasheets: DeepBench's GTX 1080 Ti reaches 1.07 of its peak."""
-_WINOGRAD = 2.5
-"""F(4 x 4, 3 x 3) needs 36 products for 144; DeepBench's V100 reaches 2.35 times its direct peak in fp32."""
 _WINOGRAD_GAIN, _WINOGRAD_CHANNELS = 2.6, 80.0
 """Its gain over the direct peak is 2.6 c / (c + 80), at least 1, with c the harmonic mean of the channels: DeepBench
 in fp32 has 1.1 at 64 channels, 1.3 at 64 and 128, 2.0 at 128 and 256, 2.3 at 256 and 512 (P100; V100 1.3 and 2.3)."""
-
-
-def _is_winograd(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.bool_]:
-    """True for 3 x 3 convolutions of stride 1 that no matrix unit computes, (p, n)."""
-    area, stride, element_bytes = ops.attributes[:, 0], ops.attributes[:, 1], ops.attributes[:, 7]
-    on_units = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.convolution_has_matrix_units)
-    found: npt.NDArray[np.bool_] = (
-        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & (on_units == 0) & (element_bytes <= 4)
-    )
-    return found
 
 
 def _winograd_gain(ops: DistinctOps) -> Floats:

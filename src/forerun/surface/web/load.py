@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -130,6 +132,8 @@ class Figures:
 _NICENESS = 10
 """Traces give way to the server's answers."""
 
+_LACKS_MEMORY = re.compile("needs more memory|memory limit|allocate memory|bad_?alloc")
+
 
 class BusyError(FailureError):
     """More questions wait than are allowed; ask again later.
@@ -159,7 +163,7 @@ class Tracer:
         self._num_taken = 0
         self._lock = threading.Lock()
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
-        memory_bytes = trace_memory_bytes() / num_children
+        memory_bytes = functools.partial(trace_memory_bytes, num_children)
         self._workers = [
             Worker(
                 memory_limit_bytes=memory_bytes, preload=TRACED_MODULES, may_fork=False, niceness=_NICENESS
@@ -198,8 +202,15 @@ class Tracer:
                     f"the model took longer than {self._limit_s:g} s to trace, which is not answered over HTTP; "
                     "use the command line"
                 ) from None
+            if _LACKS_MEMORY.search(str(error)):
+                raise FailureError(
+                    "the server has too little free memory to trace this model; ask later, for a smaller model, or use "
+                    "the command line"
+                ) from None
             if "the process" in str(error):
-                raise FailureError("the process that traces models ended; ask for a smaller model") from None
+                raise FailureError(
+                    "the process that traces models ended; ask again, or use the command line"
+                ) from None
             raise FailureError(str(error).removeprefix("the model: ")) from None
         except ForerunError as error:
             known = UsageError if isinstance(error, UsageError) else FailureError
