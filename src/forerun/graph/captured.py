@@ -154,8 +154,7 @@ class CaptureFacts:
     def settings(self) -> dict[str, Any]:
         """The settings of a run that the script decides, under the names of ``RunOptions``."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
-        steps, whole = self.max_steps, self.steps_per_epoch
-        epochs = steps / whole if steps and whole else self.epochs
+        epochs = self.max_steps / whole if (whole := self.steps_per_epoch) and self.max_steps else self.epochs
         found |= {"accumulation": self.num_micro_steps, "epochs": epochs if self.dataset_size else None}
         if self.dataset_size and self.epochs and (samples := self._validation_samples_per_epoch()):
             found["validation_size"] = samples
@@ -188,12 +187,13 @@ class CaptureFacts:
         samples = f"{self.batch_size} samples a step"
         if self.num_micro_steps > 1:
             samples = f"{self.samples_per_step} samples a step in {self.num_micro_steps} micro-steps"
+        plural = "s" * (self.num_reads != 1)
         words = {
             "recomputed activations": self.recomputes,
             "clipped gradients": self.clips,
             "a moving average of the weights": self.averages,
             "torch.compile": self.compile,
-            f"{self.num_reads} value{'s' * (self.num_reads != 1)} read by the host, which waits for the device": self.num_reads,
+            f"{self.num_reads} value{plural} read by the host, which waits for the device": self.num_reads,
         }
         extras = [text for text, applies in words.items() if applies]
         formats = self.precision
