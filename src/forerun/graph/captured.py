@@ -109,7 +109,7 @@ class CaptureFacts:
         loader: The data loader; None without one.
         dataset_size: Samples of one epoch; None if not known.
         epochs: Epochs of the job; None if not known.
-        max_steps: Steps of the job, if it does not end with an epoch.
+        max_steps: Steps of the job, if they are not those of its epochs.
         not_captured: What the step of the script does or needs beyond the graph, in words.
         torch_version: PyTorch that ran the script.
         steps_per_epoch: Steps of an epoch; None if not known.
@@ -154,7 +154,8 @@ class CaptureFacts:
     def settings(self) -> dict[str, Any]:
         """The settings of a run that the script decides, under the names of ``RunOptions``."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
-        found |= {"accumulation": self.num_micro_steps, "epochs": self.epochs if self.dataset_size else None}
+        epochs = self.max_steps / whole if (whole := self.steps_per_epoch) and self.max_steps else self.epochs
+        found |= {"accumulation": self.num_micro_steps, "epochs": epochs if self.dataset_size else None}
         if self.dataset_size and self.epochs and (samples := self._validation_samples_per_epoch()):
             found["validation_size"] = samples
         if self.loader is not None and self.loader.sample_cost_s is not None:
@@ -200,8 +201,7 @@ class CaptureFacts:
             formats += f", convolutions {self.convolution_precision}"
         what = f"{models or 'no module'}; {updates or 'weights changed by hand'}; {samples}; {formats}"
         found = [f"captured {how}: {what}" + (f"; with {', '.join(extras)}" if extras else "")]
-        loader = self.loader
-        if loader is not None and loader.sample_cost_s is not None:
+        if (loader := self.loader) is not None and loader.sample_cost_s is not None:
             took = (
                 f"loading a sample took one core of the capturing machine {loader.sample_cost_s * 1e3:.3g} ms"
             )

@@ -37,7 +37,14 @@ from scripts_captured import (
 )
 
 import forerun
-from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, TraceError, UsageError
+from forerun.base.errors import (
+    FailureError,
+    ForerunError,
+    InvalidSetupError,
+    ScriptError,
+    TraceError,
+    UsageError,
+)
 from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
 from forerun.script.capture_script import ScriptServer, capture_command, captured_by
@@ -124,15 +131,26 @@ def test_files_that_the_script_replaces_and_removes_are_kept(captured, folder):
     assert len(after) == len(before) + 1
 
 
-def test_without_a_view_a_change_is_refused_and_a_note_says_so(tmp_path, tmp_path_factory):
+def running(script):
+    found = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in found if str(script) in line]
+
+
+def test_without_a_view_a_change_is_refused_and_a_script_ends_with_what_started_it(
+    tmp_path, tmp_path_factory
+):
     make_files(tmp_path)
     before = contents(tmp_path)
     with capturing(tmp_path, tmp_path_factory.mktemp("scratch"), "guard") as capture:
         with pytest.raises(FailureError, match=r"may not change .*last.pt .*--unsafe-files"):
             capture(CHANGING)
         found = capture(TIED)
+        with pytest.raises(ForerunError):
+            capture("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
+        script = tmp_path / "script.py"
+        assert not running(script)
     assert any("no copy-on-write view" in note for note in found.facts.notes())
-    (tmp_path / "script.py").unlink()
+    script.unlink()
     assert contents(tmp_path) == before
 
 
@@ -308,7 +326,8 @@ def test_a_round_is_a_step_though_only_some_update_the_actor_and_targets_are_no_
 def test_micro_steps_go_on_over_the_end_of_an_epoch_and_previews_are_none(captured):
     facts = captured(CARRIED).facts
     assert (facts.num_micro_steps, facts.batch_size, facts.averages) == (4, 2, True)
-    assert (facts.steps_per_epoch, facts.max_steps) == (5, 16)  # of 22 and 66 micro-steps
+    assert (facts.steps_per_epoch, facts.max_steps, facts.epochs) == (5, 16, 3)  # of 22 and 66 micro-steps
+    assert facts.settings()["epochs"] == 16 / 5
     assert facts.validation == CapturedPause(unit="steps", every=5)
 
 
@@ -430,8 +449,7 @@ def test_a_process_that_the_script_forks_ends_with_the_capture(tmp_path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     with pytest.raises(TraceError, match="starts itself"):
         capture_command([sys.executable, str(script)], timeout_s=240)
-    running = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
-    assert not [line for line in running if str(script) in line]
+    assert not running(script)
     assert not list((tmp_path / "tmp").iterdir())
 
 

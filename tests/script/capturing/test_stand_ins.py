@@ -11,6 +11,7 @@ import torch
 from forerun.graph.graph import OpClass
 from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
+from forerun.script.capturing.patches import cover_ignite
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
@@ -139,6 +140,62 @@ def test_what_hooks_ask_before_they_save_or_evaluate_is_read_in_the_words_of_the
         "validation": ("steps", 500),
         "checkpoints": ("steps", 250),
     }
+
+
+def shows_a_few(network, pauses):
+    best = 0
+    for epoch in range(1, 4):
+        for step in range(3):
+            pauses.steps_recorded(here(), goes_on=False) if step == 2 and epoch == 1 else None
+        score = epoch / 10
+        if epoch > 100 and best < score:
+            network.save()
+            best = score
+            continue
+        if not epoch % 10:
+            network.save()
+    network.eval()
+    network[0].eval()
+    for _ in range(2):
+        network(torch.randn(1, 4))
+
+
+def tries_all(network, pauses):
+    for epoch in range(1, 4):
+        for step in range(3):
+            pauses.steps_recorded(here(), goes_on=False) if step == 2 and epoch == 1 else None
+    network.eval()
+    for held_out in [torch.randn(2, 4)]:
+        network(held_out)
+    network.train()
+
+
+@pytest.mark.parametrize(
+    ("script", "pauses"),
+    [(shows_a_few, {"checkpoints": ("epochs", 10)}), (tries_all, {"validation": ("job", 1)})],
+)
+def test_a_better_score_has_no_interval_and_a_few_samples_shown_are_no_validation(tmp_path, script, pauses):
+    script(torch.nn.Sequential(torch.nn.Linear(4, 2)), Pauses(tmp_path, lambda: None))
+    found = json.loads((tmp_path / "pauses.json").read_text())
+    assert {kind: (one["unit"], one["every"]) for kind, one in found.items()} == pauses
+
+
+def test_updates_by_handlers_of_an_epoch_of_ignite_are_the_steps_of_epochs():
+    steps, told = SimpleNamespace(num_steps=0), {}
+
+    class Engine:
+        state = SimpleNamespace(max_epochs=1_000_000)
+
+        def _fire_event(self, event):
+            steps.num_steps += event == "completed"
+
+    events = SimpleNamespace(EPOCH_STARTED="started", EPOCH_COMPLETED="completed", ITERATION_COMPLETED="one")
+    patches = cover_ignite(steps, SimpleNamespace(is_after=False), told.update)  # type: ignore[arg-type]
+    patches["ignite.engine.engine"](SimpleNamespace(Engine=Engine, Events=events))
+    for event in ("started", *["one"] * 20, "completed"):  # an episode
+        Engine()._fire_event(event)
+    job = job_of(here(), Progress(num_steps=1, trainer=told))
+    assert (job.epochs, job.steps_per_epoch, job.max_steps) == (1_000_000, 1, None)
 
 
 def test_loops_of_all_functions_around_a_step_are_counted():

@@ -24,7 +24,7 @@ from typing import Any
 from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
 
 _ENDLESS = 1e9
-"""Batches of a loader, or rounds of a loop, that stand for no limit."""
+"""Batches of a loader, rounds of a loop, or a setting, that stand for no limit."""
 
 
 def remember_arguments(module: Any) -> None:
@@ -62,7 +62,7 @@ class Job:
     Attributes:
         epochs: Passes over the data.
         steps_per_epoch: Steps of a pass.
-        max_steps: Steps of the whole job, if it does not end with an epoch.
+        max_steps: Steps of the whole job, if they are not those of its epochs.
         notes: Sources that disagree, in words.
     """
 
@@ -291,14 +291,14 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
             f"the length of the job: {named_steps.name} is {named_steps.value:,.0f}, the script makes {total:,} steps, "
             f"because {why}"
         )
-    if total is None:
-        return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
-    if epochs is not None and per_epoch is not None and total == math.ceil(epochs * per_epoch - 1e-9):
-        return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
+    is_of_epochs = bool(epochs and per_epoch) and total == math.ceil((epochs or 0) * (per_epoch or 0) - 1e-9)
+    # A step may begin in one epoch and end in the next: the epochs stay those of the script.
+    if total is not None and total != whole:
+        epochs = total / per_epoch if per_epoch else None
     return Job(
-        epochs=total / per_epoch if per_epoch else None,
+        epochs=epochs,
         steps_per_epoch=per_epoch,
-        max_steps=total,
+        max_steps=None if is_of_epochs else total,
         notes=tuple(notes),
     )
 
@@ -401,8 +401,9 @@ def _planned_steps(num_steps: int) -> int | None:
 _SAFE = (
     ast.Expression, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add,
     ast.Sub, ast.Mult, ast.FloorDiv, ast.USub, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.And, ast.Or,
+    ast.Tuple, ast.List,
 )  # fmt: skip
-_RANGES = ("range", "trange")
+RANGES = ("range", "trange")
 _AROUND = ("tqdm", "track", "progress_bar", "master_bar", "enumerate", "iter", "list", "reversed")
 
 
@@ -563,7 +564,7 @@ def _carries_rest(frame: FrameType | None) -> bool:
         others: set[str] = set()
         for part, node in changed_around(inner).items():
             (raised if isinstance(node, ast.AugAssign) else others).add(ast.unparse(part))
-        kept = set().union(*map(_parts, divided)) & raised - others
+        kept = set().union(*map(parts_in, divided)) & raised - others
         # A function's own variable begins anew with each call.
         kept -= set(inner.f_code.co_varnames) if len(around) > 1 else set()
         return bool(kept) and not any(isinstance(node, ast.Or) for node in nodes)
@@ -589,17 +590,14 @@ def round_of(frame: FrameType | None) -> tuple[Any, ...]:
 
 def _first_of(loop: ast.For | ast.While, frame: FrameType) -> int:
     """First number that ``range`` or ``enumerate`` gives to a loop."""
-    calls = (
-        (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
-        if isinstance(loop, ast.For)
-        else ()
-    )
-    for call in calls:
-        given = [*call.args, *(word.value for word in call.keywords if word.arg == "start")]
-        if called_name(call.func) in ("enumerate", *_RANGES) and len(given) > 1:
-            first = value_in(
-                given[call.func.id == "enumerate" if isinstance(call.func, ast.Name) else 0], frame
-            )
+    nodes = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        name, given = (
+            called_name(call.func),
+            [*call.args, *(w.value for w in call.keywords if w.arg == "start")],
+        )
+        if name in ("enumerate", *RANGES) and len(given) > 1:
+            first = value_in(given[name == "enumerate"], frame)
             return first if isinstance(first, int) else 0
     return 0
 
@@ -646,7 +644,7 @@ def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
     if not isinstance(found, ast.Call):
         return _length(value_in(found, frame)), True, False
     values = [value_in(argument, frame) for argument in found.args]
-    if called_name(found.func) in _RANGES:
+    if called_name(found.func) in RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
         if is_known and (phases := _phases(found.args[-1], frame)):
             return sum(phases) // len(phases), False, False
@@ -711,14 +709,8 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         others = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)} - changed
         for limit in _compared(test, kinds, others, frame):
             yield replace(limit, is_raised=False)
-    named = {
-        ast.unparse(target): node.value
-        for node in ast.walk(loop)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare)
-        for target in node.targets
-    }
-    for test in _tests_to_leave(loop.body):  # such as ``last_step``, which stands for a comparison
-        yield from _compared(named.get(ast.unparse(test), test), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
+    for test in _tests_to_leave(loop.body):
+        yield from _compared(written_out(test, frame), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
 
 
 def _asked(test: ast.expr, frame: FrameType) -> ast.expr:
@@ -766,11 +758,11 @@ def _compared(
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             continue
         left, kind, right = node.left, type(node.ops[0]), node.comparators[0]
-        if _parts(right) & changed:
+        if parts_in(right) & changed:
             left, right, kind = right, left, turned.get(kind, kind)
-        counters = _parts(left) & changed
+        counters = parts_in(left) & changed
         # A comparison of two things that both change has no bound that could be read.
-        if kind not in kinds or len(counters) != 1 or _parts(right) & changed:
+        if kind not in kinds or len(counters) != 1 or parts_in(right) & changed:
             continue
         (counter,) = counters
         value, bound = value_in(ast.parse(counter, mode="eval").body, frame), value_in(right, frame)
@@ -781,7 +773,8 @@ def _compared(
                 yield _Limit(counter=counter, value=value, bound=first, line=node.lineno)
 
 
-def _parts(expression: ast.expr) -> set[str]:
+def parts_in(expression: ast.AST) -> set[str]:
+    """Names and attributes in an expression, as they are written."""
     return {ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))}
 
 
@@ -883,8 +876,6 @@ _HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "hp", "fl
             "solver", "optim", "optimization", "schedule", "run", "t", "train_config", "train_cfg")  # fmt: skip
 _DEEPEST = 3
 _SURE = ("max_", "total_", "train_", "num_train_")
-_MOST = 1e9
-"""Larger numbers stand for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -968,6 +959,6 @@ def _first(known: Mapping[str, Any], names: Sequence[str], place: str) -> NamedL
     folded = {str(name).lower().replace("-", "_"): (name, value) for name, value in list(known.items())}
     for name in names:
         written, value = folded.get(name, (name, None))
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _ENDLESS:
             return NamedLength(name=f"{place}{written}".removeprefix("self."), value=float(value))
     return None

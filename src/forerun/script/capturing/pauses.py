@@ -25,6 +25,7 @@ from typing import Any
 
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing.job import (
+    RANGES,
     added_per_step,
     called_name,
     changed_around,
@@ -32,6 +33,7 @@ from forerun.script.capturing.job import (
     evaluated,
     first_number,
     frames_around,
+    parts_in,
     path_to,
     source_of,
     value_in,
@@ -330,13 +332,15 @@ def _from_mark(test: ast.Compare, frame: FrameType) -> int | None:
         for part, node in changed.items()
         if isinstance(part, _NAMED) and isinstance(value := getattr(node, "value", None), _NAMED)
     }
-    names = {ast.unparse(part) for part in ast.walk(test) if isinstance(part, _NAMED)}
+    names = parts_in(test) & (kept.keys() | set(map(ast.unparse, changed)))
     for mark in names & kept.keys():
         counter = kept[mark]
-        if counter in names and any(ast.unparse(part) == counter for part in changed):
+        counted = ast.parse(counter, mode="eval").body
+        # A better loss or score has an earlier value, too.
+        if counter in names and isinstance(value_in(counted, frame), int):
             turned = first_number(functools.partial(_has_turned, with_number(test, mark, 0), counter, frame))
             if turned:
-                return math.ceil(turned / added_per_step(ast.parse(counter, mode="eval").body, frame))
+                return math.ceil(turned / added_per_step(counted, frame))
     return None
 
 
@@ -417,27 +421,26 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
     """True if a condition without a remainder, or a part that all others wait for, does not hold for this script."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(_is_false(part, frame) for part in test.values)
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    names = parts_in(test)
     if any(isinstance(node, (ast.Mod, ast.Call)) for node in ast.walk(test)) or not names:
         return False
     if names & {part.id for part in changed_around(frame) if isinstance(part, ast.Name)}:
         return False
-    try:
-        return not eval(compile(ast.Expression(test), "<test>", "eval"), frame.f_globals, frame.f_locals)  # noqa: S307 - names and attributes alone
-    except Exception:  # an attribute may run any code
-        return False
+    return evaluated(ast.fix_missing_locations(ast.UnaryOp(ast.Not(), test)), frame) is True
 
 
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = {ast.unparse(part) for part in changed_around(frame) if isinstance(part, _NAMED)}
+    changed = set(map(ast.unparse, changed_around(frame)))
     for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
-                is_counter = any(ast.unparse(part) in changed for part in ast.walk(one))
-                bound = value_in(other, frame)
-                if is_counter and not isinstance(one, ast.Call) and isinstance(bound, int) and bound > _FEW:
-                    return not any(ast.unparse(part) in changed for part in ast.walk(other))
+                is_counter, bound = (
+                    not isinstance(one, ast.Call) and parts_in(one) & changed,
+                    value_in(other, frame),
+                )
+                if is_counter and isinstance(bound, int) and bound > _FEW:
+                    return not parts_in(other) & changed
     return False
 
 
@@ -476,8 +479,8 @@ def _read_calls(
     found: list[tuple[bool, str, CapturedPause, bool]] = []
     for call, tests, within in calls:
         kind = _kind_of(call, within, frame)
-        if called_name(call.func) == "eval" and (tests in draws or not _is_used(call, body)):
-            continue  # it draws samples there, or puts a network aside for a moment
+        if called_name(call.func) == "eval" and (tests in draws or not _is_tried(call, body, frame)):
+            continue  # it draws samples there, shows a few, or puts a network aside for a moment
         if not kind:
             continue
         asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
@@ -498,20 +501,26 @@ def _read_calls(
     yield from (one[1:] for one in sorted(found, key=lambda one: one[0]))
 
 
-def _is_used(call: ast.Call, body: Sequence[ast.stmt]) -> bool:
-    """True if the network whose mode a call changes is used before its mode changes again."""
+def _is_tried(call: ast.Call, body: Sequence[ast.stmt], frame: FrameType) -> bool:
+    """True if a network whose mode a call changes meets a data set, or other data, before its mode changes again."""
     network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    calls = [node for top in body for node in ast.walk(top) if isinstance(node, ast.Call)]
-    for node in sorted(calls, key=lambda node: node.lineno):
-        name = called_name(node.func)
-        if node.lineno <= call.lineno or SAVES.search(name):
-            continue
-        if name == "train" and ast.unparse(node.func).startswith(network):
-            return False
-        parts = [node.func, *node.args, *(word.value for word in node.keywords)]
-        if _EVALUATES.search(name) or any(f"{network}.".startswith(f"{ast.unparse(one)}.") for one in parts):
-            return True
-    return False
+    lines = {node: getattr(node, "lineno", 0) for top in body for node in ast.walk(top)}
+    modes = [node for node in lines if isinstance(node, ast.Call) and called_name(node.func) == "train"]
+    turns = [lines[node] for node in modes if ast.unparse(node.func).startswith(network)]
+    end = min((line for line in turns if line > call.lineno), default=math.inf)
+    rest = [node for node, line in lines.items() if call.lineno < line < end]
+    calls = [node for node in rest if isinstance(node, ast.Call) and not SAVES.search(called_name(node.func))]
+    calls = [node for node in calls if called_name(node.func) != "eval"]
+    if any(_EVALUATES.search(called_name(node.func)) for node in calls):
+        return True
+    given = [
+        one for node in calls for one in (node.func, *node.args, *(word.value for word in node.keywords))
+    ]
+    if not any(f"{network}.".startswith(f"{ast.unparse(one)}.") for one in given):
+        return False
+    loops = (called_name(getattr(one.iter, "func", one.iter)) for one in _loops_in(rest, frame))
+    words = {getattr(node, "id", getattr(node, "attr", "")) for node in rest} - {"eval"}
+    return any(name not in RANGES for name in loops) or any(map(_OTHER_DATA.search, words))
 
 
 def _compares(test: ast.expr) -> bool:
@@ -575,24 +584,21 @@ def _names_other_data(given: ast.expr) -> bool:
 def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
     """True if statements without gradients, or a function that they call, go through data, and draw no samples."""
     nodes = [node for top in body for node in ast.walk(top)]
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    known = [value_in(function, frame) for function in calls]
-    if any(
-        _SAMPLES.search(called_name(function)) or _UPDATES.search(called_name(function)) for function in calls
-    ):
+    names = [called_name(node.func) for node in nodes if isinstance(node, ast.Call)]
+    if any(_SAMPLES.search(name) or _UPDATES.search(name) for name in names):
         return False
-    inside = [
-        node
-        for found in known
-        if isinstance(found, FunctionType) and _is_followed(found.__code__)
-        for node in ast.walk(source_of(found))
-    ]
-    loops = [
-        node
-        for node in [*nodes, *inside]
-        if isinstance(node, ast.For) and "param" not in ast.unparse(node.iter)
-    ]
+    loops = _loops_in(nodes, frame)
     return any(isinstance(node, ast.Call) for loop in loops for top in loop.body for node in ast.walk(top))
+
+
+def _loops_in(nodes: Sequence[ast.AST], frame: FrameType) -> list[ast.For]:
+    """Loops, other than those through parameters, in nodes and in the functions that they call."""
+    # Not methods: those of a network go through its layers.
+    called = (value_in(node.func, frame) for node in nodes if isinstance(node, ast.Call))
+    known = [one for one in called if isinstance(one, FunctionType) and _is_followed(one.__code__)]
+    inside = [node for found in known for node in ast.walk(source_of(found))]
+    every = (node for node in [*nodes, *inside] if isinstance(node, ast.For))
+    return [loop for loop in every if "param" not in ast.unparse(loop.iter)]
 
 
 def _is_followed(code: CodeType) -> bool:

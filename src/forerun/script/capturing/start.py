@@ -56,13 +56,14 @@ def install(settings_file: Path) -> None:
     if captured := os.environ.get("FORERUN_CAPTURED_BY"):
         _refuse_training(Path(captured))
         return
-    folder = settings_file.parent
+    folder, server = settings_file.parent, os.getpid()
     _load()
     request = _next_request(folder)
     os.environ["FORERUN_CAPTURED_BY"] = str(request)
     settings = read_settings(request / "settings.json", CaptureSettings)
     sys.argv[1:] = settings.arguments if settings.arguments is not None else sys.argv[1:]
     isolate(request, settings.files)
+    die_with_parent(server)  # a copy is not asked to by itself, nor within new namespaces
     # Just before its time is over the process says where it is.
     faulthandler.dump_traceback_later(0.98 * settings.timeout_s, file=(request / LATE_FILE).open("w"))
     begin_capture()
