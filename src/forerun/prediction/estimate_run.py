@@ -504,7 +504,9 @@ _FORMATS = {
 }
 
 
-WINOGRAD_NOTE = "use of the peak above 100 %: convolutions count as direct ones, and Winograd's do up to 2.5 times less"
+WINOGRAD_NOTE = (
+    "use of the peak above 100 %: convolutions count as direct ones, and Winograd's do up to 2.5 times less"
+)
 
 
 class TokenFigures(TypedDict):
