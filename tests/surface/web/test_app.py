@@ -117,6 +117,16 @@ def test_plan_answers_what_the_package_answers(client):
     assert answer.json() == own.as_dict()
 
 
+def test_a_plan_takes_the_precision_of_its_model(client):
+    """That of a language model is bf16, not those of networks of images."""
+    options = {"batch_sizes": [1], "sequence_length": 128, "dataset_size": 1000}
+    answer = ask(client, "/plan", {"models": ["gpt2"], "devices": ["rtx-4090"], **options})
+    assert answer.status_code == 200, answer.text
+    own = forerun.plan("gpt2", devices="rtx-4090", max_rejected=50, **options)
+    assert {each["precision"] for each in own.as_dict()["candidates"]} == {"bf16"}
+    assert answer.json() == own.as_dict()
+
+
 def test_the_lists_have_the_catalogue_the_families_and_the_datasets(client):
     devices = {device["name"] for device in client.get("/hardware").json()["devices"]}
     assert {"t4", "a100-sxm4-40gb", "cpu"} <= devices

@@ -592,10 +592,8 @@ def _first_of(loop: ast.For | ast.While, frame: FrameType) -> int:
     """First number that ``range`` or ``enumerate`` gives to a loop."""
     nodes = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
-        name, given = (
-            called_name(call.func),
-            [*call.args, *(w.value for w in call.keywords if w.arg == "start")],
-        )
+        name = called_name(call.func)
+        given = [*call.args, *(word.value for word in call.keywords if word.arg == "start")]
         if name in ("enumerate", *RANGES) and len(given) > 1:
             first = value_in(given[name == "enumerate"], frame)
             return first if isinstance(first, int) else 0

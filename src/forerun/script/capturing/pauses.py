@@ -435,11 +435,9 @@ def _is_last(test: ast.expr, frame: FrameType) -> bool:
     for node in ast.walk(written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
-                is_counter, bound = (
-                    not isinstance(one, ast.Call) and parts_in(one) & changed,
-                    value_in(other, frame),
-                )
-                if is_counter and isinstance(bound, int) and bound > _FEW:
+                counters = set() if isinstance(one, ast.Call) else parts_in(one) & changed
+                bound = value_in(other, frame)
+                if counters and isinstance(bound, int) and bound > _FEW:
                     return not parts_in(other) & changed
     return False
 

@@ -193,7 +193,7 @@ def _list(kind: Any, most: int, least: int = 1) -> Any:
 
 _AXES: dict[str, Any] = {
     "batch_sizes": (_list(_of("batch_size"), 1024), [32, 64, 128]),
-    "precisions": (_list(_of("precision"), 6), ["fp32", "amp"]),
+    "precisions": (_list(_of("precision"), 6) | None, None),
     "layouts": (_list(_of("layout"), 2) | None, None),
     "image_sizes": (_list(_of("image_size"), 8, 0), []),
     "within": (_list(Annotated[str, Field(max_length=80)], 12, 0), []),
@@ -236,7 +236,7 @@ class PlanRequest(_Body):
         _check_links(found)
         configurations = (
             len(models)
-            * len(found["precisions"])
+            * len(found.get("precisions") or ("fp32", "amp"))
             * len(found.get("layouts") or [None])
             * max(1, len(found["image_sizes"]))
         )
