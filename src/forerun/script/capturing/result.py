@@ -365,10 +365,10 @@ def _batch_size(
             return max(1, own)
     if step.samples:
         asked = [o["value"] for o in options if "batch" in o["name"].lower() or "batch size" in o["help"]]
-        if not asked and (named := named_length(frame, ("batch_size",))) is not None:
-            asked = [round(named.value)]
+        named = None if asked else named_length(frame, ("batch_size",))
+        known = asked if named is None else [round(named.value)]
         # Sequences may come step by step, (steps, batch): that says which axis is that of samples.
-        if step.samples[0] not in asked and len(steps.first_sizes) > 1 and steps.first_sizes[1] in asked:
+        if step.samples[0] not in known and len(steps.first_sizes) > 1 and steps.first_sizes[1] in known:
             return steps.first_sizes[1]
         whole = [
             n for n in asked if isinstance(n, int) and 1 < n < step.samples[0] and not step.samples[0] % n
