@@ -18,7 +18,11 @@ _READING_TOKENS = (
     "CausalLM",
     "LMHeadModel",
     "MaskedLM",
-    *(f"{name}ForConditionalGeneration" for name in ("T5", "Gemma3", "Qwen2_5_VL", "Llava")),
+    "ElectraForPreTraining",
+    *(
+        f"{name}ForConditionalGeneration"
+        for name in ("T5", "Bart", "Gemma3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Llava")
+    ),
 )
 
 
@@ -107,7 +111,7 @@ def find_architecture(word: str) -> Architecture | None:
 
 _TRAINED_FURTHER = re.compile(
     r"^(?:nousresearch|unsloth|hugging-quants)/"
-    r"|[-_](?:instruct|chat|thinking|base|it|hf|fp16|bf16|bnb-4bit|bnb-nf4|unsloth|2[0-9](?:0[1-9]|1[0-2]))(?=[-_]|$)",
+    r"|[-_](?:instruct|chat|thinking|base|it|pt|hf|fp16|bf16|bnb-4bit|bnb-nf4|unsloth|2[0-9](?:0[1-9]|1[0-2]))(?=[-_]|$)",
     re.IGNORECASE,
 )
 

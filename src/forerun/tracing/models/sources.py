@@ -28,6 +28,7 @@ from forerun.base.errors import UnknownModelError, UsageError, near_matches
 from forerun.question.model import architectures, find_architecture
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.families import FAMILIES, build_family
+from forerun.tracing.models.hub import is_hub_name
 from forerun.tracing.models.meta_build import building_on, with_real_batches
 from forerun.tracing.models.transformers_models import build_catalogued
 from forerun.tracing.models.user_code import build_from_file, build_from_module
@@ -140,8 +141,9 @@ def _unknown(spec: str) -> UnknownModelError:
         or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
         or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
     )
+    hub = f"; hf:{spec} takes its configuration from the hub" if is_hub_name(spec) else ""
     return UnknownModelError(
-        f"no model {spec!r}{_of_family(name) or _containing(name) or hint or _elsewhere(name)}"
+        f"no model {spec!r}{_of_family(name) or _containing(name) or hint or _elsewhere(name)}{hub}"
     )
 
 

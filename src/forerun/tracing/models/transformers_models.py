@@ -91,6 +91,9 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             model_class = _classifier(transformers, model_class, config)
         _set_head(config, model_class.__name__, options)
         module, notes = _construct(model_class, config, options)
+        if values.get("tie_word_embeddings") is False and hasattr(module, "lm_head"):
+            # T5's classes share this matrix whatever the file says; published weights hold two, and loading keeps both.
+            module.lm_head.weight = torch.nn.Parameter(torch.empty_like(module.lm_head.weight))
         try:
             inputs = transformers_inputs(module, options, name)
         except AttributeError as error:  # a configuration without what those of its kind have
