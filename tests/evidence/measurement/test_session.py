@@ -210,7 +210,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(sink):
 def test_a_store_that_cannot_write_ends_the_session_with_its_error(sink):
     class FullSink(JsonlSink):
         def add(self, measurement):
-            if measurement.kind is JobKind.KERNEL and measurement.parameters["size"] == 1:
+            if measurement.kind is JobKind.LAYER and measurement.parameters["size"] == 1:
                 raise RecordError("expected room on the disk, got none")
             return super().add(measurement)
 
