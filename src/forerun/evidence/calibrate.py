@@ -6,24 +6,25 @@ its sizes, whole models the cost of a step beside its layers.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, create_model
 
 from forerun.base.answers import Answer, fields_of
-from forerun.base.errors import InvalidSetupError, RecordError, UsageError, near_matches
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import require
 from forerun.base.kept import write_whole
-from forerun.base.tables import csv_cells
+from forerun.base.tables import read_rows
 from forerun.cost.communication.constants import (
     MeasuredLayouts,
     StepShape,
@@ -40,9 +41,8 @@ from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family
-from forerun.evidence.records.reading import read_all
+from forerun.evidence.records.reading import columns_of, read_all
 from forerun.evidence.records.record_store import RecordStore
-from forerun.evidence.records.tables import above_zero, yes_or_no
 from forerun.prediction.division import shape_of
 from forerun.prediction.models import TracedModels
 from forerun.prediction.run_step import divided_steps
@@ -52,7 +52,7 @@ from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.devices.local import check_device, gpu_index, lock_device
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
-from forerun.question.settings import Declared, declared
+from forerun.question.settings import declared
 from forerun.question.setup import Precision, choice
 
 _FIT_SHARE = 0.25
@@ -310,7 +310,6 @@ def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
     )
 
 
-_NEEDED = ("model", "device", "batch_size", "step_time_s")
 _OF_LAYOUTS = {"parallel", "strategy"}
 
 
@@ -333,15 +332,8 @@ class LayoutMeasurement:
 
 def has_layouts(path: Path) -> bool:
     """True if a file is a table of steps with a column of layouts."""
-    if path.suffix.lower() != ".csv" or not path.is_file():
-        return False
-    columns = _columns(path)
+    columns = columns_of(path)
     return "step_time_s" in columns and bool(_OF_LAYOUTS & columns) and "row_id" not in columns
-
-
-def _columns(path: Path) -> set[str]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return {name.strip() for name in next(csv.reader(file), [])}
 
 
 def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
@@ -357,25 +349,13 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
     Raises:
         RecordError: A column is unknown, a cell is damaged or impossible, or a step is of another device.
     """
-    rows, columns, known = [*csv_cells(path).values()], _columns(path), declared(RunOptions)
-    if not rows:
-        raise RecordError(
-            f"{path.name}: expected measured steps below the columns, got none; add a row for each step"
-        )
-    for name in sorted(columns - {*known, *_NEEDED}):
-        raise RecordError(
-            f"{path.name}: unknown column '{name}'{near_matches(name, [*known, *_NEEDED])}; expected "
-            "model, device, batch_size, step_time_s and settings of predict, such as parallel, strategy or accumulation"
-        )
-    for name in (name for name in _NEEDED if name not in columns):
-        raise RecordError(f"{path.name}: expected a column '{name}', got none; add it")
     models = TracedModels(use_cache=True)
     weights = load_weights(shipped_weights_path())
     found = []
-    for number, row in enumerate(rows, start=1):
-        place = f"{path.name}, row {number}"
+    for line, row in read_rows(path, _layout_row()):
+        place = f"{path.name}, line {line}"
         try:
-            run = _layout_run(row, known, device, place)
+            run = _layout_run(row, device, place)
             size = run.setup.batch_size_per_device
             (step,) = divided_steps(models.of(run), run, [size], weights)
             shape = shape_of(step)
@@ -383,24 +363,33 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
             raise
         except UsageError as error:
             raise RecordError(f"{place}: {error}") from error
-        measured_s = above_zero(row.get("step_time_s", ""))
-        if measured_s is None:
-            raise RecordError(
-                f"{place}: expected seconds above zero in 'step_time_s', got '{row.get('step_time_s', '')}'"
-            )
+        measured_s = row.step_time_s
         found.append(
             LayoutMeasurement(run=run, measured_s=measured_s, predicted_s=step.step_s.value, shape=shape)
         )
     return found
 
 
-def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: Device, place: str) -> Run:
-    for name in ("model", "device"):
-        if name not in row:
-            raise RecordError(f"{place}: '{name}' is empty; fill it in")
-    apart = ("model", "device", "step_time_s")
-    given = {name: _value(name, cell, known[name], place) for name, cell in row.items() if name not in apart}
-    run = Run.of(row["model"], device=row["device"], **given)
+@cache
+def _layout_row() -> Any:
+    """Model of a row: the step, and any settings of ``predict``, whose words ``Run.of`` checks."""
+    numbers = {int: "a whole number", float: "a number", bool: "yes or no"}
+    settings = {
+        name: (item.kind | None, Field(default=None, description=numbers[item.kind]))
+        if item.kind in numbers
+        else (str | None, None)
+        for name, item in declared(RunOptions).items()
+    }
+    needed = {name: (str, Field(description=f"a {name}, as in predict")) for name in ("model", "device")}
+    size = (int, Field(description="a whole number"))
+    seconds = (float, Field(gt=0, allow_inf_nan=False, description="seconds above zero"))
+    columns: dict[str, Any] = {**settings, **needed, "batch_size": size, "step_time_s": seconds}
+    return create_model("Row", __config__=ConfigDict(extra="forbid"), **columns)
+
+
+def _layout_run(row: Any, device: Device, place: str) -> Run:
+    given = row.model_dump(exclude={"model", "device", "step_time_s"}, exclude_none=True)
+    run = Run.of(row.model, device=row.device, **given)
     if run.cluster.device.name != device.name:
         raise RecordError(
             f"{place}: a step of {run.cluster.device.name}, but the device is {device.name}; give --device "
@@ -412,17 +401,6 @@ def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: D
             "without the columns parallel and strategy"
         )
     return run
-
-
-def _value(name: str, cell: str, item: Declared, place: str) -> Any:
-    if item.kind is bool:
-        return yes_or_no(cell, name, place)
-    if item.kind not in (int, float):
-        return cell
-    try:
-        return item.kind(cell)
-    except ValueError:
-        raise RecordError(f"{place}: expected a number in '{name}', got '{cell}'") from None
 
 
 CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (

@@ -28,7 +28,9 @@ from forerun.evidence.fitting.evaluation import (
     grouped_errors,
 )
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
+from forerun.evidence.records.reading import columns_of
 from forerun.evidence.records.reading import read_steps as read_measured_steps
+from forerun.evidence.records.record_store import is_store
 from forerun.evidence.records.step_record import StepRecord
 from forerun.evidence.records.tables import read_timm_csv
 from forerun.graph.graph import Graph
@@ -97,7 +99,9 @@ def read_steps(
         RecordError: The table cannot be used, or no row is left.
     """
     if file_format == "auto":
-        file_format = "timm" if _has_timm_columns(path) else "forerun"
+        columns = set() if is_store(path) else columns_of(Path(path))
+        is_timm = any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
+        file_format = "timm" if is_timm else "forerun"
     if file_format == "timm":
         if len(devices) != 1:
             raise InvalidSetupError(
@@ -119,15 +123,6 @@ def read_steps(
     if not records:
         raise RecordError(f"{path}: no row is left after keeping {', '.join(devices) or 'all devices'}")
     return records
-
-
-def _has_timm_columns(path: str | Path) -> bool:
-    """True if a file is a CSV with a column of timm's benchmark script."""
-    if Path(path).suffix != ".csv" or not Path(path).is_file():
-        return False
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        columns = file.readline().strip().split(",")
-    return any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
 
 
 def evaluate_records(

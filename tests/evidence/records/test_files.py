@@ -251,12 +251,12 @@ def test_the_csv_of_the_cnn_grid(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("time_per_epoch", "-1", "row 1, column 'time_per_epoch': expected a number above zero"),
-        ("time_per_epoch", "nan", "column 'time_per_epoch'"),
-        ("batch_size", "64.5", "expected a whole number"),
-        ("depth", "three", "expected a number, got 'three'"),
-        ("time_per_epoch", "10000", "row 1, column 'time_per_epoch': 10000 s .* images_per_second says 5000"),
-        ("loss_2", "inf", "row 1, column 'loss_2'"),
+        ("time_per_epoch", "-1", "line 2: 'time_per_epoch' must be a number above zero, got '-1'"),
+        ("time_per_epoch", "nan", "'time_per_epoch' must be"),
+        ("batch_size", "64.5", "must be a whole number"),
+        ("depth", "three", "must be a whole number above zero, got 'three'"),
+        ("time_per_epoch", "10000", "line 2: 'time_per_epoch' of 10000 s .* images_per_second says 5000"),
+        ("loss_2", "inf", "line 2: 'loss_2' must be"),
     ],
 )
 def test_a_bad_cell_of_the_grid_is_named(tmp_path, column, value, message):
@@ -299,7 +299,7 @@ def test_a_grid_measured_without_a_gpu_in_any_order(tmp_path):
 def test_a_configuration_twice_in_a_grid(tmp_path):
     path = tmp_path / "grid.csv"
     write_cnn_csv([training(1), training(2)], path)
-    with pytest.raises(RecordError, match="row 2: the same configuration as row 1"):
+    with pytest.raises(RecordError, match="line 3: the same configuration as line 2"):
         read_cnn_csv(path, device="cpu")
 
 

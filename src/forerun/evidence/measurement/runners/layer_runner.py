@@ -19,6 +19,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.measurement.runners.step_runner import (
+    LEARNING_RATE,
     autocast_region,
     make_real_optimizer,
     num_parameters,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     import torch
 
 MODES = ("forward", "train_step")
-
-_LEARNING_RATE = 1e-4
 
 
 @runner(JobKind.LAYER)
@@ -67,7 +66,7 @@ def run_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> Run
         step = _forward_step(layers, inputs, precision, device)
     else:
         name = text_of(job.parameters, "optimizer", "none")
-        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layers, _LEARNING_RATE)
+        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layers, LEARNING_RATE)
         for given in inputs:
             given.requires_grad_(flag_of(job.parameters, "input_gradient", True))
         step = _train_step(layers, inputs, precision, device, optimizer)

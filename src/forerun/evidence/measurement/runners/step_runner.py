@@ -15,7 +15,6 @@ from forerun.evidence.measurement.runners.table import runner
 from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
-    limit_device_memory,
     open_device,
     set_step_flags,
     synchroniser,
@@ -39,6 +38,7 @@ def make_step(
     batch: Batch,
     optimizer: torch.optim.Optimizer | None,
     device: torch.device,
+    network: Callable[..., Any] | None = None,
 ) -> Callable[[], None]:
     """The step as a function without arguments; it may return before the device has finished.
 
@@ -51,8 +51,9 @@ def make_step(
         batch: A batch on the device.
         optimizer: Optimizer of the step, or None.
         device: Device of the model and the batch.
+        network: What is called in place of the model, such as the model under DistributedDataParallel.
     """
-    network = compiled(built.module, setup)
+    network = compiled(built.module, setup) if network is None else network
     if setup.phase is Phase.TRAIN:
         run = _training(built, network, setup, batch, optimizer, device)
     else:
@@ -186,11 +187,27 @@ def tensor_bytes(module: torch.nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 """Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise, because denormal
 numbers are slow on processors. The time of the optimizer does not depend on it."""
 
 _SHORTEST_ENERGY_SPAN_S = 0.5  # the driver's counter moves in steps of some 100 ms
+
+
+def built_for(job: MeasurementJob, setup: TrainingSetup, device: torch.device) -> BuiltModel:
+    """The model of a job on its device, with the numeric flags and the seed of the job set."""
+    import torch
+
+    from forerun.tracing.models.sources import build_model
+
+    set_step_flags(setup, job.parameters)
+    torch.manual_seed(whole_of(job.parameters, "seed", 0))
+    return build_model(
+        job.subject,
+        training=setup.phase is not Phase.INFERENCE,
+        device=str(device),
+        **input_options_of(job.parameters),
+    )
 
 
 @runner(JobKind.STEP)
@@ -200,23 +217,11 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
     Results are num_parameters, first_step_s, compile_time_s and the peak memory; on a GPU also launched_s, the time
     until the host had launched a step, and step_energy_j.
     """
-    import torch
-
-    from forerun.tracing.models.sources import build_model
     from forerun.tracing.step import prepared_batch
 
     setup = setup_of(job.parameters)
     device = open_device(device_index)
-    if job.parameters.get("memory_limit_bytes") is not None:
-        limit_device_memory(device, whole_of(job.parameters, "memory_limit_bytes"))
-    set_step_flags(setup, job.parameters)
-    torch.manual_seed(whole_of(job.parameters, "seed", 0))
-    built = build_model(
-        job.subject,
-        training=setup.phase is not Phase.INFERENCE,
-        device=str(device),
-        **input_options_of(job.parameters),
-    )
+    built = built_for(job, setup, device)
     if built.only_batch_size not in (None, setup.batch_size_per_device):
         raise InvalidSetupError(
             f"{built.name} runs at batch size {built.only_batch_size} only, got "
@@ -224,7 +229,7 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
         )
     memory = PeakMemory(device, tensor_bytes(built.module))
     batch = prepared_batch(built, setup, setup.batch_size_per_device)
-    optimizer = make_real_optimizer(setup, built.module, _LEARNING_RATE)
+    optimizer = make_real_optimizer(setup, built.module, LEARNING_RATE)
     step = make_step(built, setup, batch, optimizer, device)
     energy_j: list[float | None] = []
     with open_energy_counter(device_index) as read_energy_j:
