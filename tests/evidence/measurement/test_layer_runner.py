@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.layer_figures import LAYER_KINDS, layer_figures, output_size
 from forerun.evidence.measurement.layer_modules import build_layer
-from forerun.evidence.measurement.runners import layer_runner
+from forerun.evidence.measurement.runners import step_runner as layer_runner
 from forerun.evidence.records.measurement import JobKind
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup

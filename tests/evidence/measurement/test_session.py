@@ -217,21 +217,3 @@ def test_a_store_that_cannot_write_ends_the_session_with_its_error(sink):
     with pytest.raises(RecordError, match="room on the disk"):
         measure([tiny_job("times", size=size) for size in range(3)], FullSink(sink.path))
     assert [line["parameters"]["size"] for line in kernels(sink)] == [0]
-
-
-def test_a_session_whose_time_is_up_leaves_the_rest_to_the_next_one(sink):
-    jobs = [tiny_job("times", size=size) for size in range(4)]
-    answers = iter([False, False, True])
-    anchor = tiny_job("times", size=99)
-    protocol = replace(QUICK, anchor_every=10)
-    report = measure(jobs, sink, protocol=protocol, anchor=anchor, is_time_up=lambda: next(answers))
-    assert report.outcomes == {Outcome.DONE: 2}
-    sizes = [line["parameters"]["size"] for line in kernels(sink)]
-    assert sizes == [99, 0, 1, 99]  # the anchor closes what was begun
-    report = measure(jobs, sink, protocol=protocol)
-    assert (report.num_skipped, report.outcomes) == (2, {Outcome.DONE: 2})
-
-
-def test_a_session_without_time_measures_no_job(sink):
-    report = measure([tiny_job("times")], sink, is_time_up=lambda: True)
-    assert report.outcomes == {}

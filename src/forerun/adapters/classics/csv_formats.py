@@ -242,21 +242,18 @@ CNN_GRID = RecordFormat(write=write_cnn_csv, is_file=is_cnn_csv, read=_read_on, 
 """The format as an entry point of ``forerun.record_formats``."""
 
 
-def write_layer_csv(
-    measurements: Iterable[Measurement], path: str | Path, device: Device | None = None
-) -> int:
+def write_layer_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
     """Writes the finished layers and skips others; returns the number of rows.
 
     Args:
         measurements: Measurements of any kind.
         path: The CSV file.
-        device: Device of the layers, if not the one that their device names mean.
 
     Raises:
         RecordError: The file cannot be written.
     """
     rows: list[dict[str, Any]] = [
-        {"layer": m.subject, **m.parameters, **_times(m), **_hardware(m, device)}
+        {"layer": m.subject, **m.parameters, **_times(m), **_hardware(m)}
         for m in measurements
         if m.kind is JobKind.LAYER and m.outcome is Outcome.DONE and m.repetitions_s
     ]
@@ -281,11 +278,11 @@ def _times(measurement: Measurement) -> dict[str, float]:
     return {"time_ms": 1e3 * median(found), "time_ms_min": 1e3 * min(found), "time_ms_max": 1e3 * max(found)}
 
 
-def _hardware(measurement: Measurement, device: Device | None) -> dict[str, Any]:
+def _hardware(measurement: Measurement) -> dict[str, Any]:
     around = measurement.circumstances
     title = {"device": around.device_title}
     try:
-        found = device or find_device(around.device)
+        found = find_device(around.device)
     except UnknownDeviceError:
         return title
     return {**title, **{name: figure(found) for name, figure in _HARDWARE.items()}}

@@ -138,19 +138,18 @@ class TrainedModel:
             ) from error
 
 
-def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> TrainedModel:
+def load_model_file(path: Path, kinds: Kinds) -> TrainedModel:
     """Reads a fitted model.
 
     Args:
         path: The file.
         kinds: Regressors by kind.
-        kind: Wanted kind; None for any.
 
     Raises:
-        CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.
+        CostModelError: The file is missing, damaged, of a kind that is not known, or newer or older than this version.
     """
     header, arrays = _read(path)
-    _check_header(header, path, kinds, kind)
+    _check_header(header, path, kinds)
     try:
         features = from_plain(tuple[str, ...], header["features"], "features")
         for part in ("settings", "provenance"):
@@ -192,7 +191,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return header, arrays
 
 
-def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> None:
+def _check_header(header: Any, path: Path, kinds: Kinds) -> None:
     names = {"format_version", "kind", "kind_version", "features", "settings", "provenance"}
     missing = sorted(names - set(header)) if isinstance(header, dict) else sorted(names)
     if missing:
@@ -202,11 +201,6 @@ def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> No
         raise CostModelError(
             f"the model file {path.name} holds a model of kind {str(header['kind'])[:60]!r}, which this version does "
             f"not know; expected one of {', '.join(kinds)}"
-        )
-    if kind is not None and header["kind"] != kind:
-        raise CostModelError(
-            f"expected a model of kind '{kind}', but {path.name} holds one of kind '{header['kind']}'; "
-            "give another file"
         )
     _check_version(header["kind_version"], kinds[header["kind"]].version, str(header["kind"]), header, path)
 

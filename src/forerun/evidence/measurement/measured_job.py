@@ -36,7 +36,6 @@ _PRELOADED = (
     "torch._dynamo",
     "torchvision.models",
     "forerun.evidence.measurement.runners.data_parallel_runner",
-    "forerun.evidence.measurement.runners.layer_runner",
     "forerun.evidence.measurement.layer_modules",
     "forerun.evidence.measurement.runners.step_runner",
     "forerun.evidence.measurement.runners.training_runner",

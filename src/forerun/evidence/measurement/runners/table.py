@@ -19,7 +19,7 @@ Runner = Callable[[MeasurementJob, str, Protocol], RunResult]
 
 RUNNERS: dict[JobKind, Runner] = {}
 
-_RUNNER_MODULES = ("data_parallel_runner", "layer_runner", "step_runner", "training_runner")
+_RUNNER_MODULES = ("data_parallel_runner", "step_runner", "training_runner")
 """Modules imported for their registrations when the first job runs."""
 
 _MEMORY_PHRASES = (
