@@ -24,7 +24,7 @@ from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import require
 from forerun.base.kept import write_whole
-from forerun.base.tables import read_rows
+from forerun.base.tables import read_rows, read_toml
 from forerun.cost.communication.constants import (
     MeasuredLayouts,
     StepShape,
@@ -403,40 +403,6 @@ def _layout_run(row: Any, device: Device, place: str) -> Run:
     return run
 
 
-CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
-    ("torchvision:resnet18", 64, 4),
-    ("torchvision:mobilenet_v3_small", 96, 8),
-    ("cnn:depth=3,base_filters=32", 32, 32),
-    ("torchvision:squeezenet1_1", 128, 4),
-    ("torchvision:densenet121", 64, 2),
-    ("torchvision:shufflenet_v2_x0_5", 128, 8),
-    ("torchvision:vgg11_bn", 64, 2),
-    ("torchvision:efficientnet_b0", 96, 4),
-    ("torchvision:resnext50_32x4d", 64, 2),
-    ("torchvision:alexnet", 128, 8),
-    ("torchvision:swin_t", 64, 2),
-    ("cifar-resnet:20", 32, 64),
-    ("torchvision:regnet_y_400mf", 160, 2),
-    ("torchvision:mnasnet0_5", 160, 4),
-    ("torchvision:googlenet", 96, 4),
-    ("torchvision:resnet50", 128, 2),
-)
-"""Model, image size [pixels] and batch size, in the order of use: each model is unlike those before it."""
-
-KERAS_CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
-    ("keras:cifar10-cnn", 32, 32),
-    ("keras:VGG16", 48, 4),
-    ("keras:MobileNet", 96, 8),
-    ("keras:pcam-cnn", 64, 4),
-    ("keras:ResNet50", 64, 4),
-    ("keras:MobileNetV2", 96, 4),
-    ("keras:Xception", 96, 2),
-    ("keras:DenseNet121", 64, 2),
-    ("keras:EfficientNetB0", 96, 2),
-    ("keras:VGG19", 64, 2),
-)
-"""Models, image sizes and batch sizes for Keras, those that build quickly first (keras.applications, practicum)."""
-
 LOOP_MODEL = "keras:mlp:depth=1,width=1"
 """A network with almost no work: its step of ``fit`` is the cost of the training loop."""
 
@@ -482,7 +448,8 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
     """
     is_keras = framework == "keras"
     jobs = [loop_job(precision)] if is_keras else []
-    for model, image_size, batch_size in KERAS_CALIBRATION_MODELS if is_keras else CALIBRATION_MODELS:
+    table = read_toml(Path(__file__).with_name("calibration_models.toml"), "models")
+    for model, image_size, batch_size in table[framework]:
         parameters: dict[str, Scalar] = {
             "batch_size": batch_size * (16 if is_gpu else 1),
             "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,

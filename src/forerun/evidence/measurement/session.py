@@ -249,8 +249,8 @@ class SessionStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted:
-    """A job begins.
+class _JobEvent:
+    """Beginning or end of a job.
 
     Attributes:
         job: The job.
@@ -265,8 +265,12 @@ class JobStarted:
     remaining_time_s: float | None
 
 
+class JobStarted(_JobEvent):
+    """A job begins."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished(JobStarted):
+class JobFinished(_JobEvent):
     """A job has ended and is in the store.
 
     Attributes:
