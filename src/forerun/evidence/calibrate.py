@@ -451,6 +451,7 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
     table = read_toml(Path(__file__).with_name("calibration_models.toml"), "models")
     for model, image_size, batch_size in table[framework]:
         parameters: dict[str, Scalar] = {
+            # The batches of the table keep a processor busy for a fraction of a second; a GPU would only launch.
             "batch_size": batch_size * (16 if is_gpu else 1),
             "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,
             "precision": precision,
@@ -551,6 +552,7 @@ def _measure_in_turns(
     while waiting:
         queue = min(waiting, key=lambda one: one.spent_s / one.share)
         is_late = time.monotonic() >= deadline_s
+        # However short, a calibration has some of each: models give the cost of a step, layers the sizes.
         if is_late and queue.spent_s:
             return
         chunk = list(islice(queue.jobs, queue.num_at_once))

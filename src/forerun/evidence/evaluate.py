@@ -180,6 +180,7 @@ def _predictions(
     rows = np.empty((3, len(steps)))
     for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
         model = PreparedModel(graph=graph, ops=step.ops)
+        # The era of the software is part of the law, so each row is predicted with its own version.
         version = step.record.framework_version or None
         rows[:, index] = [
             column[0] for column in predict_intervals(model, [device], [setup], weights, version)

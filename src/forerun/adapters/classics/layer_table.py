@@ -157,6 +157,7 @@ def layer_case(
         "framework": framework,
         "use_bias": str(bool(parameters.get("use_bias"))).lower(),
     }
+    # A layer without a window has no padding: a word of its own would split equal layers in two.
     if parameters.get("kernel") is not None:
         words["padding"] = str(parameters.get("padding") or "same")
     if words["mode"] == "forward" or not figures.num_parameters:  # nothing is updated

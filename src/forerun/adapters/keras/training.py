@@ -157,6 +157,7 @@ def _images_of(job: MeasurementJob, layout: Layout) -> tuple[tuple[Any, Any], tu
     name, seed = text_of(parameters, "dataset", "cifar10"), whole_of(parameters, "seed", 0)
     steps = parameters.get("num_steps")
     batch = whole_of(parameters, "batch_size", 32) * whole_of(parameters, "num_replicas", 1)
+    # The first step traces and does not count, so that one alone would leave none.
     num_images = None if steps is None else max(2, int(steps)) * batch
 
     def read(train: bool, limit: int | None) -> tuple[Any, Any]:

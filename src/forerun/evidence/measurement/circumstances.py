@@ -97,6 +97,7 @@ def software_version(framework: str) -> str:
     """
     if framework not in _DISTRIBUTIONS:
         raise InvalidSetupError(f"expected framework {' or '.join(_DISTRIBUTIONS)}, got '{framework}'")
+    # From the metadata: to import a framework for its version takes seconds, and TensorFlow would take the GPU.
     main, *others = _DISTRIBUTIONS[framework]
     version = _installed_version(main)
     if version is None:

@@ -323,6 +323,7 @@ def timed_training(
     job = MeasurementJob(
         kind=JobKind.TRAINING, subject=subject, family=family or subject, parameters=dict(parameters)
     )
+    # Two trainings of one script are two occasions, or the second would have the key of the first.
     begun = hashlib.sha256(around.started_at.encode()).hexdigest()[:8]
     around = replace(around, occasion=around.occasion or f"fit {begun}")
     return as_measurement(job, ChildReport(outcome=Outcome.DONE, result=result), Protocol(), around)

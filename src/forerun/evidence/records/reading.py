@@ -188,6 +188,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
         import pyarrow
         import pyarrow.parquet
 
+    # The types are named: pyarrow would take a column whose first cells are empty for one of nulls.
     kinds = {name: pyarrow.int32() if name == "schema_version" else pyarrow.string() for name in FILE_COLUMNS}
     schema = pyarrow.schema(list(kinds.items()))
     count, source = 0, iter(rows)

@@ -127,6 +127,7 @@ def _work(rank: int, num_processes: int, device: str, argument: tuple[Measuremen
 
 def _num_steps(step_s: float, protocol: Protocol) -> int:
     """Repetitions that fit the protocol's time, at least three."""
+    # Each repetition is made twice, with its all-reduces and without.
     return max(3, min(protocol.num_repetitions, int(protocol.max_seconds / (2 * step_s))))
 
 
@@ -242,6 +243,7 @@ def _member(
     import torch
     import torch.distributed as dist
 
+    # Processes that each take all cores would measure their quarrel for them.
     torch.set_num_threads(num_threads)
     is_gpu = gpu_index(device_index) is not None
     if is_gpu:
@@ -254,6 +256,7 @@ def _member(
         timeout=_GROUP_TIMEOUT,
     )
     answer = work(rank, num_processes, f"cuda:{rank}" if is_gpu else "cpu", argument)
+    # A group that one leaves while others still send is an error in theirs.
     dist.barrier()
     dist.destroy_process_group()
     return answer

@@ -121,6 +121,7 @@ class PeakMemory:
                 "peak_memory_bytes": torch.cuda.max_memory_allocated(self._device),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
             }
+        # Weights were loaded before the count began, and count in a prediction.
         return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
 
 
