@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Evaluation(Answer):
         predicted_s, low_s, high_s, actual_s: Per row [s], (n,).
         row_groups: Device of each row, for plots.
         notes: Models that could not be traced, and the basis of the figures.
+        table: Name of the table or store.
     """
 
     metrics: ErrorMetrics
@@ -75,6 +76,7 @@ class Evaluation(Answer):
     actual_s: Floats
     row_groups: tuple[str, ...]
     notes: tuple[str, ...]
+    table: str = ""
 
     def json_fields(self) -> dict[str, Any]:
         """The errors, without the rows."""
@@ -305,7 +307,8 @@ def evaluate(
     given = {name: value for name, value in run.items() if value is not None}
     steps = read_steps(str(records), format, devices, given)
     named = {device.name: device for device in map(find_device, devices)}
-    return evaluate_records(steps, _weights(calibration, steps, named), named)
+    found = evaluate_records(steps, _weights(calibration, steps, named), named)
+    return replace(found, table=Path(records).name)
 
 
 def _weights(
