@@ -28,6 +28,7 @@ from forerun.base.errors import RecordError, UnknownDeviceError, UsageError, nea
 from forerun.base.tables import read_rows
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.reading import RecordFormat, columns_of
+from forerun.evidence.records.tables import Amount, Count
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device, NumberFormat
 
@@ -152,8 +153,8 @@ def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[M
     return [found for _, found in read.values()]
 
 
-_Whole = Annotated[int, Field(gt=0, description="a whole number above zero")]
-_Amount = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
+_Whole = Annotated[Count, Field(description="a whole number above zero")]
+_Amount = Annotated[Amount, Field(description="a number above zero")]
 
 
 class _GridRow(BaseModel):

@@ -11,7 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from forerun.base.errors import RecordError
 from forerun.base.tables import check_columns, check_positive, check_unique, read_rows, read_table
@@ -57,10 +65,9 @@ def _from_cells(row: Mapping[Any, Any], table: str, number: int) -> StepRecord:
             f"{table}, row {number}: expected schema_version {SCHEMA_VERSION}, got {row['schema_version']}; "
             "write the file again with this version of forerun"
         )
-    # An empty cell means the default of its field.
-    values = {
-        name: row[name] for name in _COLUMNS if name in row and not pd.isna(row[name]) and row[name] != ""
-    }
+    # An empty cell means the default of its field. As text, in which a number of Parquet and one of CSV read alike.
+    cells = {name: row[name] for name in _COLUMNS if name in row and not pd.isna(row[name])}
+    values: dict[str, Any] = {name: str(cell) for name, cell in cells.items() if cell != ""}
     if "input_shape" in values:
         values["input_shape"] = values["input_shape"].split("x")
     try:
@@ -72,8 +79,10 @@ def _from_cells(row: Mapping[Any, Any], table: str, number: int) -> StepRecord:
         raise RecordError(f"{table}, column '{first['loc'][0]}', row {number}: {said}, got {got}") from None
 
 
-_Count = Annotated[int, Field(gt=0)]
-_Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(float), Field(gt=0)]
+"""Whole number above zero in a cell, also where a spreadsheet wrote 5E4 or 64.0."""
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Finite number above zero in a cell."""
 _WHOLE, _POSITIVE = "a whole number above zero", "a number above zero"
 _TIMES = ("step_time_s", "images_per_s")
 
@@ -85,17 +94,17 @@ class _ShortRow(BaseModel):
 
     model: str = Field(description="a model, as in predict")
     device: str = Field(description="a device, as in predict")
-    batch_size: _Count = Field(description=_WHOLE)
-    step_time_s: _Amount | None = Field(default=None, description=_POSITIVE)
-    images_per_s: _Amount | None = Field(default=None, description=_POSITIVE)
+    batch_size: Count = Field(description=_WHOLE)
+    step_time_s: Amount | None = Field(default=None, description=_POSITIVE)
+    images_per_s: Amount | None = Field(default=None, description=_POSITIVE)
     precision: Precision = Field(default=Precision.FP32, description=f"one of {', '.join(Precision)}")
     phase: Phase = Field(default=Phase.TRAIN, description=f"one of {', '.join(Phase)}")
     layout: Layout = Field(default=Layout.NCHW, description=f"one of {', '.join(Layout)}")
     optimizer: str = "sgd"
     convolution_precision: Precision | None = Field(default=None, description="fp32 or tf32")
     compile: bool = Field(default=False, description="yes or no")
-    image_size: _Count | None = Field(default=None, description=_WHOLE)
-    sequence_length: _Count | None = Field(default=None, description=_WHOLE)
+    image_size: Count | None = Field(default=None, description=_WHOLE)
+    sequence_length: Count | None = Field(default=None, description=_WHOLE)
     torch_version: str = ""
 
     @field_validator("precision", "phase", "layout", "optimizer", "convolution_precision", mode="before")
