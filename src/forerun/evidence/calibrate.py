@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
@@ -352,6 +352,7 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
     models = TracedModels(use_cache=True)
     weights = load_weights(shipped_weights_path())
     found = []
+    row: Any  # its fields are known at run time only
     for line, row in read_rows(path, _layout_row()):
         place = f"{path.name}, line {line}"
         try:
@@ -371,24 +372,25 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
 
 
 @cache
-def _layout_row() -> Any:
+def _layout_row() -> type[BaseModel]:
     """Model of a row: the step, and any settings of ``predict``, whose words ``Run.of`` checks."""
     numbers = {int: "a whole number", float: "a number", bool: "yes or no"}
-    settings = {
-        name: (item.kind | None, Field(default=None, description=numbers[item.kind]))
-        if item.kind in numbers
-        else (str | None, None)
-        for name, item in declared(RunOptions).items()
-    }
-    needed = {name: (str, Field(description=f"a {name}, as in predict")) for name in ("model", "device")}
-    size = (int, Field(description="a whole number"))
-    seconds = (float, Field(gt=0, allow_inf_nan=False, description="seconds above zero"))
-    columns: dict[str, Any] = {**settings, **needed, "batch_size": size, "step_time_s": seconds}
+    columns: dict[str, Any] = {}
+    for name, item in declared(RunOptions).items():
+        kind, words = (item.kind, numbers[item.kind]) if item.kind in numbers else (str, None)
+        # A field may not be called like a method of the model.
+        is_taken = hasattr(BaseModel, name)
+        field = Field(default=None, description=words, alias=name if is_taken else None)
+        columns[f"{name}_" if is_taken else name] = (kind | None, field)
+    columns |= {name: (str, Field(description=f"a {name}, as in predict")) for name in ("model", "device")}
+    columns["batch_size"] = (int, Field(description="a whole number"))
+    seconds = Field(gt=0, allow_inf_nan=False, description="seconds above zero")
+    columns["step_time_s"] = (float, seconds)
     return create_model("Row", __config__=ConfigDict(extra="forbid"), **columns)
 
 
 def _layout_run(row: Any, device: Device, place: str) -> Run:
-    given = row.model_dump(exclude={"model", "device", "step_time_s"}, exclude_none=True)
+    given = row.model_dump(exclude={"model", "device", "step_time_s"}, exclude_none=True, by_alias=True)
     run = Run.of(row.model, device=row.device, **given)
     if run.cluster.device.name != device.name:
         raise RecordError(
