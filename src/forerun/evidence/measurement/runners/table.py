@@ -65,13 +65,13 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
     try:
         return RUNNERS[job.kind](job, device_index, protocol)
     except Exception as error:
-        for cause in _chain(error):
+        for cause in causes(error):
             if _says_full(cause):
                 raise OutOfMemory(_first_line(cause)) from error
         raise
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and its causes, because libraries wrap the errors of their constructors."""
     seen: set[int] = set()
     current: BaseException | None = error
