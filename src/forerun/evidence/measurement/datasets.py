@@ -309,6 +309,7 @@ def image_batches(
     images = TensorDataset(torch.from_numpy(found.images), torch.from_numpy(found.labels))
     generator = torch.Generator().manual_seed(seed)
     order = RandomSampler(images, generator=generator) if shuffle else SequentialSampler(images)
+    centred: Any = _centred  # PyTorch declares it for lists of samples, which a batch at once is not
     # Images in memory are taken a batch at a time: one by one, they would cost more than the step of a small network.
     return DataLoader(
         images,
@@ -316,7 +317,7 @@ def image_batches(
         sampler=BatchSampler(order, batch_size, drop_last=False),
         num_workers=num_workers,
         pin_memory=pin_memory,
-        collate_fn=_centred,
+        collate_fn=centred,
         persistent_workers=num_workers > 0,
         generator=generator,
     )
