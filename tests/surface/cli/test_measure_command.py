@@ -75,7 +75,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
     [
         (("grid", "--sizes", "depth"), "--sizes such as depth=2,3,4"),
         (("grid", "--sizes", "dept=2"), "did you mean depth"),
-        (("grid", "--batch-sizes", "0"), "above zero"),
+        (("grid", "--batch-sizes", "0"), "whole numbers from 1 to"),
         (("grid", "--precision", "fp31"), "unknown precision 'fp31'"),
         (("grid", "--compile", "maybe"), "no, yes or no,yes"),
         (("grid", "--dataset", "fashion"), "cifar10, mnist, pcam, synthetic, digits"),
