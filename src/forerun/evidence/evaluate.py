@@ -28,8 +28,7 @@ from forerun.evidence.fitting.evaluation import (
     grouped_errors,
 )
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
-from forerun.evidence.records.reading import columns_of
-from forerun.evidence.records.reading import read_steps as read_measured_steps
+from forerun.evidence.records.reading import columns_of, read_measured_steps
 from forerun.evidence.records.record_store import is_store
 from forerun.evidence.records.step_record import StepRecord
 from forerun.evidence.records.tables import read_timm_csv
@@ -118,7 +117,7 @@ def read_steps(
             f"every row of {Path(path).name} says how it was measured, and {options} would only say it of a timm "
             "table; leave it out"
         )
-    records = read_measured_steps(path)
+    records = read_measured_steps([path])
     if devices:
         wanted = {find_device(name).name for name in devices}
         records = [record for record in records if find_device(record.device).name in wanted]

@@ -10,7 +10,7 @@ from forerun.evidence.records.reading import (
     FILE_COLUMNS,
     export_measurements,
     import_measurements,
-    read_steps,
+    read_measured_steps,
 )
 from forerun.evidence.records.record_store import RecordStore
 from forerun.evidence.records.step_record import StepRecord, as_step_record
@@ -185,7 +185,7 @@ def test_flat_tables_of_steps_are_measurements_too(tmp_path, ending):
     assert found.repetitions_s == (0.25,)
     assert found.circumstances.device == "rtx-3090"
     assert as_step_record(found) == STEP
-    assert read_steps(path) == [STEP]
+    assert read_measured_steps([path]) == [STEP]
 
 
 def test_steps_are_read_from_stores_too(tmp_path):
@@ -194,7 +194,7 @@ def test_steps_are_read_from_stores_too(tmp_path):
     failed = measurement(3, outcome=Outcome.FAILED, repetitions_s=(), summary=None)
     with RecordStore.open(path) as store:
         store.add_many([measurement(1), layer, failed])
-    (step,) = read_steps(path)
+    (step,) = read_measured_steps([path])
     assert step.model == "cnn:depth=2,base_filters=32"
     assert step.step_time_s == 0.2000000000000001
     assert step.batch_size_per_device == 32

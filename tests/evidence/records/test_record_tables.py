@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from record_cases import record
 
 from forerun.base.errors import RecordError
-from forerun.evidence.records.reading import read_steps
+from forerun.evidence.records.reading import read_measured_steps
 from forerun.evidence.records.step_record import SCHEMA_VERSION
 from forerun.evidence.records.tables import read_records
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision
@@ -133,7 +133,7 @@ def test_a_speed_and_a_time_say_the_same(tmp_path):
         "timm:resnet50,rtx-3090,128,400,,amp\n"
         "timm:resnet50,rtx-3090,128,,0.32,amp\n",
     )
-    first, second = read_steps(path)
+    first, second = read_measured_steps([path])
     assert first.step_time_s == pytest.approx(second.step_time_s) == pytest.approx(0.32)
     assert first.family == "resnet"
     assert (first.precision, first.phase, first.optimizer) == ("amp", "train", "sgd")
@@ -152,10 +152,10 @@ def test_a_speed_and_a_time_say_the_same(tmp_path):
 def test_a_cell_that_cannot_be_meant_is_named_with_its_row(tmp_path, row, words):
     path = table(tmp_path, f"model,device,batch_size,images_per_s,step_time_s\n{row}\n")
     with pytest.raises(RecordError, match=f"line 2.*{words}"):
-        read_steps(path)
+        read_measured_steps([path])
 
 
 def test_an_unknown_column_is_named(tmp_path):
     path = table(tmp_path, "model,device,batch_size,images_per_s,speed\ntimm:resnet50,rtx-3090,8,400,1\n")
     with pytest.raises(RecordError, match="speed"):
-        read_steps(path)
+        read_measured_steps([path])

@@ -127,15 +127,6 @@ def read_measured_steps(names: Sequence[str | Path], device: Device | None = Non
     return found
 
 
-def read_steps(path_or_url: str | Path) -> list[StepRecord]:
-    """Measured steps of a store, or of a ``.csv`` or ``.parquet`` file.
-
-    Raises:
-        RecordError: The store or file is missing, damaged, of another version, or holds impossible values.
-    """
-    return list(step_records(read_all([path_or_url], None)))
-
-
 _JSON_COLUMNS = ("parameters", "repetitions_s", "warm_up_s", "summary", "results", "circumstances")
 FILE_COLUMNS = ("schema_version", "key", "kind", "subject", "family", "outcome", "reason", *_JSON_COLUMNS)
 """Columns of a file of measurements."""
