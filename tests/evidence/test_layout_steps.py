@@ -64,27 +64,32 @@ def test_a_correction_fades_with_the_distance_of_shapes() -> None:
     ("text", "device", "out", "words"),
     [
         (HEADER + ROWS, "h100-sxm", None, "give --out my-cluster.json"),
-        (HEADER + ROWS, "a100-sxm4-80gb", "a.json", "row 1: a step of h100-sxm"),
-        (HEADER, "h100-sxm", "a.json", "got none; add a row"),
+        (HEADER + ROWS, "a100-sxm4-80gb", "a.json", "line 2: a step of h100-sxm"),
+        (HEADER, "h100-sxm", "a.json", "a row or more below the header"),
         (HEADER.replace("precision", "precison") + ROWS, "h100-sxm", "a.json", "did you mean precision"),
-        (HEADER + ROWS.replace("0.05", "fast"), "h100-sxm", "a.json", "row 1: expected seconds above zero"),
+        (
+            HEADER + ROWS.replace("0.05", "fast"),
+            "h100-sxm",
+            "a.json",
+            "line 2: 'step_time_s' must be seconds above zero",
+        ),
         (
             HEADER + ROWS.replace(",4,", ",four,"),
             "h100-sxm",
             "a.json",
-            "row 1: expected a number in 'batch_size'",
+            "line 2: 'batch_size' must be a whole number",
         ),
         (
             HEADER + ROWS.replace("tp=2,dp=4", "tp=3"),
             "h100-sxm",
             "a.json",
-            "row 1: tp=3 needs a multiple of 3",
+            "line 2: tp=3 needs a multiple of 3",
         ),
         (
             HEADER + ROWS.replace("8xh100-sxm,,ddp", "h100-sxm,,"),
             "h100-sxm",
             "a.json",
-            "row 2: expected a step of several devices",
+            "line 3: expected a step of several devices",
         ),
     ],
 )

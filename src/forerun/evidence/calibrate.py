@@ -6,24 +6,25 @@ its sizes, whole models the cost of a step beside its layers.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from forerun.base.answers import Answer, fields_of
-from forerun.base.errors import InvalidSetupError, RecordError, UsageError, near_matches
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import require
 from forerun.base.kept import write_whole
-from forerun.base.tables import csv_cells
+from forerun.base.tables import read_rows, read_toml
 from forerun.cost.communication.constants import (
     MeasuredLayouts,
     StepShape,
@@ -40,9 +41,8 @@ from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family
-from forerun.evidence.records.reading import read_all
+from forerun.evidence.records.reading import columns_of, read_all
 from forerun.evidence.records.record_store import RecordStore
-from forerun.evidence.records.tables import above_zero, yes_or_no
 from forerun.prediction.division import shape_of
 from forerun.prediction.models import TracedModels
 from forerun.prediction.run_step import divided_steps
@@ -52,7 +52,7 @@ from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.devices.local import check_device, gpu_index, lock_device
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
-from forerun.question.settings import Declared, declared
+from forerun.question.settings import declared
 from forerun.question.setup import Precision, choice
 
 _FIT_SHARE = 0.25
@@ -310,7 +310,6 @@ def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
     )
 
 
-_NEEDED = ("model", "device", "batch_size", "step_time_s")
 _OF_LAYOUTS = {"parallel", "strategy"}
 
 
@@ -333,15 +332,8 @@ class LayoutMeasurement:
 
 def has_layouts(path: Path) -> bool:
     """True if a file is a table of steps with a column of layouts."""
-    if path.suffix.lower() != ".csv" or not path.is_file():
-        return False
-    columns = _columns(path)
+    columns = columns_of(path)
     return "step_time_s" in columns and bool(_OF_LAYOUTS & columns) and "row_id" not in columns
-
-
-def _columns(path: Path) -> set[str]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return {name.strip() for name in next(csv.reader(file), [])}
 
 
 def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
@@ -357,25 +349,14 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
     Raises:
         RecordError: A column is unknown, a cell is damaged or impossible, or a step is of another device.
     """
-    rows, columns, known = [*csv_cells(path).values()], _columns(path), declared(RunOptions)
-    if not rows:
-        raise RecordError(
-            f"{path.name}: expected measured steps below the columns, got none; add a row for each step"
-        )
-    for name in sorted(columns - {*known, *_NEEDED}):
-        raise RecordError(
-            f"{path.name}: unknown column '{name}'{near_matches(name, [*known, *_NEEDED])}; expected "
-            "model, device, batch_size, step_time_s and settings of predict, such as parallel, strategy or accumulation"
-        )
-    for name in (name for name in _NEEDED if name not in columns):
-        raise RecordError(f"{path.name}: expected a column '{name}', got none; add it")
     models = TracedModels(use_cache=True)
     weights = load_weights(shipped_weights_path())
     found = []
-    for number, row in enumerate(rows, start=1):
-        place = f"{path.name}, row {number}"
+    row: Any  # its fields are known at run time only
+    for line, row in read_rows(path, _layout_row()):
+        place = f"{path.name}, line {line}"
         try:
-            run = _layout_run(row, known, device, place)
+            run = _layout_run(row, device, place)
             size = run.setup.batch_size_per_device
             (step,) = divided_steps(models.of(run), run, [size], weights)
             shape = shape_of(step)
@@ -383,24 +364,34 @@ def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
             raise
         except UsageError as error:
             raise RecordError(f"{place}: {error}") from error
-        measured_s = above_zero(row.get("step_time_s", ""))
-        if measured_s is None:
-            raise RecordError(
-                f"{place}: expected seconds above zero in 'step_time_s', got '{row.get('step_time_s', '')}'"
-            )
+        measured_s = row.step_time_s
         found.append(
             LayoutMeasurement(run=run, measured_s=measured_s, predicted_s=step.step_s.value, shape=shape)
         )
     return found
 
 
-def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: Device, place: str) -> Run:
-    for name in ("model", "device"):
-        if name not in row:
-            raise RecordError(f"{place}: '{name}' is empty; fill it in")
-    apart = ("model", "device", "step_time_s")
-    given = {name: _value(name, cell, known[name], place) for name, cell in row.items() if name not in apart}
-    run = Run.of(row["model"], device=row["device"], **given)
+@cache
+def _layout_row() -> type[BaseModel]:
+    """Model of a row: the step, and any settings of ``predict``, whose words ``Run.of`` checks."""
+    numbers = {int: "a whole number", float: "a number", bool: "yes or no"}
+    columns: dict[str, Any] = {}
+    for name, item in declared(RunOptions).items():
+        kind, words = (item.kind, numbers[item.kind]) if item.kind in numbers else (str, None)
+        # A field may not be called like a method of the model.
+        is_taken = hasattr(BaseModel, name)
+        field = Field(default=None, description=words, alias=name if is_taken else None)
+        columns[f"{name}_" if is_taken else name] = (kind | None, field)
+    columns |= {name: (str, Field(description=f"a {name}, as in predict")) for name in ("model", "device")}
+    columns["batch_size"] = (int, Field(description="a whole number"))
+    seconds = Field(gt=0, allow_inf_nan=False, description="seconds above zero")
+    columns["step_time_s"] = (float, seconds)
+    return create_model("Row", __config__=ConfigDict(extra="forbid"), **columns)
+
+
+def _layout_run(row: Any, device: Device, place: str) -> Run:
+    given = row.model_dump(exclude={"model", "device", "step_time_s"}, exclude_none=True, by_alias=True)
+    run = Run.of(row.model, device=row.device, **given)
     if run.cluster.device.name != device.name:
         raise RecordError(
             f"{place}: a step of {run.cluster.device.name}, but the device is {device.name}; give --device "
@@ -413,51 +404,6 @@ def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: D
         )
     return run
 
-
-def _value(name: str, cell: str, item: Declared, place: str) -> Any:
-    if item.kind is bool:
-        return yes_or_no(cell, name, place)
-    if item.kind not in (int, float):
-        return cell
-    try:
-        return item.kind(cell)
-    except ValueError:
-        raise RecordError(f"{place}: expected a number in '{name}', got '{cell}'") from None
-
-
-CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
-    ("torchvision:resnet18", 64, 4),
-    ("torchvision:mobilenet_v3_small", 96, 8),
-    ("cnn:depth=3,base_filters=32", 32, 32),
-    ("torchvision:squeezenet1_1", 128, 4),
-    ("torchvision:densenet121", 64, 2),
-    ("torchvision:shufflenet_v2_x0_5", 128, 8),
-    ("torchvision:vgg11_bn", 64, 2),
-    ("torchvision:efficientnet_b0", 96, 4),
-    ("torchvision:resnext50_32x4d", 64, 2),
-    ("torchvision:alexnet", 128, 8),
-    ("torchvision:swin_t", 64, 2),
-    ("cifar-resnet:20", 32, 64),
-    ("torchvision:regnet_y_400mf", 160, 2),
-    ("torchvision:mnasnet0_5", 160, 4),
-    ("torchvision:googlenet", 96, 4),
-    ("torchvision:resnet50", 128, 2),
-)
-"""Model, image size [pixels] and batch size, in the order of use: each model is unlike those before it."""
-
-KERAS_CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
-    ("keras:cifar10-cnn", 32, 32),
-    ("keras:VGG16", 48, 4),
-    ("keras:MobileNet", 96, 8),
-    ("keras:pcam-cnn", 64, 4),
-    ("keras:ResNet50", 64, 4),
-    ("keras:MobileNetV2", 96, 4),
-    ("keras:Xception", 96, 2),
-    ("keras:DenseNet121", 64, 2),
-    ("keras:EfficientNetB0", 96, 2),
-    ("keras:VGG19", 64, 2),
-)
-"""Models, image sizes and batch sizes for Keras, those that build quickly first (keras.applications, practicum)."""
 
 LOOP_MODEL = "keras:mlp:depth=1,width=1"
 """A network with almost no work: its step of ``fit`` is the cost of the training loop."""
@@ -504,8 +450,10 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
     """
     is_keras = framework == "keras"
     jobs = [loop_job(precision)] if is_keras else []
-    for model, image_size, batch_size in KERAS_CALIBRATION_MODELS if is_keras else CALIBRATION_MODELS:
+    table = read_toml(Path(__file__).with_name("calibration_models.toml"), "models")
+    for model, image_size, batch_size in table[framework]:
         parameters: dict[str, Scalar] = {
+            # The batches of the table keep a processor busy for a fraction of a second; a GPU would only launch.
             "batch_size": batch_size * (16 if is_gpu else 1),
             "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,
             "precision": precision,
@@ -606,6 +554,7 @@ def _measure_in_turns(
     while waiting:
         queue = min(waiting, key=lambda one: one.spent_s / one.share)
         is_late = time.monotonic() >= deadline_s
+        # However short, a calibration has some of each: models give the cost of a step, layers the sizes.
         if is_late and queue.spent_s:
             return
         chunk = list(islice(queue.jobs, queue.num_at_once))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from forerun.evidence.fitting.evaluation import (
     grouped_errors,
 )
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
-from forerun.evidence.records.reading import read_steps as read_measured_steps
+from forerun.evidence.records.reading import columns_of, read_measured_steps
+from forerun.evidence.records.record_store import is_store
 from forerun.evidence.records.step_record import StepRecord
 from forerun.evidence.records.tables import read_timm_csv
 from forerun.graph.graph import Graph
@@ -62,6 +63,7 @@ class Evaluation(Answer):
         predicted_s, low_s, high_s, actual_s: Per row [s], (n,).
         row_groups: Device of each row, for plots.
         notes: Models that could not be traced, and the basis of the figures.
+        table: Name of the table or store.
     """
 
     metrics: ErrorMetrics
@@ -73,6 +75,7 @@ class Evaluation(Answer):
     actual_s: Floats
     row_groups: tuple[str, ...]
     notes: tuple[str, ...]
+    table: str = ""
 
     def json_fields(self) -> dict[str, Any]:
         """The errors, without the rows."""
@@ -97,7 +100,9 @@ def read_steps(
         RecordError: The table cannot be used, or no row is left.
     """
     if file_format == "auto":
-        file_format = "timm" if _has_timm_columns(path) else "forerun"
+        columns = set() if is_store(path) else columns_of(Path(path))
+        is_timm = any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
+        file_format = "timm" if is_timm else "forerun"
     if file_format == "timm":
         if len(devices) != 1:
             raise InvalidSetupError(
@@ -112,22 +117,13 @@ def read_steps(
             f"every row of {Path(path).name} says how it was measured, and {options} would only say it of a timm "
             "table; leave it out"
         )
-    records = read_measured_steps(path)
+    records = read_measured_steps([path])
     if devices:
         wanted = {find_device(name).name for name in devices}
         records = [record for record in records if find_device(record.device).name in wanted]
     if not records:
         raise RecordError(f"{path}: no row is left after keeping {', '.join(devices) or 'all devices'}")
     return records
-
-
-def _has_timm_columns(path: str | Path) -> bool:
-    """True if a file is a CSV with a column of timm's benchmark script."""
-    if Path(path).suffix != ".csv" or not Path(path).is_file():
-        return False
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        columns = file.readline().strip().split(",")
-    return any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
 
 
 def evaluate_records(
@@ -185,6 +181,7 @@ def _predictions(
     rows = np.empty((3, len(steps)))
     for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
         model = PreparedModel(graph=graph, ops=step.ops)
+        # The era of the software is part of the law, so each row is predicted with its own version.
         version = step.record.framework_version or None
         rows[:, index] = [
             column[0] for column in predict_intervals(model, [device], [setup], weights, version)
@@ -309,7 +306,8 @@ def evaluate(
     given = {name: value for name, value in run.items() if value is not None}
     steps = read_steps(str(records), format, devices, given)
     named = {device.name: device for device in map(find_device, devices)}
-    return evaluate_records(steps, _weights(calibration, steps, named), named)
+    found = evaluate_records(steps, _weights(calibration, steps, named), named)
+    return replace(found, table=Path(records).name)
 
 
 def _weights(

@@ -293,6 +293,7 @@ def cost_model_result(
         **step_provenance(records, devices, sources, metrics, split),
         "dataset_size": epochs.shared_size(records),
     }
+    # What the calibration says of itself wins: answers are made with it.
     model = replace(result.weights, provenance={**facts, **result.weights.provenance})
     return FitResult(
         model=model,

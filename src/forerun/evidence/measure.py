@@ -190,6 +190,7 @@ def measure_grid(grid: Grid | None = None, **session: Unpack[SessionOptions]) ->
     if (other := _other_framework(grid.framework, session)) is not None:
         other.check_grid(grid.network, grid.optimizer)
     jobs = grid_jobs(grid)
+    # One job of each network is enough: its batch sizes and layouts are the same model.
     first, *others = {job.subject: job for job in jobs}.values()
     _check_model(first)  # a mistyped name is reported before anything is downloaded
     check_dataset(grid.dataset, grid.image_size)
@@ -466,6 +467,7 @@ class _Expectation:
         else:
             step_s = self._step_time_s(job.to_json())
         num_timed = protocol.min_warm_up + 2 * protocol.window + protocol.num_repetitions
+        # Warm-up and repetitions each end after the longest time of the protocol.
         timed_s = min(num_timed * step_s, 2 * protocol.max_seconds)
         return _START_S + timed_s + step_s * _num_epoch_steps(job)
 

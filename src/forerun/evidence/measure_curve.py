@@ -124,6 +124,7 @@ def measure_curve(
     chosen = CurveSetup(model=model, num_epochs=num_epochs, **setup)
     plan = schedule_of(schedule if schedule is not None else f"cosine:epochs={num_epochs}", num_epochs)
     log = CurveLog(out)
+    # The file is begun before the training: a place that cannot be written is told at once.
     if steps_out is not None:
         _write_steps(steps_out, "w", [StepRow._fields])
     rows: list[CurveRow] = []

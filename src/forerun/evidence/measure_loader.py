@@ -206,6 +206,7 @@ def image_files(folder: Path, most: int) -> list[Path]:
         raise InvalidSetupError(
             f"expected images ({', '.join(sorted(_SUFFIXES))}) in or below '{folder}', found none"
         )
+    # Spread over the folder: the files of one class are often alike in size.
     chosen = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).astype(int))
     return [found[index] for index in chosen]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from forerun.adapters.classics.layer_table import LayerCase, LayerFeatures, layer_features
+from forerun.adapters.classics.layer_table import LayerFeatures, layer_case, layer_features
 from regressor_cases import device
 
 
@@ -11,22 +11,10 @@ def random_layers(n: int, seed: int = 0, largest: float = 8.0) -> LayerFeatures:
     draw = np.random.default_rng(seed)
     cases = []
     for _ in range(n):
-        batch, inputs, outputs = (float(2 ** draw.integers(2, int(largest) + 1)) for _ in range(3))
-        cases.append(
-            LayerCase(
-                sizes={"batch_size": batch, "in_features": inputs, "out_features": outputs},
-                words={
-                    "layer": "dense",
-                    "mode": "train_step",
-                    "activation": str(draw.choice(["relu", "none"])),
-                },
-                flops=2 * batch * inputs * outputs,
-                num_inputs=batch * inputs,
-                num_outputs=batch * outputs,
-                num_parameters=inputs * outputs,
-                device=device(),
-            )
-        )
+        batch, inputs, outputs = (int(2 ** draw.integers(2, int(largest) + 1)) for _ in range(3))
+        sizes = {"batch_size": batch, "in_features": inputs, "out_features": outputs}
+        choices = {"mode": "train_step", "activation": str(draw.choice(["relu", "none"]))}
+        cases.append(layer_case("dense", {**sizes, **choices}, device()))
     return layer_features(cases)
 
 

@@ -121,7 +121,7 @@ class StorableContract(RegressorContract):
     def test_a_stored_model_predicts_the_same_to_the_last_bit(self, fitted, features, tmp_path):
         path = tmp_path / "model.safetensors"
         TrainedModel(regressor=fitted, provenance={"rows": 60}).save(path)
-        again = load_model_file(path, {fitted.kind: type(fitted)}, fitted.kind)
+        again = load_model_file(path, {fitted.kind: type(fitted)})
         np.testing.assert_array_equal(again.regressor.predict(features), fitted.predict(features))
         assert (again.kind, again.provenance) == (fitted.kind, {"rows": 60})
 

@@ -127,17 +127,12 @@ class TestBoostedTrees(StorableContract):
     def make(self):
         return BoostedTrees()
 
-    def test_the_arrays_predict_what_scikit_learn_predicts(self, features, times):
-        from sklearn.ensemble import HistGradientBoostingRegressor
-
-        from forerun.adapters.classics.baselines import arrays_of_histogram_trees
-
-        columns = BoostedTrees._columns(features)
-        model = HistGradientBoostingRegressor(max_iter=50, min_samples_leaf=3, early_stopping=False)
-        model.fit(columns, np.log(times))
-        unseen = BoostedTrees._columns(random_features(300, seed=8))
-        exported = arrays_of_histogram_trees(model, columns)
-        np.testing.assert_allclose(exported(unseen), model.predict(unseen), rtol=1e-9, atol=1e-9)
+    def test_rows_of_a_file_that_do_not_belong_together_are_refused(self, fitted):
+        state = fitted.state()
+        for name in state.arrays:
+            cut = {**state.arrays, name: state.arrays[name][:-1]}
+            with pytest.raises(ValueError, match="with a time each"):
+                BoostedTrees.from_state(dataclasses.replace(state, arrays=cut))
 
     def test_the_law_is_learned(self):
         seen, unseen = random_features(400, seed=1), random_features(100, seed=2)

@@ -1,5 +1,6 @@
 """What is written about this machine, and what is not made up."""
 
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,9 +20,9 @@ from forerun.question.devices import describe_host
 
 def test_the_processor_of_this_machine():
     host = describe_host()
-    found = describe_circumstances("cpu", protocol=Protocol(num_threads=1), occasion="now", host_name="a")
+    found = describe_circumstances("cpu", protocol=Protocol(num_threads=1), occasion="now")
     assert (found.device, found.device_index, found.device_title) == ("cpu", "cpu", host.cpu.model)
-    assert (found.host, found.occasion, found.num_threads) == ("a", "now", 1)
+    assert (found.host, found.occasion, found.num_threads) == (platform.node(), "now", 1)
     assert found.framework_version == metadata.version("torch")
     # Empty in a checkout that is only on the path.
     assert found.forerun_version in (forerun.__version__, "")

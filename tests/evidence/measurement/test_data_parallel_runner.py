@@ -114,7 +114,7 @@ def test_two_processes_train_and_tell_what_their_all_reduces_cost():
         kind=JobKind.DATA_PARALLEL,
         subject=TINY_CNN,
         family="cnn",
-        parameters={"batch_size": 2, "num_devices": 2, "strategy": "ddp", "num_accumulation_steps": 2},
+        parameters={"batch_size": 2, "num_devices": 2, "strategy": "ddp"},
     )
     found = run_data_parallel(job, "cpu", QUICK)
     assert len(found.repetitions_s) >= 3

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.layer_figures import LAYER_KINDS, layer_figures, output_size
 from forerun.evidence.measurement.layer_modules import build_layer
-from forerun.evidence.measurement.runners import kernel_runner as layer_runner
+from forerun.evidence.measurement.runners import step_runner
 from forerun.evidence.records.measurement import JobKind
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
@@ -50,7 +50,7 @@ def test_attention_is_its_products_and_a_softmax():
     assert layer_figures("attention", asked).flops == counter.get_total_flops() + softmax
 
 
-@pytest.mark.parametrize("mode", layer_runner.MODES)
+@pytest.mark.parametrize("mode", step_runner.MODES)
 @pytest.mark.parametrize("kind", LAYER_KINDS)
 def test_every_kind_runs(kind, mode):
     optimizer = "adam" if mode == "train_step" else "none"
@@ -71,7 +71,7 @@ def test_precisions_and_layouts(precision, layout):
 def test_a_training_step_moves_the_weights_and_not_the_input(monkeypatch):
     """The input gets a gradient, and only a gradient: earlier benchmarks let the optimizer change it."""
     seen = {}
-    original = layer_runner._train_step
+    original = step_runner._train_step
 
     def watched(layers, inputs, *rest):
         step = original(layers, inputs, *rest)
@@ -79,7 +79,7 @@ def test_a_training_step_moves_the_weights_and_not_the_input(monkeypatch):
         seen.update(layer=layer, given=given, weight=layer[0].weight.clone(), input=given.detach().clone())
         return step
 
-    monkeypatch.setattr(layer_runner, "_train_step", watched)
+    monkeypatch.setattr(step_runner, "_train_step", watched)
     run_here(JobKind.LAYER, "dense", **SIZES["dense"], mode="train_step", optimizer="sgd-plain")
     assert not torch.equal(seen["layer"][0].weight, seen["weight"])
     assert torch.equal(seen["given"].detach(), seen["input"])
@@ -88,9 +88,9 @@ def test_a_training_step_moves_the_weights_and_not_the_input(monkeypatch):
 
 def test_the_first_layer_of_a_network_needs_no_gradient_of_its_input(monkeypatch):
     seen = []
-    original = layer_runner._train_step
+    original = step_runner._train_step
     monkeypatch.setattr(
-        layer_runner,
+        step_runner,
         "_train_step",
         lambda layers, inputs, *rest: [seen.extend(inputs), original(layers, inputs, *rest)][1],
     )

@@ -130,9 +130,8 @@ def test_a_job_without_any_memory_left_is_out_of_memory():
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is Linux' RLIMIT_DATA")
 def test_threads_of_the_framework_do_not_need_memory_of_the_job():
     pytest.importorskip("torch")
-    job = MeasurementJob(
-        kind=JobKind.KERNEL, subject="copy", family="copy", parameters={"num_bytes": 8 * MIB}
-    )
+    sizes = {"batch_size": 1, "in_features": 1024, "out_features": 2048}  # weights of 8 MiB
+    job = MeasurementJob(kind=JobKind.LAYER, subject="dense", family="dense", parameters=sizes)
     limited = replace(QUICK, memory_limit_bytes=4 * MIB, num_threads=2)  # less than the stack of a thread
     assert run_in_child(job, "cpu", limited).outcome is Outcome.OUT_OF_MEMORY
 

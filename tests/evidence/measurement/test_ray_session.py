@@ -37,7 +37,7 @@ def measure(cluster, jobs, sink, protocol=QUICK, **options):
 
 
 def kernels(sink):
-    return [line for line in sink.lines() if line["kind"] == "kernel"]
+    return [line for line in sink.lines() if line["kind"] == "layer"]
 
 
 def test_each_job_is_recorded_once_with_its_outcome_and_stdout_stays_clean(cluster, tmp_path, capfd):

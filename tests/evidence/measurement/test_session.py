@@ -39,17 +39,17 @@ def measure(jobs, sink, *, protocol=QUICK, anchor=None, **options):
     return run_jobs(jobs, sink, protocol=protocol, circumstances=PLACE, anchor=anchor, run=RUN, **options)
 
 
-def kernels(sink):
-    return [line for line in sink.lines() if line["kind"] == "kernel"]
+def jobs_of(sink):
+    return [line for line in sink.lines() if line["kind"] == "layer"]
 
 
 def test_jobs_end_each_in_its_own_way_and_all_are_written(sink):
     jobs = [tiny_job("times"), tiny_job("raise"), tiny_job("exit"), tiny_job("times", size=2)]
     report = measure([*jobs, jobs[0]], sink)
     assert report.outcomes == {Outcome.DONE: 2, Outcome.FAILED: 2}
-    assert [line["outcome"] for line in kernels(sink)] == ["done", "failed", "failed", "done"]
+    assert [line["outcome"] for line in jobs_of(sink)] == ["done", "failed", "failed", "done"]
     assert report.null_step_s == 0.1
-    assert all(line["results"]["null_step_s"] == 0.1 for line in kernels(sink))
+    assert all(line["results"]["null_step_s"] == 0.1 for line in jobs_of(sink))
     assert sink.lines()[0]["kind"] == "null"
 
 
@@ -170,21 +170,21 @@ def test_after_kill_9_the_rerun_finishes_the_rest_and_nothing_is_lost(tmp_path):
         time.sleep(0.02)
     session.kill()
     session.wait()
-    first = kernels_in(records)
+    first = jobs_in(records)
     # Two had ended when the third began; each that had ended is there, with its circumstances.
     assert 2 <= len(first) < 6
     assert all(measurement.outcome is Outcome.DONE for measurement in first)
     subprocess.run(command, env=script_environment(), check=True, timeout=240)
-    last = kernels_in(records)
+    last = jobs_in(records)
     assert sorted(m.parameters["size"] for m in last) == list(range(6))
     assert [measurement for measurement in last if measurement in first] == first
     # At most the job that was running is run twice.
     assert started.read_text().count("\n") <= 7
 
 
-def kernels_in(records):
+def jobs_in(records):
     with RecordStore.open(records, create=False) as store:
-        return list(store.measurements(kind="kernel"))
+        return list(store.measurements(kind="layer"))
 
 
 def test_ctrl_c_keeps_what_was_measured_and_says_so(sink):
@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(sink):
     jobs = [tiny_job("times"), tiny_job("progress"), tiny_job("times", size=2)]
     with pytest.raises(KeyboardInterrupt):
         measure(jobs, sink, on_event=interrupt_in_the_middle_of_the_second)
-    assert len(kernels(sink)) == 1
+    assert len(jobs_of(sink)) == 1
     assert events[-1].report.is_interrupted
     assert events[-1].report.outcomes == {Outcome.DONE: 1}
     assert [child for child in multiprocessing.active_children() if child not in others] == []
@@ -210,28 +210,10 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(sink):
 def test_a_store_that_cannot_write_ends_the_session_with_its_error(sink):
     class FullSink(JsonlSink):
         def add(self, measurement):
-            if measurement.kind is JobKind.KERNEL and measurement.parameters["size"] == 1:
+            if measurement.kind is JobKind.LAYER and measurement.parameters["size"] == 1:
                 raise RecordError("expected room on the disk, got none")
             return super().add(measurement)
 
     with pytest.raises(RecordError, match="room on the disk"):
         measure([tiny_job("times", size=size) for size in range(3)], FullSink(sink.path))
-    assert [line["parameters"]["size"] for line in kernels(sink)] == [0]
-
-
-def test_a_session_whose_time_is_up_leaves_the_rest_to_the_next_one(sink):
-    jobs = [tiny_job("times", size=size) for size in range(4)]
-    answers = iter([False, False, True])
-    anchor = tiny_job("times", size=99)
-    protocol = replace(QUICK, anchor_every=10)
-    report = measure(jobs, sink, protocol=protocol, anchor=anchor, is_time_up=lambda: next(answers))
-    assert report.outcomes == {Outcome.DONE: 2}
-    sizes = [line["parameters"]["size"] for line in kernels(sink)]
-    assert sizes == [99, 0, 1, 99]  # the anchor closes what was begun
-    report = measure(jobs, sink, protocol=protocol)
-    assert (report.num_skipped, report.outcomes) == (2, {Outcome.DONE: 2})
-
-
-def test_a_session_without_time_measures_no_job(sink):
-    report = measure([tiny_job("times")], sink, is_time_up=lambda: True)
-    assert report.outcomes == {}
+    assert [line["parameters"]["size"] for line in jobs_of(sink)] == [0]

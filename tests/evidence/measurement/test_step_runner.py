@@ -254,7 +254,7 @@ def test_no_energy_is_told_without_a_counter_or_over_less_than_its_steps(reading
     assert step_energy(readings, times) == {}
 
 
-def test_a_processor_has_no_energy_and_no_launching_and_takes_its_limit_from_outside():
-    result = run_here(JobKind.STEP, TINY_CNN, batch_size=2, memory_limit_bytes=1)
+def test_a_processor_has_no_energy_and_no_launching():
+    result = run_here(JobKind.STEP, TINY_CNN, batch_size=2)
     assert not {"step_energy_j", "launched_s"} & set(result.results)
     assert len(result.repetitions_s) == 3

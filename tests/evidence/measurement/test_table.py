@@ -50,7 +50,7 @@ def test_which_errors_say_that_memory_is_full(monkeypatch, error, expected):
 
 def test_a_real_allocation_that_fails_is_out_of_memory():
     with pytest.raises(OutOfMemory) as told:
-        run_here(JobKind.KERNEL, "copy", num_bytes=1 << 60)
+        run_here(JobKind.LAYER, "dense", batch_size=1, in_features=1 << 29, out_features=1 << 29)
     assert len(str(told.value).splitlines()) == 1
 
 
@@ -68,3 +68,9 @@ def test_a_gpu_that_is_not_there():
     job = MeasurementJob(kind=JobKind.NULL, subject="null", family="null")
     with pytest.raises(MeasurementError, match="cuda:7"):
         run_job(job, "cuda:7", QUICK)
+
+
+def test_the_null_step_costs_next_to_nothing():
+    found = run_here(JobKind.NULL, "null")
+    # Not a benchmark: a null step of more than this would hide whole layers.
+    assert 0 <= min(found.repetitions_s) < 1e-3

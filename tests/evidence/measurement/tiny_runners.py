@@ -19,7 +19,7 @@ QUICK = Protocol(num_repetitions=6, timeout_s=120.0, anchor_every=0, num_threads
 
 def tiny_job(do: str, **parameters) -> MeasurementJob:
     return MeasurementJob(
-        kind=JobKind.KERNEL, subject="tiny", family="tiny", parameters={"do": do, **parameters}
+        kind=JobKind.LAYER, subject="tiny", family="tiny", parameters={"do": do, **parameters}
     )
 
 

@@ -10,7 +10,7 @@ from forerun.evidence.records.reading import (
     FILE_COLUMNS,
     export_measurements,
     import_measurements,
-    read_steps,
+    read_measured_steps,
 )
 from forerun.evidence.records.record_store import RecordStore
 from forerun.evidence.records.step_record import StepRecord, as_step_record
@@ -185,7 +185,7 @@ def test_flat_tables_of_steps_are_measurements_too(tmp_path, ending):
     assert found.repetitions_s == (0.25,)
     assert found.circumstances.device == "rtx-3090"
     assert as_step_record(found) == STEP
-    assert read_steps(path) == [STEP]
+    assert read_measured_steps([path]) == [STEP]
 
 
 def test_steps_are_read_from_stores_too(tmp_path):
@@ -194,7 +194,7 @@ def test_steps_are_read_from_stores_too(tmp_path):
     failed = measurement(3, outcome=Outcome.FAILED, repetitions_s=(), summary=None)
     with RecordStore.open(path) as store:
         store.add_many([measurement(1), layer, failed])
-    (step,) = read_steps(path)
+    (step,) = read_measured_steps([path])
     assert step.model == "cnn:depth=2,base_filters=32"
     assert step.step_time_s == 0.2000000000000001
     assert step.batch_size_per_device == 32
@@ -251,12 +251,12 @@ def test_the_csv_of_the_cnn_grid(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("time_per_epoch", "-1", "row 1, column 'time_per_epoch': expected a number above zero"),
-        ("time_per_epoch", "nan", "column 'time_per_epoch'"),
-        ("batch_size", "64.5", "expected a whole number"),
-        ("depth", "three", "expected a number, got 'three'"),
-        ("time_per_epoch", "10000", "row 1, column 'time_per_epoch': 10000 s .* images_per_second says 5000"),
-        ("loss_2", "inf", "row 1, column 'loss_2'"),
+        ("time_per_epoch", "-1", "line 2: 'time_per_epoch' must be a number above zero, got '-1'"),
+        ("time_per_epoch", "nan", "'time_per_epoch' must be"),
+        ("batch_size", "64.5", "must be a whole number"),
+        ("depth", "three", "must be a whole number above zero, got 'three'"),
+        ("time_per_epoch", "10000", "line 2: 'time_per_epoch' of 10000 s .* images_per_second says 5000"),
+        ("loss_2", "inf", "line 2: 'loss_2' must be"),
     ],
 )
 def test_a_bad_cell_of_the_grid_is_named(tmp_path, column, value, message):
@@ -299,7 +299,7 @@ def test_a_grid_measured_without_a_gpu_in_any_order(tmp_path):
 def test_a_configuration_twice_in_a_grid(tmp_path):
     path = tmp_path / "grid.csv"
     write_cnn_csv([training(1), training(2)], path)
-    with pytest.raises(RecordError, match="row 2: the same configuration as row 1"):
+    with pytest.raises(RecordError, match="line 3: the same configuration as line 2"):
         read_cnn_csv(path, device="cpu")
 
 

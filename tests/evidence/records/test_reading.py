@@ -1,12 +1,11 @@
 """Records from where users have them: a store, the CSV of the CNN predictor of old, several at once."""
 
-import numpy as np
 import pytest
 
 from forerun.adapters.classics.csv_formats import write_cnn_csv
 from forerun.base.errors import UsageError
 from forerun.evidence.fit import fit_regressor
-from forerun.evidence.pages.measured_plots import accuracy_over_time, curves, throughputs
+from forerun.evidence.pages.measured_plots import accuracy_over_time, curves
 from forerun.evidence.records.measurement import JobKind
 from forerun.evidence.records.reading import read_all, read_measured_steps
 from forerun.evidence.records.record_store import RecordStore
@@ -46,10 +45,9 @@ def test_repetitions_in_two_sources_are_left_out_together(store, tmp_path):
 
 
 def test_throughput_and_curves(store):
-    found = throughputs(read_measured_steps([store]))
-    np.testing.assert_allclose(
-        found.throughput_samples_per_s, found.batch_sizes / (2e-3 + 1e-4 * found.batch_sizes)
-    )
+    for record in read_measured_steps([store]):
+        size = record.batch_size_per_device
+        assert record.throughput_samples_per_s == pytest.approx(size / (2e-3 + 1e-4 * size))
     accuracy, loss = curves(read_all([store], None))
     name = "cnn:depth=2,base_filters=32, batch 16"
     assert accuracy[name].tolist() == [0.3, 0.5]

@@ -10,13 +10,13 @@ from forerun.adapters.classics.csv_formats import CNN_COLUMNS
 from forerun.evidence.commands.measure import (
     parse_flags,
     parse_sizes,
-    parse_whole_numbers,
     parse_words,
     progress_bar,
     time_left,
 )
 from forerun.evidence.measurement.session import SessionStarted
 from forerun.question.setup import Precision
+from forerun.surface.cli.settings import parse_numbers
 
 QUICK = ("--threads", "1", "--repetitions", "3", "--max-seconds", "0.1")
 TINY_GRID = (
@@ -75,7 +75,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
     [
         (("grid", "--sizes", "depth"), "--sizes such as depth=2,3,4"),
         (("grid", "--sizes", "dept=2"), "did you mean depth"),
-        (("grid", "--batch-sizes", "0"), "above zero"),
+        (("grid", "--batch-sizes", "0"), "whole numbers from 1 to"),
         (("grid", "--precision", "fp31"), "unknown precision 'fp31'"),
         (("grid", "--compile", "maybe"), "no, yes or no,yes"),
         (("grid", "--dataset", "fashion"), "cifar10, mnist, pcam, synthetic, digits"),
@@ -116,7 +116,7 @@ def test_a_dataset_that_cannot_be_had_is_one_error_naming_the_other(tmp_path, mo
 
 
 def test_lists_of_options():
-    assert parse_whole_numbers("batch sizes", "32, 64") == [32, 64]
+    assert parse_numbers("batch sizes", "32, 64") == [32, 64]
     assert parse_words("precision", "FP32,amp", Precision) == [Precision.FP32, Precision.AMP]
     assert parse_flags("no,yes") == [False, True]
     assert parse_sizes(["depth=2,3", "base_filters=8"]) == {"depth": [2, 3], "base_filters": [8]}

@@ -11,10 +11,24 @@ from forerun.evidence.pages.measured_plots import (
     best_so_far,
     residuals_against_time,
 )
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.setup import Phase, Precision
 
-SIZES = np.asarray([8.0, 16.0, 32.0, 8.0, 16.0, 32.0])
-RATES = np.asarray([100.0, 180.0, 250.0, 50.0, 90.0, 120.0])
-GROUPS = ["depth=2"] * 3 + ["depth=10"] * 3
+STEPS = [
+    StepRecord(
+        source="made",
+        row_id=f"{model} {size}",
+        model=model,
+        family="cnn",
+        device="cpu",
+        batch_size_per_device=size,
+        step_time_s=size / rate,
+        precision=Precision.FP32,
+        phase=Phase.TRAIN,
+    )
+    for model, rates in (("depth=2", (100.0, 180.0, 250.0)), ("depth=10", (50.0, 90.0, 120.0)))
+    for size, rate in zip((8, 16, 32), rates, strict=True)
+]
 
 
 def texts_of(path):
@@ -22,19 +36,14 @@ def texts_of(path):
 
 
 def test_throughput_names_axes_and_groups(tmp_path):
-    batch_size_against_throughput(
-        tmp_path / "a.svg", title="on a CPU", batch_sizes=SIZES, throughput_samples_per_s=RATES, groups=GROUPS
+    batch_size_against_throughput(tmp_path / "a.svg", STEPS)
+    assert {"batch size", "images/s", "Measured throughput", "depth=2", "depth=10", "32"} <= texts_of(
+        tmp_path / "a.svg"
     )
-    assert {"batch size", "images/s", "on a CPU", "depth=2", "depth=10", "32"} <= texts_of(tmp_path / "a.svg")
 
 
 def test_curves_have_an_axis_for_accuracy_and_one_for_loss(tmp_path):
-    accuracy_curves(
-        tmp_path / "a.svg",
-        title="runs",
-        accuracy={"a": np.array([0.3, 0.5])},
-        loss={"a": np.array([2.0, 1.5])},
-    )
+    accuracy_curves(tmp_path / "a.svg", {"a": np.array([0.3, 0.5])}, {"a": np.array([2.0, 1.5])})
     assert {"accuracy [%]", "loss", "epoch", "a", "1", "2"} <= texts_of(tmp_path / "a.svg")
 
 
@@ -48,10 +57,10 @@ def test_the_front_holds_what_nothing_beats_sooner():
 
 def test_accuracy_against_time_shows_runs_and_their_front(tmp_path):
     runs = {"a": (np.array([1.0, 2.0]), np.array([0.3, 0.5])), "b": (np.array([3.0]), np.array([0.4]))}
-    accuracy_against_time(tmp_path / "a.svg", title="trade-off", runs=runs)
+    accuracy_against_time(tmp_path / "a.svg", runs)
     assert {"time in training [s]", "accuracy [%]", "a", "b", "best so far"} <= texts_of(tmp_path / "a.svg")
     with pytest.raises(FailureError, match="at least one run"):
-        accuracy_against_time(tmp_path / "b.svg", title="", runs={})
+        accuracy_against_time(tmp_path / "b.svg", {})
 
 
 def test_residuals_name_their_median(tmp_path):
@@ -72,6 +81,6 @@ def test_impossible_values_are_refused(tmp_path, bad):
 
 def test_nothing_to_plot_and_no_place_for_it(tmp_path):
     with pytest.raises(FailureError, match="at least one run"):
-        accuracy_curves(tmp_path / "a.png", title="", accuracy={}, loss={})
+        accuracy_curves(tmp_path / "a.png", {}, {})
     with pytest.raises(UsageError, match="must end in one of"):
-        accuracy_curves(tmp_path / "a.txt", title="", accuracy={}, loss={})
+        accuracy_curves(tmp_path / "a.txt", {}, {})

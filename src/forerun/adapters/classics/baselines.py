@@ -1,18 +1,14 @@
-"""Regressors that are printed beside every accuracy statement: rules, sums with few constants, and boosted trees.
-
-scikit-learn grows the trees, plain arrays keep them without pickle.
-"""
+"""Regressors that are printed beside every accuracy statement: rules, sums with few constants, and boosted trees."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.adapters.classics.layer_table import LayerFeatures
 from forerun.adapters.classics.model_file import (
@@ -30,14 +26,12 @@ from forerun.adapters.classics.step_features import (
     roofline_time_s,
     whole_model_features,
 )
-from forerun.base.errors import CostModelError, UsageError, near_matches
+from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import needing
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
 from forerun.evidence.fitting.evaluation import Baseline, Floats, Regressor
 from forerun.graph.graph import OpClass
-
-Ints = npt.NDArray[np.int64]
 
 
 def _rooflines_s(features: WholeModelFeatures) -> Floats:
@@ -251,129 +245,6 @@ class NonNegativeSums(_Sum):
         )
 
 
-_LEAF = -1
-_SAME = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeArrays:
-    """A sum of trees, y = baseline + sum of leaf values; m nodes of all trees in one list.
-
-    At a node that is no leaf, rows with ``x[feature] <= threshold`` go to ``left``, others to ``right``.
-
-    Attributes:
-        baseline: Value before the first tree.
-        roots: Node at which each tree begins, (trees,).
-        feature: Column that is compared, (m,).
-        threshold: Value that it is compared with, (m,).
-        left, right: Next nodes; ``left`` is -1 at a leaf, (m,).
-        value: Value of a leaf, (m,).
-    """
-
-    baseline: float
-    roots: Ints
-    feature: Ints
-    threshold: Floats
-    left: Ints
-    right: Ints
-    value: Floats
-
-    def __call__(self, inputs: Floats) -> Floats:
-        """Values, (n,), of inputs without NaN, (n, columns)."""
-        rows = np.arange(len(inputs))[:, None]
-        node = np.broadcast_to(self.roots, (len(inputs), len(self.roots))).copy()
-        while np.any(is_open := self.left[node] != _LEAF):
-            goes_left = inputs[rows, self.feature[node]] <= self.threshold[node]
-            node = np.where(is_open, np.where(goes_left, self.left[node], self.right[node]), node)
-        # One tree after the other, as they were grown: the sum must not depend on the number of rows.
-        total = np.full(len(inputs), self.baseline)
-        for tree in range(len(self.roots)):
-            total += self.value[node[:, tree]]
-        return total
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All fields as named arrays."""
-        return {f.name: np.atleast_1d(np.asarray(getattr(self, f.name))) for f in fields(self)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_columns: int) -> Self:
-        """The trees from such arrays.
-
-        Raises:
-            KeyError: An array is missing.
-            ValueError: Arrays differ in length, or a node or a column is named that does not exist.
-        """
-        values: dict[str, Any] = {f.name: arrays[f.name] for f in fields(cls)}
-        for name, array in values.items():
-            kind = "i" if name in ("roots", "feature", "left", "right") else "f"
-            if array.ndim != 1 or array.dtype.kind != kind or not len(array):
-                raise ValueError(f"{name}: expected a row of numbers, got {array.dtype} in {array.shape}")
-        found = cls(**{**values, "baseline": float(values["baseline"][0])})
-        num_nodes = len(found.value)
-        columns = (found.feature, found.threshold, found.left, found.right)
-        if any(len(column) != num_nodes for column in columns):
-            raise ValueError("the arrays of the trees differ in length")
-        inner = found.left != _LEAF
-        # A child lies behind its parent, so every walk ends.
-        parents = np.flatnonzero(inner)
-        for children in (found.left[inner], found.right[inner]):
-            if np.any((children <= parents) | (children >= num_nodes)):
-                raise ValueError("a branch of a tree leads nowhere")
-        is_wrong = np.any((found.feature < 0) | (found.feature >= num_columns))
-        if is_wrong or np.any((found.roots < 0) | (found.roots >= num_nodes)):
-            raise ValueError("a tree names a column or a node that does not exist")
-        return found
-
-
-def arrays_of_histogram_trees(model: Any, inputs: Floats) -> TreeArrays:
-    """The trees of a fitted ``HistGradientBoostingRegressor`` without categories.
-
-    Args:
-        model: The fitted model.
-        inputs: Rows on which both must agree, (n, columns).
-
-    Raises:
-        CostModelError: The arrays predict something else: this version of scikit-learn keeps its trees differently.
-    """
-    try:
-        trees = [iteration[0].nodes for iteration in model._predictors]
-        baseline = float(np.ravel(model._baseline_prediction)[0])
-        found = _joined(trees, baseline)
-        # The nodes are no public part of scikit-learn: what they predict is the only promise.
-        is_same = bool(np.allclose(found(inputs), model.predict(inputs), rtol=_SAME, atol=_SAME))
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise _cannot_export(str(error)) from error
-    if not is_same:
-        raise _cannot_export("the exported trees predict something else")
-    return found
-
-
-def _cannot_export(reason: str) -> CostModelError:
-    from sklearn import __version__
-
-    return CostModelError(
-        f"the boosted trees of scikit-learn {__version__} cannot be turned into arrays: {reason}; "
-        "install scikit-learn 1.5 to 1.9, or fit another kind of model"
-    )
-
-
-def _joined(trees: list[npt.NDArray[Any]], baseline: float) -> TreeArrays:
-    starts = np.concatenate([[0], np.cumsum([len(nodes) for nodes in trees])]).astype(np.int64)
-    nodes = np.concatenate(trees)
-    offset = np.repeat(starts[:-1], np.diff(starts))
-    is_leaf = nodes["is_leaf"].astype(bool)
-    # Nodes name their children within a tree; in one list of all trees each name moves by the start of its tree.
-    return TreeArrays(
-        baseline=baseline,
-        roots=starts[:-1],
-        feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]),
-        left=np.where(is_leaf, _LEAF, nodes["left"].astype(np.int64) + offset),
-        right=np.where(is_leaf, _LEAF, nodes["right"].astype(np.int64) + offset),
-        value=nodes["value"].astype(float),
-    )
-
-
 _NUM_TREES = 400
 _LEARNING_RATE = 0.06
 _MAX_LEAVES = 15
@@ -389,15 +260,18 @@ _COLUMNS = (
 class BoostedTrees:
     """log t from trees over log sums per op class, totals, sizes and flags.
 
-    Trees return means of what they saw: a step outside the range of the fit gets the time of its border.
+    Trees return means of what they saw: a step outside the range of the fit gets the time of its border. A file keeps
+    the rows, from which the same trees grow again: scikit-learn has no public form of its trees but pickle, which runs
+    what it holds.
     """
 
     kind: ClassVar[str] = "boosting"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._trees: TreeArrays | None = None
+        self._rows: tuple[Floats, Floats] | None = None
+        self._trees: Any = None
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
@@ -419,40 +293,50 @@ class BoostedTrees:
     def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
         """Grow the trees on log times."""
         times = check_fit_input(features, step_time_s)
+        self._grow(self._columns(features), np.log(times))
+
+    def _grow(self, columns: Floats, log_times: Floats) -> None:
         with needing("gradient boosting"):
             from sklearn.ensemble import HistGradientBoostingRegressor
 
-        columns = self._columns(features)
-        model = HistGradientBoostingRegressor(
+        self._rows = columns, log_times
+        self._trees = HistGradientBoostingRegressor(
             max_iter=_NUM_TREES,
             learning_rate=_LEARNING_RATE,
             max_leaf_nodes=_MAX_LEAVES,
-            min_samples_leaf=min(_MIN_ROWS_PER_LEAF, max(1, len(times) // 4)),
+            min_samples_leaf=min(_MIN_ROWS_PER_LEAF, max(1, len(log_times) // 4)),
             early_stopping=False,
             random_state=self._seed,
-        ).fit(columns, np.log(times))
-        self._trees = arrays_of_histogram_trees(model, columns)
-
-    def _fitted(self) -> TreeArrays:
-        if self._trees is None:
-            raise not_fitted("gradient boosting")
-        return self._trees
+        ).fit(columns, log_times)
 
     def predict(self, features: WholeModelFeatures) -> Floats:
         """Times of the trees [s]."""
-        return np.asarray(np.exp(self._fitted()(self._columns(features))), dtype=float)
+        if self._trees is None:
+            raise not_fitted("gradient boosting")
+        return np.asarray(np.exp(self._trees.predict(self._columns(features))), dtype=float)
 
     def state(self) -> RegressorState:
-        """The trees."""
-        return RegressorState(
-            features=_COLUMNS, settings={"seed": self._seed}, arrays=self._fitted().arrays()
-        )
+        """The rows that the trees grow from."""
+        if self._rows is None:
+            raise not_fitted("gradient boosting")
+        columns, log_times = self._rows
+        arrays = {"columns": columns, "log_times": log_times}
+        return RegressorState(features=_COLUMNS, settings={"seed": self._seed}, arrays=arrays)
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The trees with this state."""
+        """The trees that grow from the rows of this state."""
         found = cls(seed=int(state.settings["seed"]))
-        found._trees = TreeArrays.from_arrays(state.arrays, len(_COLUMNS))
+        columns, log_times = (
+            np.asarray(state.arrays[name], dtype=float) for name in ("columns", "log_times")
+        )
+        if columns.shape != (log_times.size, len(_COLUMNS)) or log_times.shape != (len(columns),):
+            raise ValueError(
+                f"expected rows of {len(_COLUMNS)} columns with a time each, got {columns.shape}"
+            )
+        if not len(columns):
+            raise ValueError("expected a row or more, got none")
+        found._grow(columns, log_times)
         return found
 
 

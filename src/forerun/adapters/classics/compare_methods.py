@@ -19,11 +19,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.adapters.classics.csv_formats import columns_of
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
 from forerun.base.units import format_duration_s
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.evidence.records.reading import columns_of, read_measured_steps
 from forerun.surface.report.figure import (
     check_plot_path,
     look_of,
@@ -266,8 +266,6 @@ def compare_methods(
 def _read(runs: str | Path) -> tuple[Sequence[NetworkRun], Sequence[str]]:
     if is_practicum_table(Path(runs)):
         return read_practicum_runs(Path(runs))
-    from forerun.evidence.records.reading import read_measured_steps
-
     return [
         NetworkRun(
             network=record.model,

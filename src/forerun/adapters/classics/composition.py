@@ -223,6 +223,7 @@ def composition_jobs(
         for index, (kind, sizes) in enumerate(found.layers)
     ]
     empty: dict[str, Scalar] = {"batch_size": 1, "in_features": 1, "out_features": 1, "use_bias": True}
+    # Two lengths: their difference is the cost of a layer, and what is left that of a step.
     few, many = (_empty_network(n, optimizer, precision) for n in EMPTY_NETWORK_LAYERS)
     return CompositionJobs(
         whole=_whole(request, family, batch_size, optimizer, precision),

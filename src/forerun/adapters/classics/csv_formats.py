@@ -20,12 +20,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.base.errors import RecordError, UnknownDeviceError, UsageError, near_matches
-from forerun.base.extras import needing
+from forerun.base.tables import read_rows
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
-from forerun.evidence.records.reading import RecordFormat
+from forerun.evidence.records.reading import RecordFormat, columns_of
+from forerun.evidence.records.tables import Amount, Count
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device, NumberFormat
 
@@ -41,7 +44,6 @@ CNN_COLUMNS = (
     "max_gpu_mem_mb",
 )
 _MEMORY = "max_gpu_mem_mb"
-_OPTIONAL = (_MEMORY,)
 _CURVES = ("accuracy", "loss", "val_accuracy", "val_loss")
 _GRID_ORDER = ("depth", "base_filters", "batch_size")
 _BYTES_PER_MB = 1e6
@@ -124,22 +126,6 @@ def is_cnn_csv(path: Path) -> bool:
     return path.suffix == ".csv" and {"depth", "base_filters"} <= columns_of(path)
 
 
-def columns_of(path: Path) -> set[str]:
-    """Columns of a CSV or Parquet file; none where it is neither, or damaged, which its reader reports."""
-    if path.suffix not in (".csv", ".parquet") or not path.is_file():
-        return set()
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            return {name.strip() for name in file.readline().split(",")}
-    with needing("a Parquet file"):
-        import pyarrow.parquet as parquet
-
-    try:
-        return set(parquet.read_schema(path).names)
-    except (OSError, ValueError):
-        return set()
-
-
 def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[Measurement]:
     """Measurements on a device from the rows of a CSV file of the CNN grid.
 
@@ -154,60 +140,79 @@ def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[M
     """
     path = Path(path)
     label = occasion or path.name
-    read: dict[str, Measurement] = {}
-    for number, row in enumerate(_rows(path), start=1):
-        found = _measurement(row, f"{path.name}, row {number}", device, label)
-        if found.key in read:
-            first = list(read).index(found.key) + 1
+    _check_columns(path)
+    read: dict[str, tuple[int, Measurement]] = {}
+    for line, row in read_rows(path, _GridRow):
+        found = _measurement(row, f"{path.name}, line {line}", device, label)
+        first, _ = read.setdefault(found.key, (line, found))
+        if first != line:
             raise RecordError(
-                f"{path.name}, row {number}: the same configuration as row {first}; keep one of them, or put repeats "
+                f"{path.name}, line {line}: the same configuration as line {first}; keep one of them, or put repeats "
                 "into another file"
             )
-        read[found.key] = found
-    return list(read.values())
+    return [found for _, found in read.values()]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        # Spreadsheets put a mark before the first name.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", restval="", skipinitialspace=True)
-            _check_columns(tuple(reader.fieldnames or ()), path.name)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        said = getattr(error, "strerror", None) or error
-        raise RecordError(f"{path}: the file cannot be read: {said}") from error
-    if not rows:
-        raise RecordError(f"{path.name}: expected a row for each configuration below the header, got none")
-    return rows
+_Whole = Annotated[Count, Field(description="a whole number above zero")]
+_Amount = Annotated[Amount, Field(description="a number above zero")]
 
 
-def _check_columns(columns: tuple[str, ...], table: str) -> None:
-    missing = [name for name in CNN_COLUMNS if name not in columns and name not in _OPTIONAL]
-    unknown = [name for name in columns if name not in CNN_COLUMNS and not _is_curve(name)]
+class _GridRow(BaseModel):
+    """A row of the grid; the curves are its other columns."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+    depth: _Whole
+    base_filters: _Whole
+    batch_size: _Whole
+    num_params: _Whole
+    dataset_size: _Whole
+    epochs: _Whole
+    time_per_epoch: _Amount
+    images_per_second: _Amount
+    max_gpu_mem_mb: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="a number from zero"
+    )
+
+    @property
+    def curves(self) -> dict[str, float]:
+        """Accuracy and loss by epoch."""
+        return self.__pydantic_extra__
+
+
+def _check_columns(path: Path) -> None:
+    columns = columns_of(path)
+    missing = [name for name in CNN_COLUMNS if name not in columns and name != _MEMORY]
+    unknown = sorted(name for name in columns if name not in CNN_COLUMNS and not _is_curve(name))
     said = [f"unknown column '{name}'{near_matches(name, (*missing, *_CURVES))}" for name in unknown]
-    if missing:
+    if columns and missing:
         raise RecordError(
-            f"{table}: expected the columns {', '.join(CNN_COLUMNS)} ({_MEMORY} may be left out); "
+            f"{path.name}: expected the columns {', '.join(CNN_COLUMNS)} ({_MEMORY} may be left out); "
             f"missing: {', '.join([', '.join(missing), *said])}"
         )
     if said:
         raise RecordError(
-            f"{table}: {', '.join(said)}; rename or remove {'it' if len(said) == 1 else 'them'}"
+            f"{path.name}: {', '.join(said)}; rename or remove {'it' if len(said) == 1 else 'them'}"
         )
 
 
-def _measurement(row: Mapping[str, str], place: str, device: str, occasion: str) -> Measurement:
-    whole = {name: _number(row, name, place, whole=True) for name in CNN_COLUMNS[:6]}
-    epoch_s = _number(row, "time_per_epoch", place)
+def _measurement(row: _GridRow, place: str, device: str, occasion: str) -> Measurement:
     # Some tables have milliseconds in a column of seconds; throughput times epoch must give the dataset.
-    _check_units(row, whole["dataset_size"] / epoch_s, place)
-    curves = {name: _number(row, name, place, least=0.0) for name in row if _is_curve(name) and row[name]}
-    results: dict[str, Scalar] = {"num_parameters": whole["num_params"], "epoch_time_s": epoch_s, **curves}
-    if row.get(_MEMORY):
-        results["peak_memory_bytes"] = _number(row, _MEMORY, place, least=0.0) * _BYTES_PER_MB
-    results["step_time_s"] = epoch_s / -(-whole["dataset_size"] // whole["batch_size"])
-    subject = f"cnn:depth={whole['depth']:.0f},base_filters={whole['base_filters']:.0f}"
+    rate = row.dataset_size / row.time_per_epoch
+    if not 1 / _UNIT_TOLERANCE < row.images_per_second / rate < _UNIT_TOLERANCE:
+        raise RecordError(
+            f"{place}: 'time_per_epoch' of {row.time_per_epoch:g} s for {row.dataset_size} images is {rate:.4g} "
+            f"images/s, but images_per_second says {row.images_per_second:.4g}; times must be in seconds throughout"
+        )
+    results: dict[str, Scalar] = {
+        "num_parameters": row.num_params, "epoch_time_s": row.time_per_epoch, **row.curves
+    }  # fmt: skip
+    if row.max_gpu_mem_mb is not None:
+        results["peak_memory_bytes"] = row.max_gpu_mem_mb * _BYTES_PER_MB
+    results["step_time_s"] = row.time_per_epoch / -(-row.dataset_size // row.batch_size)
+    whole = {name: getattr(row, name) for name in CNN_COLUMNS[:6]}
+    subject = f"cnn:depth={row.depth},base_filters={row.base_filters}"
     identity = "\n".join([subject, device, occasion, *(f"{name}={value}" for name, value in whole.items())])
     return Measurement(
         key=hashlib.sha256(identity.encode()).hexdigest()[:32],
@@ -215,42 +220,17 @@ def _measurement(row: Mapping[str, str], place: str, device: str, occasion: str)
         subject=subject,
         family="cnn",
         parameters={
-            "depth": whole["depth"],
-            "base_filters": whole["base_filters"],
-            "batch_size": whole["batch_size"],
-            "dataset_size": whole["dataset_size"],
-            "num_epochs": whole["epochs"],
+            "depth": row.depth,
+            "base_filters": row.base_filters,
+            "batch_size": row.batch_size,
+            "dataset_size": row.dataset_size,
+            "num_epochs": row.epochs,
             "optimizer": "adam",
         },
         outcome=Outcome.DONE,
         results=results,
         circumstances=Circumstances(device=device, device_title=device, occasion=occasion),
     )
-
-
-def _check_units(row: Mapping[str, str], images_per_second: float, place: str) -> None:
-    stated = _number(row, "images_per_second", place)
-    if not 1 / _UNIT_TOLERANCE < stated / images_per_second < _UNIT_TOLERANCE:
-        raise RecordError(
-            f"{place}, column 'time_per_epoch': {row['time_per_epoch']} s for {row['dataset_size']} images is "
-            f"{images_per_second:.4g} images/s, but images_per_second says {stated:.4g}; times must be in seconds "
-            "throughout"
-        )
-
-
-def _number(
-    row: Mapping[str, str], name: str, place: str, *, whole: bool = False, least: float = 1e-12
-) -> Any:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        raise RecordError(f"{place}, column '{name}': expected a number, got {row[name]!r}") from None
-    if not (least <= value < float("inf")) or (whole and value != int(value)):
-        what = "a whole number above zero" if whole else "a number above zero"
-        raise RecordError(
-            f"{place}, column '{name}': expected {what}, got {row[name]!r}; correct or drop the row"
-        )
-    return int(value) if whole else value
 
 
 def _read_on(path: Path, device: Device | None) -> list[Measurement]:
@@ -263,21 +243,18 @@ CNN_GRID = RecordFormat(write=write_cnn_csv, is_file=is_cnn_csv, read=_read_on, 
 """The format as an entry point of ``forerun.record_formats``."""
 
 
-def write_layer_csv(
-    measurements: Iterable[Measurement], path: str | Path, device: Device | None = None
-) -> int:
+def write_layer_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
     """Writes the finished layers and skips others; returns the number of rows.
 
     Args:
         measurements: Measurements of any kind.
         path: The CSV file.
-        device: Device of the layers, if not the one that their device names mean.
 
     Raises:
         RecordError: The file cannot be written.
     """
     rows: list[dict[str, Any]] = [
-        {"layer": m.subject, **m.parameters, **_times(m), **_hardware(m, device)}
+        {"layer": m.subject, **m.parameters, **_times(m), **_hardware(m)}
         for m in measurements
         if m.kind is JobKind.LAYER and m.outcome is Outcome.DONE and m.repetitions_s
     ]
@@ -302,11 +279,11 @@ def _times(measurement: Measurement) -> dict[str, float]:
     return {"time_ms": 1e3 * median(found), "time_ms_min": 1e3 * min(found), "time_ms_max": 1e3 * max(found)}
 
 
-def _hardware(measurement: Measurement, device: Device | None) -> dict[str, Any]:
+def _hardware(measurement: Measurement) -> dict[str, Any]:
     around = measurement.circumstances
     title = {"device": around.device_title}
     try:
-        found = device or find_device(around.device)
+        found = find_device(around.device)
     except UnknownDeviceError:
         return title
     return {**title, **{name: figure(found) for name, figure in _HARDWARE.items()}}

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.csv_formats import columns_of
 from forerun.adapters.classics.step_features import peak_flops_per_s
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import needing
 from forerun.evidence.fitting.evaluation import Floats
 from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
-from forerun.evidence.records.reading import read_all
+from forerun.evidence.records.reading import columns_of, read_all
 from forerun.evidence.records.step_record import repetition_s
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
@@ -51,30 +49,18 @@ LAYER_WORDS = (
 """Choices of a layer, in the order of their columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCase:
+class LayerCase(NamedTuple):
     """One layer on one device.
 
     Attributes:
-        sizes: Those of ``LAYER_SIZES`` that the layer has.
-        words: Those of ``LAYER_WORDS`` that apply; ``layer`` and ``mode`` must be there.
-        flops: Work of the forward pass [FLOP].
-        num_inputs, num_outputs, num_parameters: Elements read, written, and held as weights.
+        numbers: Its numbers in the order of ``LAYER_NUMBERS``.
+        words: Its choices in the order of ``LAYER_WORDS``; "none" for one that it does not have.
         device: Device of the layer.
     """
 
-    sizes: dict[str, float]
-    words: dict[str, str]
-    flops: float
-    num_inputs: float
-    num_outputs: float
-    num_parameters: float
-    device: Device = field(repr=False)
-
-    @property
-    def precision(self) -> Precision:
-        """Numeric recipe; fp32 unless a word says otherwise."""
-        return Precision(self.words.get("precision", Precision.FP32))
+    numbers: list[float]
+    words: list[str]
+    device: Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,26 +123,8 @@ def layer_features(cases: Sequence[LayerCase]) -> LayerFeatures:
     """Features of layers; the work is that of the forward pass, the word ``mode`` names the measured part."""
     if not cases:
         raise RecordError("expected at least one layer to compute features of, got none")
-    words = np.array(
-        [[case.words.get(name, "none") for name in LAYER_WORDS] for case in cases], dtype=np.str_
-    )
-    return LayerFeatures(numbers=np.array([_numbers(case) for case in cases], dtype=float), words=words)
-
-
-def _numbers(case: LayerCase) -> list[float]:
-    element_bytes = 2.0 if case.precision.is_half else 4.0
-    device = case.device
-    return [
-        *(case.sizes.get(name, 0.0) for name in LAYER_SIZES),
-        case.flops,
-        element_bytes * case.num_inputs,
-        element_bytes * case.num_outputs,
-        element_bytes * case.num_parameters,
-        peak_flops_per_s(device, case.precision),
-        device.memory_bandwidth_bytes_per_s,
-        device.memory_bytes,
-        float(device.num_compute_units),
-    ]
+    words = np.array([case.words for case in cases], dtype=np.str_)
+    return LayerFeatures(numbers=np.array([case.numbers for case in cases], dtype=float), words=words)
 
 
 _DEFAULT_WORDS = {
@@ -189,27 +157,28 @@ def layer_case(
         "framework": framework,
         "use_bias": str(bool(parameters.get("use_bias"))).lower(),
     }
+    # A layer without a window has no padding: a word of its own would split equal layers in two.
     if parameters.get("kernel") is not None:
         words["padding"] = str(parameters.get("padding") or "same")
     if words["mode"] == "forward" or not figures.num_parameters:  # nothing is updated
         words["optimizer"] = "none"
-    return LayerCase(
-        sizes=_sizes(parameters),
-        words=words,
-        flops=figures.flops,
-        num_inputs=float(prod(figures.input_shape)),
-        num_outputs=float(prod(figures.output_shape)),
-        num_parameters=float(figures.num_parameters),
-        device=device,
-    )
-
-
-def _sizes(parameters: Mapping[str, Scalar]) -> dict[str, float]:
     values = {name: parameters.get(name) for name in LAYER_SIZES}
-    found = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
-    if "kernel" in found:
-        found.setdefault("stride", 1.0)
-    return found
+    sizes = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    if "kernel" in sizes:
+        sizes.setdefault("stride", 1.0)
+    precision = Precision(words["precision"])
+    element_bytes = 2.0 if precision.is_half else 4.0
+    elements = (figures.num_inputs, figures.num_outputs, figures.num_parameters)
+    numbers = [
+        *(sizes.get(name, 0.0) for name in LAYER_SIZES),
+        figures.flops,
+        *(element_bytes * count for count in elements),
+        peak_flops_per_s(device, precision),
+        device.memory_bandwidth_bytes_per_s,
+        device.memory_bytes,
+        float(device.num_compute_units),
+    ]
+    return LayerCase(numbers, [words.get(name, "none") for name in LAYER_WORDS], device)
 
 
 _DEVICES = {

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
@@ -27,8 +28,6 @@ from forerun.tracing.models.built_model import BuiltModel, InputOptions, classif
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
 Layer = Mapping[str, Any]
-
-_DENSE = "fully_connected"
 
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module] | None] = {
     "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "softmax": None, "linear": None, "none": None, "": None,
@@ -75,63 +74,63 @@ def build_mlpredict(path_text: str, options: InputOptions) -> BuiltModel:
 
 def _network(layers: list[Layer], shape: tuple[int, ...], name: str) -> nn.Module:
     parts: list[nn.Module] = []
-    channels, size, is_flat = shape[0], shape[1], False
+    # Sizes follow from an image that goes through the layers as they are made.
+    image = torch.empty((1, *shape))
     for number, layer in enumerate(layers, start=1):
         kind = str(layer.get("type", "")).lower()
-        if kind not in (*_LAYERS, _DENSE):
+        if kind not in _LAYERS:
             raise ModelBuildError(
-                f"{name}, layer {number}: unknown type '{layer.get('type')}'{near_matches(kind, (*_LAYERS, _DENSE))}; "
+                f"{name}, layer {number}: unknown type '{layer.get('type')}'{near_matches(kind, _LAYERS)}; "
                 "expected Convolution, Max_pool or Fully_connected"
             )
         try:
-            if kind == _DENSE:
-                inputs = channels if is_flat else channels * size * size
-                width = int(layer.get("neurons") or layer["channels_out"])
-                flat = [] if is_flat else [nn.Flatten()]
-                parts += [*flat, nn.Linear(inputs, width), *_activation(layer, name)]
-                channels, size, is_flat = width, 1, True
-                continue
-            made, channels, size = _LAYERS[kind](layer, channels, size)
-            parts += [*made, *_activation(layer, name)]
+            made = [*_LAYERS[kind](layer, image), *_activation(layer, name)]
         except (KeyError, ValueError, TypeError) as error:
             raise ModelBuildError(
                 f"{name}, layer {number} ({layer.get('type')}): expected its sizes as mlpredict writes them, and "
                 f"{error} is missing or impossible"
             ) from error
-        if size < 1:
+        try:
+            image = nn.Sequential(*made)(image)
+        except RuntimeError as error:
             raise ModelBuildError(
                 f"{name}, layer {number}: images are smaller than its window; give a larger input"
-            )
-    return nn.Sequential(*parts, *([] if is_flat else [nn.Flatten()]))
+            ) from error
+        parts += made
+    return nn.Sequential(*parts, *_flattened(image))
 
 
-def _convolution(layer: Layer, channels: int, size: int) -> tuple[list[nn.Module], int, int]:
+def _flattened(image: torch.Tensor) -> list[nn.Module]:
+    return [] if image.dim() == 2 else [nn.Flatten()]
+
+
+def _convolution(layer: Layer, image: torch.Tensor) -> list[nn.Module]:
     kernel, stride, width = int(layer["kernelsize"]), int(layer["strides"]), int(layer["channels_out"])
-    pads, after = _padding(str(layer["padding"]), kernel, stride, size)
     has_bias = bool(int(layer.get("use_bias", 1)))
-    made = [*pads, nn.Conv2d(channels, width, kernel, stride, bias=has_bias)]
-    return made, width, after
+    pads = _padding(str(layer["padding"]), kernel, stride, image.shape[-1])
+    return [*pads, nn.Conv2d(image.shape[1], width, kernel, stride, bias=has_bias)]
 
 
-def _pooling(layer: Layer, channels: int, size: int) -> tuple[list[nn.Module], int, int]:
+def _pooling(layer: Layer, image: torch.Tensor) -> list[nn.Module]:
     kernel, stride = int(layer["pool_size"]), int(layer["strides"])
-    pads, after = _padding(str(layer["padding"]), kernel, stride, size)
-    return [*pads, nn.MaxPool2d(kernel, stride)], channels, after
+    return [*_padding(str(layer["padding"]), kernel, stride, image.shape[-1]), nn.MaxPool2d(kernel, stride)]
 
 
-def _padding(word: str, kernel: int, stride: int, size: int) -> tuple[list[nn.Module], int]:
-    """Zeros around an image so that the output has ceil(size / stride) pixels (SAME) or none (VALID), and its size."""
+def _dense(layer: Layer, image: torch.Tensor) -> list[nn.Module]:
+    width = int(layer.get("neurons") or layer["channels_out"])
+    return [*_flattened(image), nn.Linear(image.numel(), width)]
+
+
+def _padding(word: str, kernel: int, stride: int, size: int) -> list[nn.Module]:
+    """Zeros around an image so that the output has ceil(size / stride) pixels (SAME) or none (VALID)."""
     if word.lower() not in ("same", "valid"):
         raise ValueError(f"padding '{word}'")
-    if word.lower() == "valid":
-        return [], (size - kernel) // stride + 1
-    after = -(-size // stride)
-    total = max((after - 1) * stride + kernel - size, 0)
-    if not total:
-        return [], after
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    if word.lower() == "valid" or not total:
+        return []
     # TensorFlow puts the odd pixel at the end.
     low, high = total // 2, total - total // 2
-    return [nn.ZeroPad2d((low, high, low, high))], after
+    return [nn.ZeroPad2d((low, high, low, high))]
 
 
 def _activation(layer: Layer, name: str) -> list[nn.Module]:
@@ -145,7 +144,8 @@ def _activation(layer: Layer, name: str) -> list[nn.Module]:
     return [] if make is None else [make()]
 
 
-_LAYERS: Mapping[str, Callable[[Layer, int, int], tuple[list[nn.Module], int, int]]] = {
+_LAYERS: Mapping[str, Callable[[Layer, torch.Tensor], list[nn.Module]]] = {
     "convolution": _convolution,
     "max_pool": _pooling,
+    "fully_connected": _dense,
 }

@@ -91,7 +91,6 @@ MODEL_FILE_VERSION = 1
 
 _ENTRY = "forerun_regressor"
 _LARGEST = 1e18
-_REFIT = "fit it again with: forerun fit RECORDS --model {kind} --out {name}"
 
 Kinds = Mapping[str, type[StorableRegressor[Any]]]
 
@@ -138,26 +137,33 @@ class TrainedModel:
             ) from error
 
 
-def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> TrainedModel:
+def load_model_file(path: Path, kinds: Kinds) -> TrainedModel:
     """Reads a fitted model.
 
     Args:
         path: The file.
         kinds: Regressors by kind.
-        kind: Wanted kind; None for any.
 
     Raises:
-        CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.
+        CostModelError: The file is missing, damaged, of a kind that is not known, or newer or older than this version.
     """
-    header, arrays = _read(path)
-    _check_header(header, path, kinds, kind)
+    raw, arrays = _read(path)
     try:
-        features = from_plain(tuple[str, ...], header["features"], "features")
-        for part in ("settings", "provenance"):
-            from_plain(Mapping[str, Any], header[part], part)
-        check_facts(header["provenance"])
-        state = RegressorState(features=features, settings=header["settings"], arrays=arrays)
-        regressor = kinds[header["kind"]].from_state(state)
+        header: _Header = from_plain(_Header, raw, "header", ignores_unknown=True)
+        check_facts(header.provenance)
+    except DAMAGE as error:
+        raise _damaged(path, in_a_line(error)) from error
+    if header.kind not in kinds:
+        raise CostModelError(
+            f"the model file {path.name} holds a model of kind {header.kind[:60]!r}, which this version does "
+            f"not know; expected one of {', '.join(kinds)}"
+        )
+    refit = f"fit it again with: forerun fit RECORDS --model {header.kind} --out {path.name}"
+    _check_version("format", header.format_version, MODEL_FILE_VERSION, refit, path)
+    _check_version(header.kind, header.kind_version, kinds[header.kind].version, refit, path)
+    state = RegressorState(features=header.features, settings=header.settings, arrays=arrays)
+    try:
+        regressor = kinds[header.kind].from_state(state)
         has_same_columns = regressor.state().features == state.features
     except CostModelError:
         raise
@@ -165,9 +171,21 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
         raise _damaged(path, f"{type(error).__name__}: {in_a_line(error)}") from error
     if not has_same_columns:
         raise CostModelError(
-            f"the model file {path.name} is older than this program: it reads other columns; {_refit(header, path)}"
+            f"the model file {path.name} is older than this program: it reads other columns; {refit}"
         )
-    return TrainedModel(regressor=regressor, provenance=header["provenance"])
+    return TrainedModel(regressor=regressor, provenance=header.provenance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """The header of a file; what each part is, the head of this module says."""
+
+    format_version: int
+    kind: str
+    kind_version: int
+    features: tuple[str, ...]
+    settings: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -192,39 +210,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return header, arrays
 
 
-def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> None:
-    names = {"format_version", "kind", "kind_version", "features", "settings", "provenance"}
-    missing = sorted(names - set(header)) if isinstance(header, dict) else sorted(names)
-    if missing:
-        raise _damaged(path, f"its header lacks {', '.join(missing)}")
-    _check_version(header["format_version"], MODEL_FILE_VERSION, "format", header, path)
-    if not isinstance(header["kind"], str) or header["kind"] not in kinds:
-        raise CostModelError(
-            f"the model file {path.name} holds a model of kind {str(header['kind'])[:60]!r}, which this version does "
-            f"not know; expected one of {', '.join(kinds)}"
-        )
-    if kind is not None and header["kind"] != kind:
-        raise CostModelError(
-            f"expected a model of kind '{kind}', but {path.name} holds one of kind '{header['kind']}'; "
-            "give another file"
-        )
-    _check_version(header["kind_version"], kinds[header["kind"]].version, str(header["kind"]), header, path)
-
-
-def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise _damaged(path, f"its version is {str(found)[:60]!r}")
+def _check_version(what: str, found: int, expected: int, refit: str, path: Path) -> None:
     if found != expected:
         is_newer = found > expected
         age, reads = ("newer", "this program reads") if is_newer else ("older", "expected")
         raise CostModelError(
             f"the model file {path.name} is {age} than this program ({what} version {found}, {reads} {expected}); "
-            f"{'update forerun, or ' if is_newer else ''}{_refit(header, path)}"
+            f"{'update forerun, or ' if is_newer else ''}{refit}"
         )
-
-
-def _refit(header: Mapping[str, Any], path: Path) -> str:
-    return _REFIT.format(kind=header["kind"], name=path.name)
 
 
 def _damaged(path: Path, reason: str) -> CostModelError:

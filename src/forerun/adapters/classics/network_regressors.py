@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from forerun.adapters.classics.layer_table import LAYER_NUMBERS, LAYER_WORDS, LayerFeatures
 from forerun.adapters.classics.model_file import RegressorState, check_fit_input, not_fitted
 from forerun.adapters.classics.step_features import WholeModelFeatures
+from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError, InvalidSetupError
 from forerun.evidence.fitting.evaluation import Floats
 
@@ -50,7 +51,7 @@ class DenseSettings:
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     dropout: float = 0.0
-    loss: Literal["mse", "mae"] = "mse"
+    loss: str = "mse"
     learning_rate: float = 5e-3
     max_epochs: int = 400
     patience_epochs: int = 60
@@ -391,8 +392,6 @@ def _row_losses(
     return error.square() if settings.loss == "mse" else error.abs()
 
 
-_Settings = TypeVar("_Settings", bound=DenseSettings)
-
 _SCALAR_COLUMNS = (
     "num_parameters",
     "batch_size",
@@ -491,13 +490,6 @@ class _LogNetwork:
             arrays=network_arrays(self._networks, self._fitted()),
         )
 
-    @classmethod
-    def _settings_of(cls, kind: type[_Settings], stored: Mapping[str, Any]) -> _Settings:
-        """Settings as stored; JSON has lists where they have tuples."""
-        values: dict[str, Any] = {f.name: stored[f.name] for f in fields(kind)}
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return kind(**(values | lists))
-
     def _restored(self, state: RegressorState) -> Self:
         self._networks, self._scaling = networks_of(state.arrays, len(self._columns()), self.settings)
         return self
@@ -523,7 +515,7 @@ class NeuralNetwork(_LogNetwork):
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
         """The network with this state."""
-        return cls(cls._settings_of(AnnSettings, state.settings))._restored(state)
+        return cls(from_plain(AnnSettings, state.settings, "settings", ignores_unknown=True))._restored(state)
 
 
 _SHORTEST_S = 1e-9
@@ -539,7 +531,7 @@ class LayerNetSettings(DenseSettings):
 
     hidden_sizes: tuple[int, ...] = (128, 128, 64, 64)
     dropout: float = 0.02
-    loss: Literal["mse", "mae"] = "mae"
+    loss: str = "mae"
     learning_rate: float = 2e-3
     max_epochs: int = 150
     patience_epochs: int = 20
@@ -605,6 +597,6 @@ class LayerNetwork(_LogNetwork):
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
         """The network with this state."""
-        found = cls(cls._settings_of(LayerNetSettings, state.settings))
+        found = cls(from_plain(LayerNetSettings, state.settings, "settings", ignores_unknown=True))
         found._choices = {name: tuple(state.settings["choices"][name]) for name in LAYER_WORDS}
         return found._restored(state)

@@ -222,6 +222,7 @@ def fit_layer_regressor(
     fit_time_s, actual = table.time_s[split.fit], table.time_s[split.test]
     network = LayerNetwork(LayerNetSettings(**(choices or {})))
     network.fit(fit_rows, fit_time_s)
+    # The line sees the same rows as the network, or its error would say nothing beside the other.
     linear = LinearOnFlops()
     linear.fit(fit_rows, fit_time_s)
     predicted = network.predict(test_rows)

@@ -257,6 +257,7 @@ class FittedSpeed:
         spread = max(self.log_spread, _LEAST_SPREAD)
         quantile = float(student_t.ppf(0.95, max(1, self.num_freedom)))
         factors = np.exp(
+            # An interval of more than e^3 to either side says nothing any more, and would overflow beyond.
             np.minimum(quantile * np.sqrt(spread**2 + np.maximum(0.0, self.log_variances(points))), 3.0)
         )
         return [

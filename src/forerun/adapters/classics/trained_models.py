@@ -168,6 +168,7 @@ def _warn_outside(ranges: Mapping[str, Sequence[float]], request: ModelRequest, 
     ]
     if outside:
         words = f"outside of the fitted grid: {', '.join(outside)}; the time is extrapolated"
+        # At the line of the user who asked for the time of an epoch.
         warnings.warn(words, UserWarning, stacklevel=4)
 
 
@@ -195,6 +196,7 @@ def _device_of(model: CostModel, name: str | None, *, is_asked: bool) -> Device:
     title = model.calibrated_device
     if title is None and name is not None:
         return find_device(name)  # a model of all devices
+    # Calibrations of this machine name a title that the catalogue may not have.
     for found in (device_at(None), this_device()):
         if found.title == title and (not is_asked or name in (found.name, HERE)):
             return found

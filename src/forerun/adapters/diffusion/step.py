@@ -174,6 +174,7 @@ class DenoisingStep(nn.Module):
                 encode(pixels)
             for encoder, ids in zip(self.encoders, tokens, strict=True):
                 encoder(input_ids=ids)
+        # Any mixture costs the same; its share is drawn anew in each real step.
         noisy = torch.lerp(latents, noise, 0.5)
         answer = self.denoiser(noisy, **conditions, return_dict=False)[0]
         return answer, noise - latents

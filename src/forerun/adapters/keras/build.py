@@ -29,6 +29,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
+from forerun.evidence.measurement.runners.table import causes
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.built_model import InputOptions
 from forerun.tracing.models.meta_build import first_line, place_of
@@ -45,7 +46,6 @@ _UNKNOWN_CLASS = (
     "cannot be imported",
     "Could not deserialize class",
 )
-_LONGEST_CHAIN = 10
 Shape = tuple[int, ...]
 
 
@@ -132,19 +132,10 @@ def _read_file(path_text: str) -> str:
     return text
 
 
-def _whole_text(error: BaseException) -> str:
-    """Texts of an error and its causes, because Keras wraps the cause."""
-    texts: list[str] = []
-    current: BaseException | None = error
-    while current is not None and len(texts) < _LONGEST_CHAIN:
-        texts.append(str(current))
-        current = current.__cause__ or current.__context__
-    return "\n".join(texts)
-
-
 def _why_unreadable(name: str, error: BaseException) -> str:
     text = first_line(error)
-    whole = _whole_text(error)
+    # Keras wraps the cause.
+    whole = "\n".join(map(str, causes(error)))
     if any(phrase in whole for phrase in _UNKNOWN_CLASS):
         return (
             f"{name} holds a custom layer, whose operations are not known from the file ({text}); name the "

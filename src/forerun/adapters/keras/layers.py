@@ -4,7 +4,7 @@ A layer is equal in both frameworks if its figures agree: ``same`` with an even 
 then pads less than PyTorch networks do and the output is one pixel smaller.
 
 A measured layer is a compiled graph on TensorFlow (``tf.function``): its forward pass, or a training step of it as that
-of ``runners.kernel_runner``: forward, backward from a gradient of the output to gradients of the weights and of the
+of ``runners.step_runner``: forward, backward from a gradient of the output to gradients of the weights and of the
 input, update; without XLA unless the job is compiled.
 """
 
@@ -27,8 +27,7 @@ from forerun.adapters.keras.runner import (
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.layer_figures import layer_figures
-from forerun.evidence.measurement.runners.kernel_runner import MODES
-from forerun.evidence.measurement.runners.step_runner import time_first_and_rest
+from forerun.evidence.measurement.runners.step_runner import MODES, time_first_and_rest
 from forerun.evidence.records.measured_run import flag_of, setup_of, text_of, whole_of
 from forerun.evidence.records.measurement import Scalar
 from forerun.question.setup import TrainingSetup

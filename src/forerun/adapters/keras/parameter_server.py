@@ -21,11 +21,11 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from forerun.base.errors import InvalidSetupError, IsolationError, MeasurementError, MissingExtraError
+from forerun.base.errors import InvalidSetupError, IsolationError, MeasurementError
+from forerun.base.extras import require
 from forerun.base.isolation import Child, EndedError, LateError, Reply, error_from
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.records.measured_run import setup_of, text_of, whole_of
@@ -59,8 +59,7 @@ class _Cluster:
 
 def check_installed(purpose: str) -> None:
     """Refuses a machine without Keras or TensorFlow."""
-    if find_spec("keras") is None or find_spec("tensorflow") is None:
-        raise MissingExtraError(purpose, "keras")
+    require(purpose, "keras", "tensorflow")
 
 
 def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str, device: str) -> None:

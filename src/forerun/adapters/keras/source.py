@@ -121,6 +121,7 @@ def trace_keras_requests(requests: Sequence[KerasRequest]) -> list[Graph | Forer
     """
     if util.find_spec("keras") is None:
         raise MissingExtraError(f"the Keras model {requests[0].model.model}", "keras")
+    # One question at a time: the process has one output, which names the reason of its end.
     with _lock, temporary_folder() as folder:
         said = Path(folder) / "said"
         return [_graph_or_error(_worker(os.getpid()), request, said) for request in requests]
@@ -132,6 +133,7 @@ _lock = threading.Lock()
 @functools.cache
 def _worker(asking_pid: int) -> Worker:
     """The process that traces for a process; it stays for the next question, because Keras takes seconds to load."""
+    # Without a GPU: fake tensors need none, and a context would take its memory from the user.
     return Worker(environment={"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""})
 
 

@@ -77,6 +77,7 @@ class _Network(torch.nn.Module):
         self._model = [model]  # in a list, so that the model is not a submodule
         for index, variable in enumerate(model.variables):
             value = variable._value
+            # Counters and seeds of layers are no weights, and have no gradient.
             if not value.is_floating_point():
                 continue
             fake = mode.from_tensor(value.detach())

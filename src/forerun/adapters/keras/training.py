@@ -17,7 +17,9 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from forerun.adapters.keras.networks import build_keras_family, keras_image_shape
 from forerun.adapters.keras.runner import (
@@ -87,8 +89,6 @@ class _KerasTraining:
         self.first_step_s = self._take_first_step()
 
     def _strategy(self, name: str) -> Any:
-        import tensorflow as tf
-
         if name == "mirrored":
             return tf.distribute.MirroredStrategy(self._devices)
         if name != "none" or self.num_replicas != 1:
@@ -98,8 +98,6 @@ class _KerasTraining:
         return None
 
     def _model(self, job: MeasurementJob) -> Any:
-        import keras
-
         parameters = job.parameters
         set_keras_defaults(self.setup, whole_of(parameters, "seed", 0))
         shape = _image_shape(job)
@@ -131,7 +129,7 @@ class _KerasTraining:
         """Trains by ``fit``, which traces anew: the clock of the first epoch begins after its first step."""
         if not self.num_epochs:
             return []
-        clock = _epoch_clock(self.num_epochs)
+        clock = _EpochClock(self.num_epochs)
         self.model.fit(
             self._dataset(self._train, self._global_batch, repeats=self.num_steps is not None),
             epochs=self.num_epochs,
@@ -140,12 +138,9 @@ class _KerasTraining:
             callbacks=[clock],
             verbose=0,
         )
-        figures: list[EpochFigures] = clock.epochs
-        return figures
+        return clock.epochs
 
     def _dataset(self, images: tuple[Any, Any], batch_size: int, *, repeats: bool = False) -> Any:
-        import tensorflow as tf
-
         options = tf.data.Options()
         # An epoch's iterator ends with a tick of the tuner, which takes up to the epoch's length.
         options.autotune.enabled = False
@@ -162,6 +157,7 @@ def _images_of(job: MeasurementJob, layout: Layout) -> tuple[tuple[Any, Any], tu
     name, seed = text_of(parameters, "dataset", "cifar10"), whole_of(parameters, "seed", 0)
     steps = parameters.get("num_steps")
     batch = whole_of(parameters, "batch_size", 32) * whole_of(parameters, "num_replicas", 1)
+    # The first step traces and does not count, so that one alone would leave none.
     num_images = None if steps is None else max(2, int(steps)) * batch
 
     def read(train: bool, limit: int | None) -> tuple[Any, Any]:
@@ -181,44 +177,44 @@ def _image_shape(job: MeasurementJob) -> tuple[int, int, int]:
     return (channels, size, size)
 
 
-def _epoch_clock(num_epochs: int) -> Any:
-    """A callback whose ``epochs`` are the figures of the epochs."""
-    import keras
+class _EpochClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+    """Takes the figures of the epochs of ``fit``."""
 
-    class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
-        def __init__(self) -> None:
-            super().__init__()
-            self.epochs: list[EpochFigures] = []
-            self._began_s = self._ended_s = 0.0
-            self._num_steps = 0
-            self._is_first = True
+    def __init__(self, num_epochs: int) -> None:
+        super().__init__()
+        self.epochs: list[EpochFigures] = []
+        self._num_epochs = num_epochs
+        self._began_s = self._ended_s = 0.0
+        self._num_steps = 0
+        self._is_first = True
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self._began_s, self._num_steps = time.perf_counter(), 0
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Starts the clock."""
+        self._began_s, self._num_steps = time.perf_counter(), 0
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self._ended_s = time.perf_counter()
-            if self._is_first:  # it traces, which is no part of an epoch
-                self._is_first, self._began_s = False, self._ended_s
-            else:
-                self._num_steps += 1
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts a step."""
+        self._ended_s = time.perf_counter()
+        if self._is_first:  # it traces, which is no part of an epoch
+            self._is_first, self._began_s = False, self._ended_s
+        else:
+            self._num_steps += 1
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            figures = logs or {}
-            nan = float("nan")
-            self.epochs.append(
-                EpochFigures(
-                    time_s=self._ended_s - self._began_s,
-                    num_steps=max(1, self._num_steps),
-                    loss=float(figures.get("loss", nan)),
-                    accuracy=float(figures.get("accuracy", nan)),
-                    held_out_loss=float(figures.get("val_loss", nan)),
-                    held_out_accuracy=float(figures.get("val_accuracy", nan)),
-                )
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Takes the figures of an epoch."""
+        figures = logs or {}
+        nan = float("nan")
+        self.epochs.append(
+            EpochFigures(
+                time_s=self._ended_s - self._began_s,
+                num_steps=max(1, self._num_steps),
+                loss=float(figures.get("loss", nan)),
+                accuracy=float(figures.get("accuracy", nan)),
+                held_out_loss=float(figures.get("val_loss", nan)),
+                held_out_accuracy=float(figures.get("val_accuracy", nan)),
             )
-            report_progress((1 - _SHARE_OF_STEPS) * (epoch + 1) / num_epochs)
-
-    return EpochClock()
+        )
+        report_progress((1 - _SHARE_OF_STEPS) * (epoch + 1) / self._num_epochs)
 
 
 def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
@@ -243,7 +239,7 @@ def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -
         metrics=metrics,
         jit_compile=setup.compile,
     )
-    clock = _fit_clock(protocol)
+    clock = _FitClock(protocol)
     batch = example_batch(found, setup.batch_size_per_device)
     model.fit(
         _endless(batch), steps_per_epoch=_most_steps(protocol), callbacks=[clock], shuffle=False, verbose=0
@@ -275,8 +271,6 @@ def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
 
 def keras_loss(model: Any) -> tuple[Any, list[str]]:
     """The loss for the model's last activation, as the tracer takes it, and the metric for that loss."""
-    import keras
-
     shape = model.output_shape
     if not isinstance(shape, tuple) or len(shape) != 2:
         return "mse", []
@@ -288,8 +282,6 @@ def keras_loss(model: Any) -> tuple[Any, list[str]]:
 
 def example_batch(found: Any, batch_size: int) -> tuple[Any, Any]:
     """Random inputs and zero targets for a ``KerasModel``."""
-    import tensorflow as tf
-
     pairs = zip(found.input_shapes, found.input_dtypes, strict=True)
     inputs = tuple(_values((batch_size, *shape), tf.as_dtype(dtype)) for shape, dtype in pairs)
     model = found.model
@@ -305,14 +297,10 @@ def example_batch(found: Any, batch_size: int) -> tuple[Any, Any]:
 
 
 def _values(shape: tuple[int, ...], dtype: Any) -> Any:
-    import tensorflow as tf
-
     return tf.random.normal(shape, dtype=dtype) if dtype.is_floating else tf.zeros(shape, dtype)
 
 
 def _endless(batch: tuple[Any, Any]) -> Any:
-    import tensorflow as tf
-
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
@@ -321,33 +309,31 @@ def _most_steps(protocol: Protocol) -> int:
     return 2 + protocol.max_warm_up + protocol.num_repetitions
 
 
-def _fit_clock(protocol: Protocol) -> Any:
-    """A callback that times the steps of ``fit`` and stops it after enough steps."""
-    import keras
+class _FitClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+    """Times the steps of one epoch of ``fit`` until they are enough; the first, which traces and compiles, is apart."""
 
-    class FitClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
-        """Times the steps of one epoch; the first, which traces and compiles, is kept apart."""
+    def __init__(self, protocol: Protocol) -> None:
+        super().__init__()
+        self.taken = Repetitions(protocol)
+        self.first_step_s = 0.0
+        self._protocol = protocol
+        self._last_s = 0.0
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.taken = Repetitions(protocol)
-            self.first_step_s = 0.0
-            self._last_s = 0.0
+    @property
+    def compile_time_s(self) -> float:
+        """The first step less a later one [s]."""
+        return max(0.0, self.first_step_s - min(self.taken.repetitions_s, default=0.0))
 
-        @property
-        def compile_time_s(self) -> float:
-            return max(0.0, self.first_step_s - min(self.taken.repetitions_s, default=0.0))
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the clock."""
+        self._last_s = time.perf_counter()
 
-        def on_train_begin(self, logs: Any = None) -> None:
-            self._last_s = time.perf_counter()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            now_s = time.perf_counter()
-            if batch == 0:
-                self.first_step_s = now_s - self._last_s
-                self.taken = Repetitions(protocol)  # the time of the next step begins here
-            elif self.taken.add(now_s - self._last_s):
-                self.model.stop_training = True
-            self._last_s = time.perf_counter()
-
-    return FitClock()
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Takes the time of a step."""
+        now_s = time.perf_counter()
+        if batch == 0:
+            self.first_step_s = now_s - self._last_s
+            self.taken = Repetitions(self._protocol)  # the time of the next step begins here
+        elif self.taken.add(now_s - self._last_s):
+            self.model.stop_training = True
+        self._last_s = time.perf_counter()

@@ -270,6 +270,7 @@ def _read_tensor(tensor: Any, folder: Path, *, with_values: bool) -> torch.Tenso
     values = numpy_helper.to_array(tensor)
     if dtype is torch.bfloat16:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+    # Copied: the array lies in the read-only bytes of the message.
     return torch.from_numpy(np.array(values))
 
 
@@ -298,6 +299,7 @@ def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_va
         else:
             value = helper.get_attribute_value(attribute)
             attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    # The domain of the operators of other vendors tells two of one name apart.
     domain = "" if node.domain in ("", "ai.onnx") else node.domain + "."
     return OnnxNode(
         op=domain + node.op_type,

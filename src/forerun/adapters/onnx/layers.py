@@ -47,19 +47,15 @@ def _gemm(
     return torch.mm(a, b) * alpha if c is None else torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _explicit_pads(
-    node: OnnxNode,
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> list[int]:
-    """Padding as (begin of every axis, end of every axis); works out ``auto_pad``."""
+def _window(node: OnnxNode, kernel: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], ...]:
+    """Strides, dilations and padding (begin of every axis, end of every axis) of a window over these sizes."""
+    strides = node.get("strides") or [1] * len(kernel)
+    dilations = node.get("dilations") or [1] * len(kernel)
     automatic = node.get("auto_pad", "NOTSET")
     if automatic == "NOTSET":
-        return list(node.get("pads") or [0] * (2 * len(kernel)))
+        return strides, dilations, list(node.get("pads") or [0] * (2 * len(kernel)))
     if automatic == "VALID":
-        return [0] * (2 * len(kernel))
+        return strides, dilations, [0] * (2 * len(kernel))
     begins, ends = [], []
     for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         span = dilation * (width - 1) + 1
@@ -68,7 +64,7 @@ def _explicit_pads(
         small, large = total // 2, total - total // 2
         begins.append(small if automatic == "SAME_UPPER" else large)
         ends.append(large if automatic == "SAME_UPPER" else small)
-    return begins + ends
+    return strides, dilations, begins + ends
 
 
 def _is_symmetric(pads: Sequence[int]) -> bool:
@@ -85,9 +81,7 @@ def _padded(x: Tensor, pads: Sequence[int], fill: float = 0.0) -> Tensor:
 @onnx_op("Conv")
 def _conv(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     num_axes = weight.dim() - 2
-    strides = node.get("strides") or [1] * num_axes
-    dilations = node.get("dilations") or [1] * num_axes
-    pads = _explicit_pads(node, x.shape[2:], weight.shape[2:], strides, dilations)
+    strides, dilations, pads = _window(node, weight.shape[2:], x.shape[2:])
     # Convolutions of PyTorch pad both ends alike.
     if not _is_symmetric(pads):
         x, pads = _padded(x, pads), [0] * len(pads)
@@ -98,14 +92,12 @@ def _conv(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 @onnx_op("ConvTranspose")
 def _conv_transpose(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     num_axes = weight.dim() - 2
-    pads = node.get("pads") or [0] * (2 * num_axes)
+    strides, dilations, pads = _window(node, weight.shape[2:], x.shape[2:])
     is_automatic = node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if node.get("output_shape") or is_automatic or not _is_symmetric(pads):
         raise node.refuse("output_shape, automatic or one-sided padding")
     of_axes = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-    strides = node.get("strides") or [1] * num_axes
     extra = node.get("output_padding") or [0] * num_axes
-    dilations = node.get("dilations") or [1] * num_axes
     run = of_axes[num_axes - 1]
     return run(x, weight, bias, strides, pads[:num_axes], extra, node.get("group", 1), dilations)
 
@@ -116,9 +108,7 @@ def _max_pool(node: OnnxNode, x: Tensor) -> Tensor:
     num_axes = len(kernel)
     if len([name for name in node.outputs if name]) > 1:
         raise node.refuse("the output of indices")
-    strides = node.get("strides") or [1] * num_axes
-    dilations = node.get("dilations") or [1] * num_axes
-    pads = _explicit_pads(node, x.shape[2:], kernel, strides, dilations)
+    strides, dilations, pads = _window(node, kernel, x.shape[2:])
     # PyTorch pads both sides alike and by half a window at most; padding apart costs a kernel, as it does there.
     if not _is_symmetric(pads) or any(2 * pad > width for pad, width in zip(pads, kernel, strict=False)):
         x, pads = _padded(x, pads, float("-inf")), [0] * len(pads)
@@ -130,10 +120,9 @@ def _max_pool(node: OnnxNode, x: Tensor) -> Tensor:
 def _average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel = node.get("kernel_shape")
     num_axes = len(kernel)
-    strides = node.get("strides") or [1] * num_axes
-    if any(dilation != 1 for dilation in node.get("dilations") or []):
+    strides, dilations, pads = _window(node, kernel, x.shape[2:])
+    if any(dilation != 1 for dilation in dilations):
         raise node.refuse("dilations")
-    pads = _explicit_pads(node, x.shape[2:], kernel, strides, [1] * num_axes)
     counts_padding, ceil = bool(node.get("count_include_pad", 0)), bool(node.get("ceil_mode", 0))
     run = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[num_axes - 1]
     if _is_symmetric(pads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,30 +16,22 @@ if TYPE_CHECKING:
 _TIMM = " For timm's CSV only."
 
 
-def _plot(path: Path, found: tuple[Evaluation, str]) -> None:
+def _plot(path: Path, found: Evaluation) -> None:
     from forerun.surface.report.figure import predicted_versus_actual
 
-    evaluation, records = found
     predicted_versus_actual(
         path,
-        title=f"Step times of {Path(records).name}",
-        predicted_s=evaluation.predicted_s,
-        actual_s=evaluation.actual_s,
-        groups=evaluation.row_groups,
+        title=f"Step times of {found.table}",
+        predicted_s=found.predicted_s,
+        actual_s=found.actual_s,
+        groups=found.row_groups,
     )
-
-
-def _page(found: tuple[Evaluation, str]) -> Any:
-    from forerun.evidence.pages.evaluation_page import evaluation_page
-
-    return evaluation_page(found[0])
 
 
 @verb(
     "Compare predicted with measured steps.",
-    page=_page,
+    page="forerun.evidence.pages.evaluation_page:evaluation_page",
     plot=_plot,
-    as_dict=lambda found: found[0].as_dict(),
     width=96,
 )
 def steps(
@@ -80,11 +72,11 @@ def steps(
         Path | None,
         typer.Option(metavar="FILE", help=SETTING_HELP["calibration"]),
     ] = None,
-) -> tuple[Evaluation, str]:
+) -> Evaluation:
     """Compare predictions with measured steps, and with simple baselines."""
     import forerun
 
-    evaluation = forerun.evaluate(
+    return forerun.evaluate(
         records,
         format=file_format,
         devices=on or [],
@@ -94,7 +86,6 @@ def steps(
         torch_version=torch_version,
         calibration=calibration,
     )
-    return evaluation, records
 
 
 evaluate = Verbs(

@@ -103,16 +103,8 @@ def _write_plots(result: FitResult, records: list[str], device: str | None, fold
     if result.model.kind == "layers":
         return
     place = None if device is None else find_device(device)
-    found = plots.throughputs(read_measured_steps(records, place))
-    plots.batch_size_against_throughput(
-        folder / "throughput.png", title="Measured throughput", **found._asdict()
-    )
-    accuracy, loss = plots.curves(read_all(records, place))
-    if accuracy or loss:
-        plots.accuracy_curves(
-            folder / "accuracy.png", title="Accuracy and loss per epoch", accuracy=accuracy, loss=loss
-        )
+    plots.batch_size_against_throughput(folder / "throughput.png", read_measured_steps(records, place))
+    if any(curves := plots.curves(read_all(records, place))):
+        plots.accuracy_curves(folder / "accuracy.png", *curves)
     if runs := plots.accuracy_over_time(read_all(records, place)):
-        plots.accuracy_against_time(
-            folder / "accuracy-against-time.png", title="Accuracy against time", runs=runs
-        )
+        plots.accuracy_against_time(folder / "accuracy-against-time.png", runs)

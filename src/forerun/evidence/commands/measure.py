@@ -34,6 +34,7 @@ from forerun.evidence.measurement.settings import (
 )
 from forerun.question.settings import declared, from_settings
 from forerun.question.setup import Layout, Phase, Precision, choice
+from forerun.surface.cli.settings import parse_numbers
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
@@ -55,21 +56,6 @@ _FLAGS = {"no": False, "yes": True}
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def parse_whole_numbers(name: str, text: str) -> list[int]:
-    """Whole numbers above zero, separated by commas.
-
-    >>> parse_whole_numbers("batch sizes", "32,64")
-    [32, 64]
-    """
-    try:
-        values = [int(word) for word in _words(text)]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise InvalidSetupError(f"{name} must be whole numbers above zero, such as 32,64, got '{text}'")
-    return values
 
 
 def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
@@ -96,7 +82,7 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, list[int]]:
         key, equals, values = text.partition("=")
         if not equals or not key.strip():
             raise InvalidSetupError(f"expected --sizes such as depth=2,3,4, got '{text}'")
-        sizes[key.strip()] = parse_whole_numbers(f"the sizes of {key.strip()}", values)
+        sizes[key.strip()] = parse_numbers(f"the sizes of {key.strip()}", values)
     return sizes
 
 
@@ -111,7 +97,7 @@ def _counts(text: str) -> list[int]:
 
 
 _AXES: dict[str, Callable[[str], Any]] = {
-    "batch_sizes": lambda text: parse_whole_numbers("batch sizes", text),
+    "batch_sizes": lambda text: parse_numbers("batch sizes", text),
     "precisions": lambda text: parse_words("precision", text, Precision),
     "layouts": lambda text: parse_words("layout", text, Layout),
     "compiles": parse_flags,

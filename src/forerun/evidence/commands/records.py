@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,9 +151,11 @@ def import_file(
             "--cnn-grid and --on belong together: a CSV of the CNN grid does not name its device, other files do"
         )
     with RecordStore.open(store) as opened:
-        counted = _Counted(_measurements_of(file, device))
-        num_written = opened.add_many(counted)
-        return {"store": opened.name, "num_written": num_written, "num_read": counted.number}
+        numbers = count()
+        # The numbers come second: none is taken for a measurement that there is not.
+        found = (measurement for measurement, _ in zip(_measurements_of(file, device), numbers, strict=False))
+        num_written = opened.add_many(found)
+        return {"store": opened.name, "num_written": num_written, "num_read": next(numbers)}
 
 
 def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
@@ -167,19 +169,6 @@ def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
     read = record_format("cnn-grid").read
     assert read is not None
     return read(file, find_device(device))
-
-
-class _Counted:
-    """Passes measurements on and counts them."""
-
-    def __init__(self, measurements: Iterable[Measurement]) -> None:
-        self._measurements = measurements
-        self.number = 0
-
-    def __iter__(self) -> Iterator[Measurement]:
-        for measurement in self._measurements:
-            self.number += 1
-            yield measurement
 
 
 @verb(

@@ -338,7 +338,7 @@ def _sample(
 
 
 def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingSetup]:
-    """Graph of a layer, or of its copies, as ``measurement.runners.kernel_runner`` runs it, and its setup.
+    """Graph of a layer, or of its copies, as ``measurement.runners.step_runner`` runs it, and its setup.
 
     A gradient of the output is handed over there; the trace gets it from a product with a constant, whose own
     operations are left out again.

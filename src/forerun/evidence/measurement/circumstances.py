@@ -35,7 +35,6 @@ def describe_circumstances(
     protocol: Protocol | None = None,
     occasion: str = "",
     framework: str = "pytorch",
-    host_name: str | None = None,
 ) -> Circumstances:
     """Circumstances of all jobs of a session; ``at_job_start`` adds those of one job.
 
@@ -44,7 +43,6 @@ def describe_circumstances(
         protocol: Settings of the measurement, for the number of threads.
         occasion: Label of the session.
         framework: Name of the framework, ``pytorch`` or ``keras``.
-        host_name: Name of the machine in the records; None for its own name.
     """
     index = gpu_index(device_index)
     host = describe_host()
@@ -52,7 +50,7 @@ def describe_circumstances(
         device="cpu",
         device_title=host.cpu.model,
         device_index=device_index,
-        host=platform.node() if host_name is None else host_name,
+        host=platform.node(),
         num_cores=max(1, int(host.num_usable_cores)),
         num_threads=num_threads_of(protocol or Protocol(), host),
         memory_bytes=float(host.memory_usable_bytes),
@@ -99,6 +97,7 @@ def software_version(framework: str) -> str:
     """
     if framework not in _DISTRIBUTIONS:
         raise InvalidSetupError(f"expected framework {' or '.join(_DISTRIBUTIONS)}, got '{framework}'")
+    # From the metadata: to import a framework for its version takes seconds, and TensorFlow would take the GPU.
     main, *others = _DISTRIBUTIONS[framework]
     version = _installed_version(main)
     if version is None:

@@ -278,31 +278,10 @@ def _published(name: str, *, train: bool) -> Any:
         socket.setdefaulttimeout(before_s)
 
 
-class _Images:
-    """A dataset that gives whole batches at once, as an image set in memory can."""
-
-    def __init__(self, found: ImageSet) -> None:
-        import torch
-
-        self._images = torch.from_numpy(found.images)
-        self._labels = torch.from_numpy(found.labels)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (batch, channels, height, width) between -0.5 and 0.5, and labels (batch,)."""
-        import torch
-
-        chosen = torch.as_tensor(indices)
-        return self._images[chosen].float().div_(255).sub_(0.5), self._labels[chosen]
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _centred(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (batch, channels, height, width) between -0.5 and 0.5, and labels (batch,)."""
+    images, labels = batch
+    return images.float().div_(255).sub_(0.5), labels
 
 
 def image_batches(
@@ -325,16 +304,20 @@ def image_batches(
         seed: Seed of the order.
     """
     import torch
-    from torch.utils.data import DataLoader
+    from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-    images: Any = _Images(found)
+    images = TensorDataset(torch.from_numpy(found.images), torch.from_numpy(found.labels))
+    generator = torch.Generator().manual_seed(seed)
+    order = RandomSampler(images, generator=generator) if shuffle else SequentialSampler(images)
+    centred: Any = _centred  # PyTorch declares it for lists of samples, which a batch at once is not
+    # Images in memory are taken a batch at a time: one by one, they would cost more than the step of a small network.
     return DataLoader(
         images,
-        batch_size=batch_size,
-        shuffle=shuffle,
+        batch_size=None,
+        sampler=BatchSampler(order, batch_size, drop_last=False),
         num_workers=num_workers,
         pin_memory=pin_memory,
-        collate_fn=_as_it_is,
+        collate_fn=centred,
         persistent_workers=num_workers > 0,
-        generator=torch.Generator().manual_seed(seed),
+        generator=generator,
     )

@@ -21,7 +21,7 @@ class MeasurementJob:
 
     Attributes:
         kind: Kind of the job, which selects the runner.
-        subject: Model as ``predict`` names it, or name of a layer or kernel.
+        subject: Model as ``predict`` names it, or name of a layer.
         family: Group that must not be split between fit and test.
         parameters: All settings for the runner: batch_size, precision, layout, compile, optimizer, phase,
             image_size, num_epochs, sizes of the layer ... Scalars only.

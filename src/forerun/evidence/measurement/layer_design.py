@@ -175,6 +175,7 @@ def design_layers(design: LayerDesign) -> list[MeasurementJob]:
     counts = np.full(len(design.kinds), design.num_layers // len(design.kinds))
     counts[: design.num_layers % len(design.kinds)] += 1
     columns = [_jobs_of(kind, int(n), design) for kind, n in zip(design.kinds, counts, strict=True)]
+    # A session that ends early then has some of every kind.
     mixed = [job for job in chain.from_iterable(zip_longest(*columns)) if job is not None]
     return [*_null_jobs(design), *mixed] if design.with_null else mixed
 
@@ -187,6 +188,7 @@ def _null_jobs(design: LayerDesign) -> Iterator[MeasurementJob]:
 
 def _jobs_of(kind: str, num_layers: int, design: LayerDesign) -> list[MeasurementJob]:
     axes = axes_of(kind, design.ranges, modes=design.modes, optimizers=design.optimizers)
+    # Not hash(), which Python salts anew in each process: a design must be the same on every machine.
     seed = zlib.crc32(f"{kind} {design.seed}".encode())
     jobs: dict[str, MeasurementJob] = {}
     for point in unit_points(len(axes), seed):

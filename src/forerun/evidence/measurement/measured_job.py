@@ -36,7 +36,6 @@ _PRELOADED = (
     "torch._dynamo",
     "torchvision.models",
     "forerun.evidence.measurement.runners.data_parallel_runner",
-    "forerun.evidence.measurement.runners.kernel_runner",
     "forerun.evidence.measurement.layer_modules",
     "forerun.evidence.measurement.runners.step_runner",
     "forerun.evidence.measurement.runners.training_runner",
@@ -324,6 +323,7 @@ def timed_training(
     job = MeasurementJob(
         kind=JobKind.TRAINING, subject=subject, family=family or subject, parameters=dict(parameters)
     )
+    # Two trainings of one script are two occasions, or the second would have the key of the first.
     begun = hashlib.sha256(around.started_at.encode()).hexdigest()[:8]
     around = replace(around, occasion=around.occasion or f"fit {begun}")
     return as_measurement(job, ChildReport(outcome=Outcome.DONE, result=result), Protocol(), around)

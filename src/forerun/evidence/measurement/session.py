@@ -55,7 +55,6 @@ def run_jobs(
     on_event: Callable[[Event], None] | None = None,
     expected_s: Callable[[MeasurementJob], float] | None = None,
     anchor: MeasurementJob | None = ANCHOR_JOB,
-    is_time_up: Callable[[], bool] | None = None,
     run: str = DEFAULT_RUN,
 ) -> SessionReport:
     """Measures the jobs that the store does not have yet.
@@ -74,7 +73,6 @@ def run_jobs(
         on_event: Called with each event, in the caller's thread.
         expected_s: Time a job is expected to take, for the remaining time [s].
         anchor: Fixed job that is measured again and again; None for no anchors.
-        is_time_up: Called before each job; True ends the session and leaves the other jobs to a later one.
         run: Function that runs a job, as ``module:function``.
 
     Raises:
@@ -93,7 +91,6 @@ def run_jobs(
         tell=tell,
         expected_s=expected_s,
         anchor=anchor if protocol.anchor_every else None,
-        is_time_up=is_time_up or _never,
         runner=run,
         tally=Tally(tell),
     )
@@ -106,11 +103,6 @@ def _ignore(_: Event) -> None:
     """Ignores an event."""
 
 
-def _never() -> bool:
-    """False, because there is time for every job."""
-    return False
-
-
 @dataclass(slots=True, kw_only=True)
 class _Session:
     """A session on one device, and how far it is."""
@@ -121,7 +113,6 @@ class _Session:
     tell: Callable[[Event], None]
     expected_s: Callable[[MeasurementJob], float] | None
     anchor: MeasurementJob | None
-    is_time_up: Callable[[], bool]
     runner: str
     tally: Tally
     anchor_s: float | None = None
@@ -145,8 +136,6 @@ class _Session:
         expected_s = [1.0 if self.expected_s is None else self.expected_s(job) for job in jobs]
         finished: list[tuple[float, float]] = []
         for index, job in enumerate(jobs):
-            if self.is_time_up():
-                break
             left_s = self._remaining_s(finished, expected_s[index:])
             self.tell(JobStarted(job=job, index=index, num_jobs=len(jobs), remaining_time_s=left_s))
             began_s = time.monotonic()
@@ -260,11 +249,11 @@ class SessionStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted:
-    """A job begins.
+class _JobEvent:
+    """Beginning or end of a job.
 
     Attributes:
-        job: The job that begins.
+        job: The job.
         index: Place of the job among the jobs to run, from 0.
         num_jobs: Number of jobs to run.
         remaining_time_s: Time from now to the end of the session; None if not known yet [s].
@@ -274,6 +263,21 @@ class JobStarted:
     index: int
     num_jobs: int
     remaining_time_s: float | None
+
+
+class JobStarted(_JobEvent):
+    """A job begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished(_JobEvent):
+    """A job has ended and is in the store.
+
+    Attributes:
+        measurement: Measurement in the store.
+    """
+
+    measurement: Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,25 +286,6 @@ class JobProgressed:
 
     job: MeasurementJob
     fraction: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished:
-    """A job has ended and is in the store.
-
-    Attributes:
-        job: The job that has ended.
-        index: Place of the job among the jobs to run, from 0.
-        num_jobs: Number of jobs to run.
-        measurement: Measurement in the store.
-        remaining_time_s: Time from now to the end of the session; None if not known yet [s].
-    """
-
-    job: MeasurementJob
-    index: int
-    num_jobs: int
-    measurement: Measurement
-    remaining_time_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from forerun.evidence.fitting.evaluation import ErrorMetrics
 
 
-_COLUMNS = (
-    ("rows", "n"),
-    ("MAPE", "mape"),
-    ("median", "median_ape"),
-    ("90th", "p90_ape"),
-    ("RMSE", "rmse"),
-    ("R2", "r2"),
-    ("in 90 % interval", "coverage_90"),
-)
-_TIMES = ("rmse", "mae")
+_COLUMNS = {
+    "rows": "n",
+    "MAPE": "mape",
+    "median": "median_ape",
+    "90th": "p90_ape",
+    "RMSE": "rmse",
+    "R2": "r2",
+    "in 90 % interval": "coverage_90",
+}
+_OF_FIT = ("rows", "R2", "MAE", "RMSE", "MAPE", "median", "90th")
 
 
 def evaluation_page(evaluation: Evaluation) -> RenderableType:
@@ -50,29 +50,29 @@ def evaluation_page(evaluation: Evaluation) -> RenderableType:
     return Group(*parts)
 
 
-def error_table(heading: str, rows: Mapping[str, ErrorMetrics | None]) -> Table:
+def error_table(
+    heading: str,
+    rows: Mapping[str, ErrorMetrics | None],
+    titles: Sequence[str] = tuple(_COLUMNS),
+    time_text: Callable[[float], str] = format_duration_s,
+) -> Table:
     """Errors by name, one line each; a missing error is a dash.
 
     Args:
         heading: Title of the names.
         rows: Errors by name; fractions, times in seconds.
+        titles: Titles of the errors to show.
+        time_text: Words for a time [s].
     """
-    cells = [
-        [name, *(_cell(field, getattr(errors, field, None)) for _, field in _COLUMNS)]
-        for name, errors in rows.items()
-    ]
-    titles = [heading, *(title for title, _ in _COLUMNS)]
-    return table(titles, cells, left=(heading,), fold=(heading, "in 90 % interval"))
+    formats = {"n": "{:,.0f}".format, "r2": "{:.3f}".format, "rmse": time_text, "mae": time_text}
 
+    def cell(errors: ErrorMetrics | None, field: str) -> str:
+        value = getattr(errors, field, None)
+        return "-" if value is None else formats.get(field, format_percent)(value)
 
-def _cell(field: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if field == "n":
-        return f"{value:,.0f}"
-    if field == "r2":
-        return f"{value:.3f}"
-    return format_duration_s(value) if field in _TIMES else format_percent(value)
+    fields = [_COLUMNS.get(title, title.lower()) for title in titles]
+    cells = [[name, *(cell(errors, field) for field in fields)] for name, errors in rows.items()]
+    return table([heading, *titles], cells, left=(heading,), fold=(heading, "in 90 % interval"))
 
 
 _TARGETS = {"epoch": "; times of one epoch, as in the CSV", "step": "", "layer": ""}
@@ -82,6 +82,9 @@ def fit_page(fit: FitResult) -> RenderableType:
     """Summary, errors and provenance of a fit."""
     facts = fit.model.provenance
     parts: list[RenderableType] = [Text(fit.summary), Text("")] if fit.summary else []
+    time_text = "{:.4g} s".format if fit.target == "epoch" else format_duration_s
+    errors = error_table("model", fit.metrics, _OF_FIT, time_text)
+    errors.columns[0].min_width = 15
     parts += [
         Text(
             f"{facts['num_rows']:,} rows of {facts['num_configurations']:,} configurations "
@@ -89,27 +92,11 @@ def fit_page(fit: FitResult) -> RenderableType:
         ),
         Text(f"Errors on rows that were not fitted: {fit.split}{_TARGETS[fit.target]}"),
         Text(""),
-        _errors(fit.metrics, "{:.4g} s".format if fit.target == "epoch" else format_duration_s),
+        errors,
     ]
     if fit.notes:
         parts += [Text(""), *(Text(f"- {note}") for note in fit.notes)]
     return Group(*parts)
-
-
-def _errors(metrics: Mapping[str, ErrorMetrics], time_text: Callable[[float], str]) -> Table:
-    columns: Columns[tuple[str, ErrorMetrics]] = {
-        "model": lambda row: row[0],
-        "rows": lambda row: f"{row[1].n:,}",
-        "R2": lambda row: "-" if row[1].r2 is None else f"{row[1].r2:.4f}",
-        "MAE": lambda row: time_text(row[1].mae),
-        "RMSE": lambda row: time_text(row[1].rmse),
-        "MAPE": lambda row: format_percent(row[1].mape),
-        "median": lambda row: format_percent(row[1].median_ape),
-        "90th": lambda row: format_percent(row[1].p90_ape),
-    }
-    made = table_of([*metrics.items()], columns, left=("model",), fold=("model",))
-    made.columns[0].min_width = 15
-    return made
 
 
 def calibration_page(found: Calibration) -> RenderableType:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,30 +32,6 @@ if TYPE_CHECKING:
 _MOST_LEGEND_LINES = 24
 _NUM_BINS = 40
 _NULL = "null"  # a call without work, the overhead of each
-
-
-class Throughputs(NamedTuple):
-    """Measured throughput of n steps.
-
-    Attributes:
-        batch_sizes: Samples per device and step, (n,).
-        throughput_samples_per_s: Throughput of all devices, (n,).
-        groups: Model of each step, with the device where there are several.
-    """
-
-    batch_sizes: Floats
-    throughput_samples_per_s: Floats
-    groups: tuple[str, ...]
-
-
-def throughputs(records: Sequence[StepRecord]) -> Throughputs:
-    """Batch sizes and throughputs of steps."""
-    with_device = len({record.device for record in records}) > 1
-    return Throughputs(
-        np.array([record.batch_size_per_device for record in records], dtype=float),
-        np.array([record.throughput_samples_per_s for record in records]),
-        tuple(f"{r.model}, {r.device}" if with_device else r.model for r in records),
-    )
 
 
 def curves(measurements: Iterable[Measurement]) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -117,22 +93,20 @@ def _chart(
             axes.legend(fontsize="x-small", ncols=2)
 
 
-def batch_size_against_throughput(
-    path: Path, *, title: str, batch_sizes: Floats, throughput_samples_per_s: Floats, groups: Sequence[str]
-) -> None:
-    """Images per second against the batch size, one line per group; repetitions are joined at their median.
+def batch_size_against_throughput(path: Path, records: Sequence[StepRecord]) -> None:
+    """Images per second against the batch size, one line per model; repetitions are joined at their median.
 
     Args:
         path: File to write.
-        title: Title of the plot.
-        batch_sizes: Samples per step, (n,).
-        throughput_samples_per_s: Samples per second, (n,).
-        groups: Group of each row, such as the model, (n,).
+        records: Measured steps; of several devices, each has its own lines.
 
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    sizes, rates = np.asarray(batch_sizes, dtype=float), np.asarray(throughput_samples_per_s, dtype=float)
+    with_device = len({record.device for record in records}) > 1
+    groups = [f"{r.model}, {r.device}" if with_device else r.model for r in records]
+    sizes = np.array([record.batch_size_per_device for record in records], dtype=float)
+    rates = np.array([record.throughput_samples_per_s for record in records])
     with _chart(path, 7.4, 5.0) as (_, axes):
         _check(sizes, rates, what="batch sizes and throughputs")
         names = np.asarray(groups)
@@ -144,34 +118,29 @@ def batch_size_against_throughput(
             axes.scatter(
                 sizes[rows], rates[rows], s=9, alpha=0.5, linewidths=0, color=look_of(index)["color"]
             )
-        axes.set(xlabel="batch size", ylabel="images/s", title=title)
+        axes.set(xlabel="batch size", ylabel="images/s", title="Measured throughput")
         axes.set_xscale("log", base=2)
         number_labels(axes, np.unique(sizes))
         axes.set_ylim(0, 1.08 * float(rates.max()))
 
 
-def accuracy_curves(
-    path: Path, *, title: str, accuracy: Mapping[str, Floats], loss: Mapping[str, Floats]
-) -> None:
+def accuracy_curves(path: Path, *curves: Mapping[str, Floats]) -> None:
     """Accuracy and loss after each epoch, one line per run.
 
     Args:
         path: File to write.
-        title: Title of the plot.
-        accuracy: Shares of right answers after epoch 1, 2, ... by run.
-        loss: Loss after epoch 1, 2, ... by run.
+        curves: Shares of right answers after epoch 1, 2, ... by run, then loss.
 
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    runs = _in_natural_order([*accuracy, *loss])
+    runs = _in_natural_order([run for found in curves for run in found])
     with drawn(path, width_in=9.6, height_in=4.6) as figure:
-        if not runs or not all(len(curve) for curve in (*accuracy.values(), *loss.values())):
+        if not runs or not all(len(curve) for found in curves for curve in found.values()):
             raise FailureError("a plot of accuracy needs at least one run with one epoch, got none")
-        left, right = figure.subplots(1, 2)
-        for axes, found, label, factor in (
-            (left, accuracy, "accuracy [%]", 100.0),
-            (right, loss, "loss", 1.0),
+        both = figure.subplots(1, 2)
+        for axes, found, (label, factor) in zip(
+            both, curves, (("accuracy [%]", 100.0), ("loss", 1.0)), strict=True
         ):
             for index, run in enumerate(runs):
                 if run in found:
@@ -182,8 +151,9 @@ def accuracy_curves(
             number_labels(axes, np.arange(1.0, longest + 1))
             axes.set(xlabel="epoch", ylabel=label)
             axes.grid(visible=True, alpha=0.3)
-        _legend_below(figure, left if accuracy else right)
-        figure.suptitle(title)
+        # Runs have the same colours in both, so the legend of the first with any serves.
+        _legend_below(figure, both[0] if curves[0] else both[1])
+        figure.suptitle("Accuracy and loss per epoch")
 
 
 def best_so_far(time_s: Floats, accuracy: Floats) -> tuple[Floats, Floats]:
@@ -200,12 +170,11 @@ def best_so_far(time_s: Floats, accuracy: Floats) -> tuple[Floats, Floats]:
     return time_s[chosen], accuracy[chosen]
 
 
-def accuracy_against_time(path: Path, *, title: str, runs: Mapping[str, tuple[Floats, Floats]]) -> None:
+def accuracy_against_time(path: Path, runs: Mapping[str, tuple[Floats, Floats]]) -> None:
     """Accuracy against the time spent in training, a line per run, and the best that any run has at each time.
 
     Args:
         path: File to write.
-        title: Title of the plot.
         runs: Time [s] and share of right answers after each epoch, by run.
 
     Raises:
@@ -221,7 +190,9 @@ def accuracy_against_time(path: Path, *, title: str, runs: Mapping[str, tuple[Fl
         front_s, front = best_so_far(all_s, all_accuracies)
         ends_s, ends = np.append(front_s, all_s.max()), np.append(front, front[-1])
         axes.step(ends_s, 100 * ends, where="post", color="black", linewidth=1.5, label="best so far")
-        axes.set(xscale="log", xlabel="time in training [s]", ylabel="accuracy [%]", title=title)
+        axes.set(
+            xscale="log", xlabel="time in training [s]", ylabel="accuracy [%]", title="Accuracy against time"
+        )
 
 
 def residuals_against_time(

@@ -47,6 +47,7 @@ as_json = JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 def checksum_of(row: Any) -> str:
     """The checksum of a row, given its values by name and its document as text."""
     values = [row["key"], *(row[name] for name in INDEXED), repr(row["median_s"]), row["document"]]
+    # A separator that no value holds: "ab" and "c" must not have the checksum of "a" and "bc".
     text = "\x1f".join(str(value) for value in values)
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 

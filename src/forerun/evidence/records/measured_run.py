@@ -176,6 +176,7 @@ def measured_setup(parameters: Mapping[str, Any], framework: str, version: str) 
         asked["optimizer"] = "none"
     return replace(
         setup_of(asked),
+        # Other frameworks keep no gradients between steps at all.
         zero_grad_to_none=framework != _PYTORCH or is_pytorch_2(version),
         autocast_backward=flag_of(asked, "autocast_backward"),
     )

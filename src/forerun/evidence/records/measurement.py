@@ -62,8 +62,6 @@ class JobKind(StrEnum):
     """Whole epochs of training a model, with accuracy and loss."""
     LAYER = "layer"
     """One layer alone."""
-    KERNEL = "kernel"
-    """One microbenchmark: product, convolution, copy, launch."""
     DATA_PARALLEL = "data-parallel"
     """Steps of a whole model on several devices that average their gradients."""
     LINK = "link"
@@ -162,7 +160,7 @@ class Measurement:
     Attributes:
         key: Identity of (job, device, framework version, occasion); a rerun skips keys that are done.
         kind: Kind of job that was run.
-        subject: Subject of the job: a model as ``predict`` names it, or the name of a layer or kernel.
+        subject: Subject of the job: a model as ``predict`` names it, or the name of a layer.
         family: Group that must not be split between fit and test.
         parameters: All other settings of the job: batch size, precision, layout, optimizer, sizes of the layer.
         outcome: The way the job ended.
@@ -209,7 +207,7 @@ class Measurement:
 
     @property
     def run(self) -> Run | None:
-        """The run whose steps were measured, as ``predict`` takes it; None for layers, kernels and links.
+        """The run whose steps were measured, as ``predict`` takes it; None for layers and links.
 
         Raises:
             UsageError: The catalogue does not know the device, or a parameter has a value that is none of it.

@@ -96,6 +96,22 @@ def read_all(
             yield from import_measurements(name)
 
 
+def columns_of(path: Path) -> set[str]:
+    """Columns of a CSV or Parquet file; none where it is neither, or damaged, which its reader reports."""
+    if path.suffix not in (".csv", ".parquet") or not path.is_file():
+        return set()
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            return {name.strip() for name in next(csv.reader(file), [])}
+    with needing("a Parquet file"):
+        import pyarrow.parquet as parquet
+
+    try:
+        return set(parquet.read_schema(path).names)
+    except (OSError, ValueError):
+        return set()
+
+
 def read_measured_steps(names: Sequence[str | Path], device: Device | None = None) -> list[StepRecord]:
     """Finished steps of whole models of all files and stores.
 
@@ -109,15 +125,6 @@ def read_measured_steps(names: Sequence[str | Path], device: Device | None = Non
             "measure some with: forerun measure grid, or fit layers with --model layers"
         )
     return found
-
-
-def read_steps(path_or_url: str | Path) -> list[StepRecord]:
-    """Measured steps of a store, or of a ``.csv`` or ``.parquet`` file.
-
-    Raises:
-        RecordError: The store or file is missing, damaged, of another version, or holds impossible values.
-    """
-    return list(step_records(read_all([path_or_url], None)))
 
 
 _JSON_COLUMNS = ("parameters", "repetitions_s", "warm_up_s", "summary", "results", "circumstances")
@@ -172,6 +179,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
         import pyarrow
         import pyarrow.parquet
 
+    # The types are named: pyarrow would take a column whose first cells are empty for one of nulls.
     kinds = {name: pyarrow.int32() if name == "schema_version" else pyarrow.string() for name in FILE_COLUMNS}
     schema = pyarrow.schema(list(kinds.items()))
     count, source = 0, iter(rows)
@@ -185,7 +193,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
 def import_measurements(path: str | Path) -> Iterator[Measurement]:
     """Measurements of a ``.csv`` or ``.parquet`` file, also of a flat table of steps, piece by piece.
 
-    A ``.csv`` file may also be a short table that a person wrote (``tables.SHORT_COLUMNS``).
+    A ``.csv`` file may also be a short table that a person wrote (``tables.read_short_steps``).
 
     Raises:
         RecordError: The file is missing or of another version, columns are unknown or missing, two rows have one key,
@@ -199,8 +207,8 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
     try:
         rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
         columns = next(rows)
-        if path.suffix == ".csv" and is_short_table(tuple(columns)):
-            yield from map(as_measurement, read_short_steps(path, columns))
+        if path.suffix == ".csv" and is_short_table(columns):
+            yield from map(as_measurement, read_short_steps(path))
         elif set(columns) & {"row_id", "step_time_s"}:
             yield from map(as_measurement, read_records(path))
         else:

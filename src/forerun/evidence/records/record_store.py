@@ -86,6 +86,7 @@ class RecordStore:
         self._spool = spool
         self._was_open = False
         self._ask_again_at_s = 0.0
+        # Keys put aside for a server that is away: their jobs are done, though no database says so yet.
         self._spooled: set[str] = set()
         self._has_checksums = True
         self._damaged: dict[int, str] = {}
@@ -218,6 +219,7 @@ class RecordStore:
                 f"{error.reason}; measurements are kept in {self._spool.path} and written when it is back"
             )
             return self._put_aside(chunk)
+        # The server is there again, so what waited for it goes first to where it belongs.
         if self._spooled and self._spool is not None:
             self._spooled.clear()  # before the replay, which comes here again
             self._spool.replay(self.add_many)

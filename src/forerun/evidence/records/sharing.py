@@ -85,6 +85,7 @@ def _row(record: Measurement) -> SharedRow | None:
         optimizer=run.setup.optimizer,
         framework=f"{around.framework} {version}".strip(),
         month=around.started_at[:7],
+        # Four digits say all that a time can, and do not tell one run from all others.
         measured_s=float(f"{record.summary.median_s:.4g}"),
         predicted_s=float(f"{step.value:.4g}"),
         low_s=float(f"{step.low:.4g}"),

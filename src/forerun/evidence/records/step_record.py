@@ -165,6 +165,7 @@ def _present(values: dict[str, Any]) -> dict[str, Scalar]:
 
 def as_measurement(record: StepRecord) -> Measurement:
     """The measurement of one repetition behind a row of a table, with the circumstances that the table gives."""
+    # As JSON, so that no two pairs of texts join to the same one.
     identity = json.dumps([record.source, record.row_id])
     return Measurement(
         key=hashlib.sha256(identity.encode()).hexdigest()[:32],

@@ -6,15 +6,23 @@ Each reader makes the flat record of a step of each row; ``step_record.as_measur
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from forerun.base.errors import RecordError, near_matches
-from forerun.base.tables import check_columns, check_positive, check_unique, csv_cells, read_table
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
+
+from forerun.base.errors import RecordError
+from forerun.base.tables import check_columns, check_positive, check_unique, read_rows, read_table
 from forerun.evidence.records.measured_run import default_optimizer_implementation, is_pytorch_2
 from forerun.evidence.records.model_names import model_family, subject_family
 from forerun.evidence.records.step_record import SCHEMA_VERSION, StepRecord
@@ -24,19 +32,13 @@ from forerun.question.setup import Layout, Phase, Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-_REQUIRED_COLUMNS = tuple(
-    field.name for field in dataclasses.fields(StepRecord) if field.default is dataclasses.MISSING
-)
+_COLUMNS = [field.name for field in dataclasses.fields(StepRecord)]
+_REQUIRED_COLUMNS = [f.name for f in dataclasses.fields(StepRecord) if f.default is dataclasses.MISSING]
 
 
-def _alone(hint: Any) -> Any:
-    """A type without None."""
-    parts = get_args(hint)
-    return next(part for part in parts if part is not NoneType) if NoneType in parts else hint
-
-
-# The hints of the fields say how a cell is read, so that a field cannot be added without its column.
-_KINDS = {name: _alone(hint) for name, hint in get_type_hints(StepRecord).items()}
+@cache
+def _reader() -> TypeAdapter[StepRecord]:
+    return TypeAdapter(StepRecord)
 
 
 def read_records(path: str | Path) -> list[StepRecord]:
@@ -49,7 +51,7 @@ def read_records(path: str | Path) -> list[StepRecord]:
     """
     path = Path(path)
     frame = read_table(path)
-    check_columns(frame, path.name, ["schema_version", *_REQUIRED_COLUMNS], list(_KINDS))
+    check_columns(frame, path.name, ["schema_version", *_REQUIRED_COLUMNS], _COLUMNS)
     check_unique(frame, path.name, ["source", "row_id"])
     check_positive(frame, path.name, ["step_time_s"])
     return [_from_cells(row, path.name, index + 1) for index, row in enumerate(frame.to_dict("records"))]
@@ -63,158 +65,95 @@ def _from_cells(row: Mapping[Any, Any], table: str, number: int) -> StepRecord:
             f"{table}, row {number}: expected schema_version {SCHEMA_VERSION}, got {row['schema_version']}; "
             "write the file again with this version of forerun"
         )
-    values: dict[str, Any] = {}
-    for name, cell in row.items():
-        # An empty cell means the default of its field.
-        if name == "schema_version" or pd.isna(cell) or cell == "":
-            continue
-        try:
-            values[name] = _parsed(_KINDS[name], cell)
-        except ValueError as error:
-            raise RecordError(
-                f"{table}, column '{name}', row {number}: '{cell}' cannot be read: {error}"
-            ) from error
-    missing = [name for name in _REQUIRED_COLUMNS if name not in values]
-    if missing:
-        raise RecordError(
-            f"{table}, column '{missing[0]}', row {number}: expected a value, got an empty cell"
-        )
-    return StepRecord(**values)
+    # An empty cell means the default of its field. As text, in which a number of Parquet and one of CSV read alike.
+    cells = {name: row[name] for name in _COLUMNS if name in row and not pd.isna(row[name])}
+    values: dict[str, Any] = {name: str(cell) for name, cell in cells.items() if cell != ""}
+    if "input_shape" in values:
+        values["input_shape"] = values["input_shape"].split("x")
+    try:
+        return _reader().validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = first["msg"].replace("Input should be", "expected")
+        got = "an empty cell" if first["type"] == "missing" else repr(row[first["loc"][0]])
+        raise RecordError(f"{table}, column '{first['loc'][0]}', row {number}: {said}, got {got}") from None
 
 
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _parsed(kind: Any, cell: object) -> Any:
-    """The value of a cell; ``ValueError`` says what was expected."""
-    text = str(cell)
-    if kind is float:
-        return float(text)
-    if kind is int:
-        value = float(text)
-        if value != int(value):
-            raise ValueError("expected a whole number")
-        return int(value)
-    if kind is bool:
-        if text.lower() not in _FLAGS:
-            raise ValueError("expected True or False")
-        return _FLAGS[text.lower()]
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        if text.lower() not in list(kind):
-            raise ValueError(f"expected one of {', '.join(kind)}{near_matches(text.lower(), list(kind))}")
-        return kind(text.lower())
-    return text if kind is str else tuple(_parsed(int, size) for size in text.split("x"))
-
-
-_NEEDED = ("model", "device", "batch_size")
+Count = Annotated[int, BeforeValidator(float), Field(gt=0)]
+"""Whole number above zero in a cell, also where a spreadsheet wrote 5E4 or 64.0."""
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Finite number above zero in a cell."""
+_WHOLE, _POSITIVE = "a whole number above zero", "a number above zero"
 _TIMES = ("step_time_s", "images_per_s")
-_DEFAULTS = {"precision": "fp32", "phase": "train", "layout": "nchw", "optimizer": "sgd"}
-_WHOLE_NUMBERS = ("image_size", "sequence_length")
-SHORT_COLUMNS = (
-    *_NEEDED,
-    *_TIMES,
-    *_DEFAULTS,
-    "convolution_precision",
-    "compile",
-    *_WHOLE_NUMBERS,
-    "torch_version",
-)
-"""Columns of a table that a person writes: the first three and a time or a speed are needed."""
-
-_YES, _NO = ("true", "yes", "1"), ("", "false", "no", "0")
 
 
-def is_short_table(columns: tuple[str, ...]) -> bool:
+class _ShortRow(BaseModel):
+    """A step as a person writes it; it is a training step in fp32 with SGD unless a column says otherwise."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(description="a model, as in predict")
+    device: str = Field(description="a device, as in predict")
+    batch_size: Count = Field(description=_WHOLE)
+    step_time_s: Amount | None = Field(default=None, description=_POSITIVE)
+    images_per_s: Amount | None = Field(default=None, description=_POSITIVE)
+    precision: Precision = Field(default=Precision.FP32, description=f"one of {', '.join(Precision)}")
+    phase: Phase = Field(default=Phase.TRAIN, description=f"one of {', '.join(Phase)}")
+    layout: Layout = Field(default=Layout.NCHW, description=f"one of {', '.join(Layout)}")
+    optimizer: str = "sgd"
+    convolution_precision: Precision | None = Field(default=None, description="fp32 or tf32")
+    compile: bool = Field(default=False, description="yes or no")
+    image_size: Count | None = Field(default=None, description=_WHOLE)
+    sequence_length: Count | None = Field(default=None, description=_WHOLE)
+    torch_version: str = ""
+
+    @field_validator("precision", "phase", "layout", "optimizer", "convolution_precision", mode="before")
+    @classmethod
+    def _in_small_letters(cls, word: str) -> str:
+        return word.lower()
+
+
+def is_short_table(columns: Collection[str]) -> bool:
     """True if a table with these columns is one of steps that a person wrote."""
-    return set(_NEEDED) <= set(columns) and "row_id" not in columns and bool(set(_TIMES) & set(columns))
+    has_time = bool(set(_TIMES) & set(columns))
+    return {"model", "device", "batch_size"} <= set(columns) and "row_id" not in columns and has_time
 
 
-def read_short_steps(path: Path, columns: Iterable[str]) -> Iterator[StepRecord]:
-    """Measured steps of a short table; a training step is fp32 with SGD unless a column says otherwise.
-
-    Args:
-        path: A ``.csv`` file with some of ``SHORT_COLUMNS``.
-        columns: Its columns.
+def read_short_steps(path: Path) -> Iterator[StepRecord]:
+    """Measured steps of a table that a person wrote: a model, device, batch size, and a time or a speed in each row.
 
     Raises:
         RecordError: A column is unknown, or a cell is damaged or impossible.
     """
-    unknown = sorted(set(columns) - set(SHORT_COLUMNS))
-    if unknown:
-        raise RecordError(
-            f"{path.name}: unknown column '{unknown[0]}'; the columns are {', '.join(SHORT_COLUMNS)}"
+    for number, (line, row) in enumerate(read_rows(path, _ShortRow), start=1):
+        # Two times of one step could disagree, and nothing says which of them holds.
+        given = [name for name in _TIMES if getattr(row, name) is not None]
+        if len(given) != 1:
+            raise RecordError(
+                f"{path.name}, line {line}: expected either step_time_s or images_per_s, got "
+                f"{' and '.join(given) or 'neither'}"
+            )
+        is_train, version = row.phase is Phase.TRAIN, row.torch_version
+        yield StepRecord(
+            source=path.name,
+            row_id=str(number),
+            model=row.model,
+            family=subject_family(row.model),
+            device=find_device(row.device).name,
+            batch_size_per_device=row.batch_size,
+            step_time_s=row.step_time_s or row.batch_size / (row.images_per_s or 1.0),
+            precision=row.precision,
+            phase=row.phase,
+            layout=row.layout,
+            convolution_precision=row.convolution_precision,
+            compile=row.compile,
+            image_size=row.image_size,
+            sequence_length=row.sequence_length,
+            optimizer=row.optimizer if is_train else "none",
+            includes_optimizer=is_train,
+            optimizer_implementation=default_optimizer_implementation(version),
+            framework_version=version,
         )
-    for number, cells in enumerate(csv_cells(path).values(), start=1):
-        yield _short_record(cells, path.name, number)
-
-
-def _short_record(cells: Mapping[str, str], table: str, number: int) -> StepRecord:
-    place = f"{table}, row {number}"
-    for name in _NEEDED:
-        if name not in cells:
-            raise RecordError(f"{place}: '{name}' is empty; fill it in")
-    numbers = {
-        name: _positive(cells[name], name, place)
-        for name in ("batch_size", *_TIMES, *_WHOLE_NUMBERS)
-        if name in cells
-    }
-    # Two times of one step could disagree, and nothing says which of them holds.
-    given = [name for name in _TIMES if name in numbers]
-    if len(given) != 1:
-        raise RecordError(
-            f"{place}: expected either step_time_s or images_per_s, got {' and '.join(given) or 'neither'}"
-        )
-    words = {name: cells.get(name, default).lower() for name, default in _DEFAULTS.items()}
-    version, is_train = cells.get("torch_version", ""), words["phase"] == "train"
-    batch_size = int(numbers["batch_size"])
-    try:
-        settings: dict[str, Any] = {name: _parsed(_KINDS[name], word) for name, word in words.items()}
-        if word := cells.get("convolution_precision"):
-            settings["convolution_precision"] = _parsed(Precision, word.lower())
-    except ValueError as error:
-        raise RecordError(f"{place}: {error}") from None
-    settings |= {name: int(numbers[name]) for name in _WHOLE_NUMBERS if name in numbers}
-    return StepRecord(
-        source=table,
-        row_id=str(number),
-        model=cells["model"],
-        family=subject_family(cells["model"]),
-        device=find_device(cells["device"]).name,
-        batch_size_per_device=batch_size,
-        step_time_s=numbers.get("step_time_s") or batch_size / numbers["images_per_s"],
-        compile=yes_or_no(cells.get("compile", ""), "compile", place),
-        includes_optimizer=is_train,
-        optimizer_implementation=default_optimizer_implementation(version),
-        framework_version=version,
-        **{**settings, "optimizer": words["optimizer"] if is_train else "none"},
-    )
-
-
-def _positive(text: str, name: str, place: str) -> float:
-    value = above_zero(text)
-    if value is None:
-        raise RecordError(f"{place}: expected a positive number in '{name}', got '{text}'")
-    return value
-
-
-def above_zero(text: str) -> float | None:
-    """A finite number above zero; None for anything else."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
-
-
-def yes_or_no(text: str, name: str, place: str) -> bool:
-    """The flag that a cell holds; an empty one is False.
-
-    Raises:
-        RecordError: It says neither.
-    """
-    if text.lower() not in (*_YES, *_NO):
-        raise RecordError(f"{place}: expected yes or no in '{name}', got '{text}'")
-    return text.lower() in _YES
 
 
 # Column names of timm's benchmark.py without the prefix of the mode; the last five depend on its options.

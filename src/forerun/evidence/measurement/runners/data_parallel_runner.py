@@ -1,7 +1,7 @@
 """Jobs of several devices: real processes, real all-reduces.
 
-Steps run under DistributedDataParallel. Parameters of their job beside those of ``step_runner``: ``num_devices``,
-``strategy`` (``ddp``), ``bucket_cap_mb``, ``num_accumulation_steps``. The batch size is that of one device. On a
+Steps run under DistributedDataParallel. Parameters of their job beside those of ``step_runner``: ``num_devices``
+and ``strategy`` (``ddp``). The batch size is that of one device. On a
 processor, n gloo processes share its cores: each has the threads of the session divided by n. Results beside the times
 of a step: ``synchronisation_s``, the median step less the median of the same step without its all-reduces
 (``no_sync``) in the same processes; ``gradient_bytes``; ``world_size``.
@@ -27,21 +27,17 @@ from forerun.base.kept import temporary_folder
 from forerun.base.numerics import relative_coefficients
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.runners.step_runner import (
-    autocast_region,
+    LEARNING_RATE,
+    built_for,
     compiled,
     make_real_optimizer,
+    make_step,
     num_parameters,
 )
 from forerun.evidence.measurement.runners.table import runner
 from forerun.evidence.measurement.runners.timing import has_settled_under
-from forerun.evidence.measurement.runners.torch_device import set_step_flags, synchroniser
-from forerun.evidence.records.measured_run import (
-    input_options_of,
-    number_of,
-    setup_of,
-    text_of,
-    whole_of,
-)
+from forerun.evidence.measurement.runners.torch_device import synchroniser
+from forerun.evidence.records.measured_run import setup_of, text_of, whole_of
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
 from forerun.question.devices.device import LinkKind
 from forerun.question.devices.local import gpu_index
@@ -53,7 +49,6 @@ if TYPE_CHECKING:
 STRATEGIES = ("ddp",)
 """Strategies that can be measured."""
 
-_LEARNING_RATE = 1e-4
 _TRIAL_STEPS = 3
 _WARM_UP_STEPS = 5
 
@@ -132,6 +127,7 @@ def _work(rank: int, num_processes: int, device: str, argument: tuple[Measuremen
 
 def _num_steps(step_s: float, protocol: Protocol) -> int:
     """Repetitions that fit the protocol's time, at least three."""
+    # Each repetition is made twice, with its all-reduces and without.
     return max(3, min(protocol.num_repetitions, int(protocol.max_seconds / (2 * step_s))))
 
 
@@ -146,32 +142,21 @@ def _agreed(number: int, device: str) -> int:
 
 
 class _Member:
-    """The model of one process."""
+    """The model of one process: the step of one device, under DistributedDataParallel."""
 
     def __init__(self, job: MeasurementJob, device: torch.device) -> None:
-        import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        from forerun.tracing.models.sources import build_model
         from forerun.tracing.step import prepared_batch
 
         setup = setup_of(job.parameters)
-        set_step_flags(setup, job.parameters)
-        torch.manual_seed(whole_of(job.parameters, "seed", 0))
-        built = build_model(
-            job.subject, training=True, device=str(device), **input_options_of(job.parameters)
-        )
+        built = built_for(job, setup, device)
         self.module = built.module
-        self._built = built
-        self._setup = setup
-        self._num_accumulation = whole_of(job.parameters, "num_accumulation_steps", 1)
-        self._batch = prepared_batch(built, setup, setup.batch_size_per_device)
-        self._optimizer = make_real_optimizer(setup, built.module, _LEARNING_RATE)
-        self._parallel = DistributedDataParallel(
-            built.module, bucket_cap_mb=number_of(job.parameters, "bucket_cap_mb", 25.0)
-        )
-        self._network: Callable[..., Any] = compiled(self._parallel, setup)
-        self._region = autocast_region(setup.precision, device)
+        self._parallel = DistributedDataParallel(built.module)
+        batch = prepared_batch(built, setup, setup.batch_size_per_device)
+        optimizer = make_real_optimizer(setup, built.module, LEARNING_RATE)
+        network = compiled(self._parallel, setup)
+        self._step = make_step(built, setup, batch, optimizer, device, network)
         self._synchronise = synchroniser(device)
         self.gradient_bytes = float(
             sum(p.numel() * p.element_size() for p in built.module.parameters() if p.requires_grad)
@@ -184,25 +169,10 @@ class _Member:
         self._synchronise()
         dist.barrier()
         began_s = time.perf_counter()
-        self._step(with_sync)
+        with nullcontext() if with_sync else self._parallel.no_sync():
+            self._step()
         self._synchronise()
         return time.perf_counter() - began_s
-
-    def _step(self, with_sync: bool) -> None:
-        self.module.zero_grad(set_to_none=self._setup.zero_grad_to_none)
-        for index in range(self._num_accumulation):
-            is_last = index == self._num_accumulation - 1
-            with nullcontext() if with_sync and is_last else self._parallel.no_sync():
-                self._pass()
-        if self._optimizer is not None:
-            self._optimizer.step()
-
-    def _pass(self) -> None:
-        batch = self._batch
-        with self._region():
-            outputs = self._network(*batch.get("args", ()), **batch.get("kwargs", {}))
-            loss = self._built.loss(outputs, batch)
-        loss.backward()
 
 
 _GROUP_TIMEOUT = timedelta(minutes=5)
@@ -273,6 +243,7 @@ def _member(
     import torch
     import torch.distributed as dist
 
+    # Processes that each take all cores would measure their quarrel for them.
     torch.set_num_threads(num_threads)
     is_gpu = gpu_index(device_index) is not None
     if is_gpu:
@@ -285,6 +256,7 @@ def _member(
         timeout=_GROUP_TIMEOUT,
     )
     answer = work(rank, num_processes, f"cuda:{rank}" if is_gpu else "cpu", argument)
+    # A group that one leaves while others still send is an error in theirs.
     dist.barrier()
     dist.destroy_process_group()
     return answer

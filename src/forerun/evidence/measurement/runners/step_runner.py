@@ -1,4 +1,14 @@
-"""Steps of a whole model on one device."""
+"""Steps on one device: of a whole model, and of one layer, forward or training.
+
+The subject of a layer's job is its kind, its parameters are those of ``layer_figures`` with ``mode`` (``forward`` or
+``train_step``), ``activation``, ``optimizer``, ``precision``, ``layout``, ``seed``, ``input_gradient`` and ``copies``.
+
+A training step is the layer's part of a step of a network: forward, backward from a gradient of its output to gradients
+of its weights and of its input, update of the weights. Input and target of earlier layer benchmarks (Justus et al.
+2018) were variables that their optimizer updated as well; here the input only gets a gradient, and there is no loss.
+Without ``input_gradient`` it gets none, like the first layer of a network. With ``copies`` the step holds that many
+equal layers, each with its own weights and input: first all forward, then all backward, then one update.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.measurement.runners.table import runner
 from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
-    limit_device_memory,
     open_device,
+    set_numeric_flags,
     set_step_flags,
     synchroniser,
 )
 from forerun.evidence.measurement.telemetry import open_energy_counter
-from forerun.evidence.records.measured_run import input_options_of, setup_of, whole_of
+from forerun.evidence.records.measured_run import (
+    choice_of,
+    flag_of,
+    input_options_of,
+    setup_of,
+    text_of,
+    whole_of,
+)
 from forerun.evidence.records.measurement import JobKind, Scalar
-from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +57,7 @@ def make_step(
     batch: Batch,
     optimizer: torch.optim.Optimizer | None,
     device: torch.device,
+    network: Callable[..., Any] | None = None,
 ) -> Callable[[], None]:
     """The step as a function without arguments; it may return before the device has finished.
 
@@ -51,8 +70,9 @@ def make_step(
         batch: A batch on the device.
         optimizer: Optimizer of the step, or None.
         device: Device of the model and the batch.
+        network: What is called in place of the model, such as the model under DistributedDataParallel.
     """
-    network = compiled(built.module, setup)
+    network = compiled(built.module, setup) if network is None else network
     if setup.phase is Phase.TRAIN:
         run = _training(built, network, setup, batch, optimizer, device)
     else:
@@ -186,11 +206,27 @@ def tensor_bytes(module: torch.nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 """Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise, because denormal
 numbers are slow on processors. The time of the optimizer does not depend on it."""
 
 _SHORTEST_ENERGY_SPAN_S = 0.5  # the driver's counter moves in steps of some 100 ms
+
+
+def built_for(job: MeasurementJob, setup: TrainingSetup, device: torch.device) -> BuiltModel:
+    """The model of a job on its device, with the numeric flags and the seed of the job set."""
+    import torch
+
+    from forerun.tracing.models.sources import build_model
+
+    set_step_flags(setup, job.parameters)
+    torch.manual_seed(whole_of(job.parameters, "seed", 0))
+    return build_model(
+        job.subject,
+        training=setup.phase is not Phase.INFERENCE,
+        device=str(device),
+        **input_options_of(job.parameters),
+    )
 
 
 @runner(JobKind.STEP)
@@ -200,23 +236,11 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
     Results are num_parameters, first_step_s, compile_time_s and the peak memory; on a GPU also launched_s, the time
     until the host had launched a step, and step_energy_j.
     """
-    import torch
-
-    from forerun.tracing.models.sources import build_model
     from forerun.tracing.step import prepared_batch
 
     setup = setup_of(job.parameters)
     device = open_device(device_index)
-    if job.parameters.get("memory_limit_bytes") is not None:
-        limit_device_memory(device, whole_of(job.parameters, "memory_limit_bytes"))
-    set_step_flags(setup, job.parameters)
-    torch.manual_seed(whole_of(job.parameters, "seed", 0))
-    built = build_model(
-        job.subject,
-        training=setup.phase is not Phase.INFERENCE,
-        device=str(device),
-        **input_options_of(job.parameters),
-    )
+    built = built_for(job, setup, device)
     if built.only_batch_size not in (None, setup.batch_size_per_device):
         raise InvalidSetupError(
             f"{built.name} runs at batch size {built.only_batch_size} only, got "
@@ -224,7 +248,7 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
         )
     memory = PeakMemory(device, tensor_bytes(built.module))
     batch = prepared_batch(built, setup, setup.batch_size_per_device)
-    optimizer = make_real_optimizer(setup, built.module, _LEARNING_RATE)
+    optimizer = make_real_optimizer(setup, built.module, LEARNING_RATE)
     step = make_step(built, setup, batch, optimizer, device)
     energy_j: list[float | None] = []
     with open_energy_counter(device_index) as read_energy_j:
@@ -281,3 +305,102 @@ def time_first_and_rest(
     if is_compiled:
         figures["compile_time_s"] = max(0.0, first_s - median(timed.repetitions_s))
     return timed, figures
+
+
+MODES = ("forward", "train_step")
+
+
+@runner(JobKind.LAYER)
+def run_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Times a layer; results are num_parameters, first_step_s and the peak memory."""
+    import torch
+
+    mode = text_of(job.parameters, "mode", "forward")
+    if mode not in MODES:
+        raise InvalidSetupError(f"unknown mode '{mode}' of a layer; expected {' or '.join(MODES)}")
+    device = open_device(device_index)
+    precision = choice_of(job.parameters, "precision", Precision, Precision.FP32)
+    set_numeric_flags(precision)
+    torch.manual_seed(whole_of(job.parameters, "seed", 0))
+    pairs = [
+        _layer_and_input(job.subject, job.parameters, precision, device)
+        for _ in range(whole_of(job.parameters, "copies", 1))
+    ]
+    layers = torch.nn.ModuleList([layer for layer, _ in pairs])
+    inputs = [given for _, given in pairs]
+    memory = PeakMemory(device, tensor_bytes(layers))
+    if mode == "forward":
+        step = _forward_step(layers, inputs, precision, device)
+    else:
+        name = text_of(job.parameters, "optimizer", "none")
+        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layers, LEARNING_RATE)
+        for given in inputs:
+            given.requires_grad_(flag_of(job.parameters, "input_gradient", True))
+        step = _train_step(layers, inputs, precision, device, optimizer)
+    timed, first = time_first_and_rest(step, synchroniser(device), protocol)
+    return timed.with_results(num_parameters=num_parameters(layers), **first, **memory.figures())
+
+
+def _layer_and_input(
+    kind: str, parameters: dict[str, Scalar], precision: Precision, device: torch.device
+) -> tuple[torch.nn.Module, torch.Tensor]:
+    import torch
+
+    from forerun.evidence.measurement.layer_modules import build_layer
+
+    storage = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+    placed: dict[str, Any] = {"device": device, "dtype": storage.get(precision, torch.float32)}
+    shape = layer_figures(kind, parameters).input_shape
+    with torch.device(device):
+        layer = build_layer(kind, parameters).to(**placed)
+    given = torch.randn(shape, device=device).to(placed["dtype"])
+    is_nhwc = choice_of(parameters, "layout", Layout, Layout.NCHW) is Layout.NHWC
+    if is_nhwc and given.dim() == 4:
+        layer = layer.to(memory_format=torch.channels_last)
+        given = given.contiguous(memory_format=torch.channels_last)
+    return layer, given
+
+
+def _forward_step(
+    layers: torch.nn.ModuleList, inputs: Sequence[torch.Tensor], precision: Precision, device: torch.device
+) -> Callable[[], None]:
+    import torch
+
+    region = autocast_region(precision, device)
+
+    def step() -> None:
+        with torch.no_grad(), region():
+            for layer, given in zip(layers, inputs, strict=True):
+                layer(given)
+
+    return step
+
+
+def _train_step(
+    layers: torch.nn.ModuleList,
+    inputs: Sequence[torch.Tensor],
+    precision: Precision,
+    device: torch.device,
+    optimizer: torch.optim.Optimizer | None,
+) -> Callable[[], None]:
+    import torch
+
+    region = autocast_region(precision, device)
+
+    def forward() -> list[torch.Tensor]:
+        with region():
+            return [layer(given) for layer, given in zip(layers, inputs, strict=True)]
+
+    with torch.no_grad():
+        gradients = [torch.randn_like(output) for output in forward()]
+
+    def step() -> None:
+        layers.zero_grad(set_to_none=True)
+        for given in inputs:
+            # zero_grad clears parameters only; gradients of inputs would add up, by one kernel more a step.
+            given.grad = None
+        torch.autograd.backward(forward(), gradients)
+        if optimizer is not None:
+            optimizer.step()
+
+    return step

@@ -19,7 +19,7 @@ Runner = Callable[[MeasurementJob, str, Protocol], RunResult]
 
 RUNNERS: dict[JobKind, Runner] = {}
 
-_RUNNER_MODULES = ("data_parallel_runner", "kernel_runner", "step_runner", "training_runner")
+_RUNNER_MODULES = ("data_parallel_runner", "step_runner", "training_runner")
 """Modules imported for their registrations when the first job runs."""
 
 _MEMORY_PHRASES = (
@@ -65,13 +65,13 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
     try:
         return RUNNERS[job.kind](job, device_index, protocol)
     except Exception as error:
-        for cause in _chain(error):
+        for cause in causes(error):
             if _says_full(cause):
                 raise OutOfMemory(_first_line(cause)) from error
         raise
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and its causes, because libraries wrap the errors of their constructors."""
     seen: set[int] = set()
     current: BaseException | None = error

@@ -36,6 +36,7 @@ def time_repetitions(
         clock: Monotonic clock [s].
         at_both_ends: Called before the first and after the last timed repetition, such as to read a counter.
     """
+    taken = Repetitions(protocol, clock)
     returned_s: list[float] = []
 
     def time_once_s() -> float:
@@ -46,26 +47,26 @@ def time_repetitions(
         synchronise()
         return clock() - began_s
 
-    warm_up_s = _warm_up(time_once_s, protocol, clock)
+    while not taken.is_warm():
+        taken.add(time_once_s())
     returned_s.clear()
-    repetitions_s: list[float] = []
     if at_both_ends is not None:
         at_both_ends()
-    began_s = clock()
-    while not _is_enough(repetitions_s, clock() - began_s, protocol):
-        repetitions_s.append(time_once_s())
+        taken.begin()  # reading a counter takes time that no repetition does
+    while not taken.is_enough():
+        taken.add(time_once_s())
     if at_both_ends is not None:
         at_both_ends()
     return RunResult(
-        warm_up_s=tuple(warm_up_s),
-        repetitions_s=tuple(repetitions_s),
+        warm_up_s=tuple(taken.warm_up_s),
+        repetitions_s=tuple(taken.repetitions_s),
         returned_s=tuple(returned_s),
-        is_stationary=_are_settled(warm_up_s, repetitions_s, protocol),
+        is_stationary=taken.is_stationary,
     )
 
 
 class Repetitions:
-    """The rules of ``time_repetitions`` for a loop of another library, which adds each time until no more are needed.
+    """The rules of ``time_repetitions``, also for a loop of another library, which adds each time until it is enough.
 
     Args:
         protocol: Settings of the measurement.
@@ -79,50 +80,47 @@ class Repetitions:
         self._protocol, self._clock = protocol, clock
         self.warm_up_s: list[float] = []
         self.repetitions_s: list[float] = []
-        self._began_s = clock()
         self._is_warm = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Counts the time of the repetitions, or of the warm-up, from now on."""
+        self._began_s = self._clock()
+
+    def is_warm(self) -> bool:
+        """True once the warm-up is over."""
+        times_s, protocol = self.warm_up_s, self._protocol
+        if not self._is_warm and len(times_s) >= min(protocol.min_warm_up, protocol.max_warm_up):
+            self._is_warm = (
+                len(times_s) >= protocol.max_warm_up
+                or self._clock() - self._began_s >= protocol.max_seconds
+                or has_settled(times_s, window=protocol.window, tolerance=protocol.tolerance)
+            )
+            if self._is_warm:
+                self.begin()
+        return self._is_warm
+
+    def is_enough(self) -> bool:
+        """True once no more repetitions are needed."""
+        count = len(self.repetitions_s)
+        is_over_time = self._clock() - self._began_s >= self._protocol.max_seconds
+        return count >= self._protocol.num_repetitions or (is_over_time and count >= _LEAST_REPETITIONS)
 
     def add(self, time_s: float) -> bool:
         """Takes the time of a repetition that has just ended; True when no more are needed [s]."""
         if not self._is_warm:
             self.warm_up_s.append(time_s)
-            if _is_warm(self.warm_up_s, self._clock() - self._began_s, self._protocol):
-                self._is_warm, self._began_s = True, self._clock()
+            self.is_warm()
             return False
         self.repetitions_s.append(time_s)
-        return _is_enough(self.repetitions_s, self._clock() - self._began_s, self._protocol)
+        return self.is_enough()
 
     @property
     def is_stationary(self) -> bool:
         """As in ``RunResult``."""
-        return _are_settled(self.warm_up_s, self.repetitions_s, self._protocol)
-
-
-def _is_warm(times_s: Sequence[float], taken_s: float, protocol: Protocol) -> bool:
-    if len(times_s) >= protocol.max_warm_up:
-        return True
-    if len(times_s) < protocol.min_warm_up:
-        return False
-    return taken_s >= protocol.max_seconds or has_settled(
-        times_s, window=protocol.window, tolerance=protocol.tolerance
-    )
-
-
-def _is_enough(times_s: Sequence[float], taken_s: float, protocol: Protocol) -> bool:
-    is_over_time = len(times_s) >= _LEAST_REPETITIONS and taken_s >= protocol.max_seconds
-    return is_over_time or len(times_s) >= protocol.num_repetitions
-
-
-def _are_settled(warm_up_s: Sequence[float], repetitions_s: Sequence[float], protocol: Protocol) -> bool:
-    return has_settled_under(warm_up_s, protocol) or has_settled_under([*warm_up_s, *repetitions_s], protocol)
-
-
-def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callable[[], float]) -> list[float]:
-    times_s: list[float] = []
-    began_s = clock()
-    while not _is_warm(times_s, clock() - began_s, protocol):
-        times_s.append(time_once_s())
-    return times_s
+        # A step of several seconds leaves time for few repetitions of either kind: together they may show enough.
+        both_s = [*self.warm_up_s, *self.repetitions_s]
+        return has_settled_under(self.warm_up_s, self._protocol) or has_settled_under(both_s, self._protocol)
 
 
 def has_settled_under(times_s: Sequence[float], protocol: Protocol) -> bool:

@@ -91,19 +91,6 @@ def set_step_flags(setup: TrainingSetup, parameters: Parameters) -> None:
     )
 
 
-def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
-    """Makes a GPU's allocator refuse requests beyond a limit, as a smaller card would.
-
-    A processor's memory is limited from outside, by the protocol of the session.
-    """
-    if device.type != "cuda":
-        return
-    import torch
-
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
-
-
 class PeakMemory:
     """Peak memory since this object was made.
 
@@ -134,6 +121,7 @@ class PeakMemory:
                 "peak_memory_bytes": torch.cuda.max_memory_allocated(self._device),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
             }
+        # Weights were loaded before the count began, and count in a prediction.
         return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
 
 

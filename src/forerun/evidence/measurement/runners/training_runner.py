@@ -24,6 +24,7 @@ from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResul
 from forerun.evidence.measurement.measured_job import report_progress
 from forerun.evidence.measurement.runners.step_runner import (
     autocast_region,
+    built_for,
     compiled,
     make_real_optimizer,
     num_parameters,
@@ -34,16 +35,9 @@ from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import (
     PeakMemory,
     open_device,
-    set_step_flags,
     synchroniser,
 )
-from forerun.evidence.records.measured_run import (
-    input_options_of,
-    number_of,
-    setup_of,
-    text_of,
-    whole_of,
-)
+from forerun.evidence.records.measured_run import number_of, setup_of, text_of, whole_of
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -139,9 +133,6 @@ class _Training:
     """A network in training on a dataset."""
 
     def __init__(self, job: MeasurementJob, device_index: str) -> None:
-        import torch
-
-        from forerun.tracing.models.sources import build_model
         from forerun.tracing.step import prepared_batch
 
         parameters = job.parameters
@@ -151,10 +142,7 @@ class _Training:
         self.synchronise = synchroniser(self.device)
         self.num_epochs = whole_of(parameters, "num_epochs", 3)
         self.num_steps = parameters.get("num_steps") and whole_of(parameters, "num_steps")
-        set_step_flags(self.setup, parameters)
-        seed = whole_of(parameters, "seed", 0)
-        torch.manual_seed(seed)
-        built = build_model(job.subject, device=str(self.device), **input_options_of(parameters))
+        built = built_for(job, self.setup, self.device)
         # The maker's own batch has the form of the images; its conversion is that of every batch.
         self.image_dtype = prepared_batch(built, self.setup, 2)["args"][0].dtype
         self.module = built.module
@@ -163,11 +151,11 @@ class _Training:
         self._optimizer = make_real_optimizer(self.setup, self.module, rate)
         self._loss = built.loss
         self._region = autocast_region(self.setup.precision, self.device)
-        self._load(text_of(parameters, "dataset", "cifar10"), built.input_shape, parameters, seed)
+        self._load(text_of(parameters, "dataset", "cifar10"), built.input_shape, parameters)
         self.first_step_s = 0.0
 
-    def _load(self, dataset: str, shape: tuple[int, ...], parameters: dict[str, Scalar], seed: int) -> None:
-        batch_size = self.setup.batch_size_per_device
+    def _load(self, dataset: str, shape: tuple[int, ...], parameters: dict[str, Scalar]) -> None:
+        batch_size, seed = self.setup.batch_size_per_device, whole_of(parameters, "seed", 0)
         limit = None if not self.num_steps else self.num_steps * batch_size
         shared: dict[str, Any] = {"num_channels": shape[0], "image_size": shape[1], "seed": seed}
         shared["num_classes"] = whole_of(parameters, "num_classes", 10)
