@@ -136,6 +136,8 @@ def _job(row: Mapping[str, Any], name: str, now_s: float, free: dict[str, int]) 
         nodes=_taken(int(number), free) if is_running else (),
         ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
         fields=fields,
+        # Ray finds the devices of an entry point on one node.
+        part=int(number),
         details={"entrypoint": entrypoint},
     )
 

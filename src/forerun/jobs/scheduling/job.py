@@ -239,6 +239,7 @@ class ScheduledJob:
         is_preemptible: Whether its devices may be changed or taken once it runs. A job that may not be preempted
             starts with no fewer devices than its owner asks for.
         min_run_s: Time for which it keeps its devices after a start or change [s].
+        part: Devices of it that must lie on one node together.
     """
 
     name: str
@@ -255,6 +256,7 @@ class ScheduledJob:
     restart_s: float = 0.0
     is_preemptible: bool = True
     min_run_s: float = 0.0
+    part: int = 1
 
     def __post_init__(self) -> None:
         asked = f"{self.num_workers} (and {self.num_servers} servers)"
