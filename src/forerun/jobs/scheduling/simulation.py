@@ -258,7 +258,7 @@ class _Simulation:
 
     def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
         """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
-        bound = getattr(self.policy, "worst_fairness", inf)
+        bound = self.policy.worst_fairness
         views = [s.view(self.cluster, self.policy.adapts_batch, now_s) for s in waiting if bound < inf]
         return [urgent_in_s(view, self.cluster, len(self.active), now_s, bound) for view in views]
 
@@ -286,7 +286,7 @@ class _Simulation:
             if self.by_name[name].current == allocation
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
-        if not getattr(self.policy, "is_raw", False):
+        if not self.policy.is_raw:
             # A job that keeps its share, as another does not pay, may still come together.
             for view, is_held in zip(views, held, strict=True):
                 view.is_held = is_held
