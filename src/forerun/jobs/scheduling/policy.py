@@ -33,7 +33,6 @@ class JobView:
         attained_device_s: Devices times time it has had [s].
         curves: Rate against devices, by kind of device; empty with parameter servers.
         current: What it has now; None while it waits.
-        server_factor: Factor on the forecast speed at w workers and p servers.
         is_held: Whether it keeps what it has now, whatever a policy would like.
         is_urgent: Whether a policy serves it first because its finish-time fairness would else exceed a bound.
     """
@@ -45,7 +44,6 @@ class JobView:
     attained_device_s: float = 0.0
     curves: Mapping[str, RateCurve] = field(default_factory=dict)
     current: Allocation | None = None
-    server_factor: Callable[[int, int], float] | None = None
     is_held: bool = False
     is_urgent: bool = False
     _least_rate: float | None = field(default=None, repr=False)
@@ -76,9 +74,7 @@ class JobView:
         # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
         if not isinstance(training, ServerTraining) or not (given.num_workers and given.num_servers):
             return 0.0
-        speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
-        factor = self.server_factor
-        return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
+        return training.batch_size * training.speed(given.num_workers, given.num_servers)
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
