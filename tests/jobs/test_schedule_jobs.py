@@ -42,6 +42,18 @@ def test_a_predicted_job_is_faster_on_more_devices_and_slower_over_a_slow_link()
     assert of_slow(16, 2, 1024) < of_fast(16, 2, 1024)
 
 
+def test_jobs_of_one_model_have_the_speeds_of_their_own_settings():
+    rows = [
+        MODEL | {"name": name, "precision": precision} for name, precision in (("a", "fp32"), ("b", "amp"))
+    ]
+    rows.append(MODEL | {"name": "c", "layout": "nhwc"})
+    speeds = [
+        item.training.speeds["v100-sxm2-16gb"](1, 1, 1024)
+        for item in known_jobs(check_entries(rows), parse_cluster("1x1xv100-sxm2-16gb"), Links())
+    ]
+    assert len(set(speeds)) == 3
+
+
 def test_the_link_between_nodes_is_asked_for_not_guessed():
     with pytest.raises(UnknownDeviceError, match="--inter"):
         known(MODEL, "2x8xv100-sxm2-16gb")

@@ -89,11 +89,6 @@ def test_recorded_kubernetes_and_ray(tmp_path):
     ("content", "error", "message"),
     [
         (
-            recorded_slurm(squeue={"jobs": [{**SQUEUE["jobs"][1], "time_limit": None}]}),
-            RecordError,
-            r"job 8 \('waits'\) says neither how fast it is nor how long it may run",
-        ),
-        (
             recorded_slurm(
                 squeue={
                     "jobs": [{**SQUEUE["jobs"][0], "comment": "forerun points=1:100 batch_size=1 stps=5"}]
@@ -114,6 +109,26 @@ def test_what_cannot_be_weighed_is_one_clear_line(tmp_path, content, error, mess
     with pytest.raises(error, match=message) as caught:
         schedule_live(document(tmp_path, content))
     assert "\n" not in str(caught.value)
+
+
+def test_jobs_that_cannot_be_weighed_are_left_alone_with_their_devices(tmp_path):
+    runs, waits = SQUEUE["jobs"][:2]
+    unknown = {**runs, "comment": "", "time_limit": None}
+    large = {**waits, "job_id": 10, "tres_per_node": "", "tres_per_job": "gres/gpu:600"}
+    split = {**waits, "job_id": 11, "tres_per_node": "gres:gpu:3"}
+    both = {**runs, "job_id": 12, "nodes": "n2", "gres_detail": ["gpu:t4:1(IDX:0),gpu:v100:1(IDX:4)"]}
+    nodes = [SINFO["nodes"][0], {**SINFO["nodes"][1], "gres": "gpu:t4:3,gpu:v100:2"}]
+    jobs = {"jobs": [unknown, large, split, both]}
+    advice = schedule_live(document(tmp_path, recorded_slurm(squeue=jobs, sinfo={"nodes": nodes})))
+    assert (advice.cluster, advice.jobs) == ("1x2xt4+1x1xv100", ())
+    for note in (
+        "job 12 is on devices of several kinds, t4, v100: left alone",
+        "job 7 says neither how fast it is nor how long it may run: left alone; a time limit, or a comment such as",
+        "job 10 asks for 600 devices where 2 may come free: left alone",
+        "job 11 asks for 3 devices, 3 on a node, where 0 may come free: left alone",
+        "no job is left to decide about",
+    ):
+        assert any(said.startswith(note) for said in advice.notes), note
 
 
 def test_a_file_that_is_cut_off_or_not_there(tmp_path):
@@ -184,6 +199,14 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
             "typed": "keep",
         }
         assert settled.commands == ()
+        cancel_all()
+        # Slurm refuses to change the devices of a job in another way than it asked by.
+        ways = {"job": ["--gpus=1"], "task": ["--ntasks=1", "--gpus-per-task=1"]}
+        for name, words in ways.items():
+            where = f"--chdir={tmp_path}"
+            slurm("sbatch", "--hold", where, "-J", name, "-t", "5", *words, "--wrap", "sleep 900")
+        apply_commands(schedule_live("slurm"))
+        wait_for(lambda: running_jobs() == ["job", "task"], "the jobs that ask by job and by task")
         cancel_all()
 
 

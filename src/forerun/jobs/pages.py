@@ -457,17 +457,6 @@ def command_lines(answer: Schedule) -> list[str]:
     ]
 
 
-_WORDS = {
-    "keep": "keeps",
-    "submit": "submit",
-    "start": "start",
-    "wait": "waits",
-    "stop": "stop",
-    "change": "change",
-}
-"""Words for the kinds of ``ActionKind``."""
-
-
 def _nodes(nodes: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{number} on {node}" for node, number in nodes) or "-"
 
@@ -480,7 +469,9 @@ def _gets(item: JobAdvice) -> str:
 _ADVICE: Columns[JobAdvice] = {
     "job": lambda item: item.job if item.job.endswith(item.title) else f"{item.job} {item.title}",
     "has": lambda item: _nodes(item.has),
-    "should": lambda item: _WORDS[item.action.kind],
+    "should": lambda item: (
+        f"{item.action.kind}s" if item.action.kind in ("keep", "wait") else str(item.action.kind)
+    ),
     "get": _gets,
     "done after": lambda item: (
         format_duration_s(item.finish_s.value) if math.isfinite(item.finish_s.value) else "-"

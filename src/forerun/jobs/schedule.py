@@ -175,9 +175,8 @@ def schedule(
     outcomes = [_outcome(known, found, policy, options, say) for policy in chosen]
     notes = schedule_notes(known, with_intervals=has_intervals(known))
     for policy, outcome in zip(chosen, outcomes, strict=True):
-        bound = getattr(policy, "worst_fairness", inf)
-        if bound < inf:
-            notes.append(_price_of_fairness(known, found, outcome.metrics, bound, options))
+        if policy.worst_fairness < inf:
+            notes.append(_price_of_fairness(known, found, outcome.metrics, policy.worst_fairness, options))
     return _answer(found, outcomes, notes)
 
 
@@ -214,13 +213,13 @@ def schedule_trace(
     """
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     chosen = [(rigid_policy(policy.name), policy) for policy in _policies(policies)]
-    jobs = read_trace(trace)
+    notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
+    jobs = read_trace(trace, notes)
     outcomes = []
     for kind, policy in chosen:
-        metrics = simulate_rigid(jobs, found.num_devices, kind).metrics
+        _, metrics = simulate_rigid(jobs, found.num_devices, kind)
         outcomes.append(PolicyOutcome(policy=policy.name, title=policy.title, metrics=metrics))
-    note = "devices are counted, not placed; a job runs for its recorded time on the devices it asked for"
-    return _answer(found, outcomes, [note])
+    return _answer(found, outcomes, notes)
 
 
 def _answer(cluster: SharedCluster, outcomes: Sequence[PolicyOutcome], notes: Sequence[str]) -> Schedule:

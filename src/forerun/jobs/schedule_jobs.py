@@ -110,8 +110,8 @@ def _speed_key(entry: JobEntry) -> Hashable:
         return entry.name
     if entry.table is not None:
         return entry.table
-    asked = (entry.batch_size, entry.num_devices, entry.max_devices)
-    return (entry.model, entry.precision, entry.image_size, entry.optimizer, *asked)
+    asked = (entry.model, entry.batch_size, entry.num_devices, entry.max_devices)
+    return (*asked, tuple(sorted(entry.run_options().items())))
 
 
 def _known(

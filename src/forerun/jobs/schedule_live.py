@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -25,6 +26,7 @@ from forerun.jobs.scheduling.live import (
     largest_first,
     read_live_cluster,
     system_of,
+    without,
 )
 from forerun.jobs.scheduling.outcome import Decision
 from forerun.jobs.scheduling.placement import NodeShare, Placement
@@ -126,7 +128,7 @@ def schedule_live(
     Raises:
         UsageError: The question must be changed, or a job's fields are impossible.
         FailureError: The cluster cannot be read.
-        RecordError: A document is cut off, or a job says neither how fast it is nor how long it may run.
+        RecordError: A document is cut off, or no device can be shared.
     """
     chosen = find_policy(policy)
     live = read_live_cluster(source)
@@ -148,7 +150,7 @@ def schedule_live(
             policy=chosen.name,
             jobs=(),
             commands=(),
-            notes=(*live.notes, "no job that runs or waits has or asks for devices"),
+            notes=(*live.notes, "no job is left to decide about"),
         )
     standing = {
         job.name: _standing(job, item, found)
@@ -208,10 +210,11 @@ class _Devices:
             (node.name, node.device): names[self.catalogue_name[node.device], self._open_to(node)]
             for node in nodes
         }
-        self.live, nodes = _without_divided(live, nodes, group_of)
+        self.live, left = _weighable(live, nodes, group_of, self.catalogue_name)
+        nodes = list(left)
         if not nodes:
             raise RecordError(
-                "every device is held by jobs on nodes that are open to different jobs; nothing to share"
+                f"every device is held by jobs that are left alone; nothing to share: {'; '.join(self.live.notes)}"
             )
         by_group: dict[str, list[LiveNode]] = {name: [] for name in self.kind_of}
         for node in nodes:
@@ -252,7 +255,7 @@ class _Devices:
     def placement(self, job: LiveJob) -> tuple[str, Placement]:
         """Kind and nodes of what a job has."""
         kinds = {kind for name, _ in job.nodes for node, kind in self.number if node == name}
-        asked = self.catalogue_name.get(job.device, "")
+        asked = self.catalogue_name.get(job.kind, self.catalogue_name.get(job.device, ""))
         able = [k for k in self.cluster.kinds if k in kinds]
         kind = next((k for k in able if self.kind_of[k] == asked), next(iter(able), ""))
         if any((name, kind) not in self.number for name, _ in job.nodes):
@@ -279,39 +282,71 @@ def _shared(groups: Mapping[str, Sequence[LiveNode]]) -> SharedCluster:
     )
 
 
-def _without_divided(
-    live: LiveCluster, nodes: Sequence[LiveNode], group_of: Mapping[tuple[str, str], str]
-) -> tuple[LiveCluster, list[LiveNode]]:
-    """Takes out running jobs whose nodes lie in several groups of one kind, with the devices that they keep."""
+def _weighable(
+    live: LiveCluster,
+    nodes: Sequence[LiveNode],
+    group_of: Mapping[tuple[str, str], str],
+    kind_of: Mapping[str, str],
+) -> tuple[LiveCluster, tuple[LiveNode, ...]]:
+    """The jobs that can be decided about, and the nodes without the devices of those that cannot.
+
+    Left alone are jobs whose time nobody knows, running ones on nodes of several groups, and those that wait for more
+    devices than there are.
+    """
     groups: dict[str, set[str]] = {}
     for (name, _), group in group_of.items():
         groups.setdefault(name, set()).add(group)
-    kept, notes, taken = [], list(live.notes), dict.fromkeys(group_of, 0)
+    kept, notes, taken = [], list(live.notes), Counter[tuple[str, str]]()
     for job in live.jobs:
         known = [groups[name] for name, _ in job.nodes if name in groups]
-        if not known or set.intersection(*known):
+        if not (_has_speed(job) or isfinite(job.limit_s)):
+            why = f"says neither how fast it is nor how long it may run: left alone; {_TELLS[live.system]}"
+        elif known and not set.intersection(*known):
+            why = "runs on nodes that are open to different jobs: it keeps them"
+        else:
             kept.append(job)
             continue
-        notes.append(f"job {job.name} runs on nodes that are open to different jobs: it keeps them")
+        notes.append(f"job {job.name} {why}")
         for name, number in job.nodes:
-            device = next(device for other, device in group_of if other == name)
-            taken[name, device] += number
-    left = [
-        replace(node, num_devices=node.num_devices - taken[node.name, node.device])
-        for node in nodes
-        if node.num_devices > taken[node.name, node.device]
-    ]
-    return replace(live, jobs=tuple(kept), notes=tuple(notes)), left
+            kinds = [device for other, device in group_of if other == name]
+            if kinds:
+                taken[name, job.kind if job.kind in kinds else kinds[0]] += number
+    left = without(nodes, taken)
+
+    def room(job: LiveJob) -> int:
+        of = Counter[str]()
+        for node in left:
+            if job.may_use is None or node.name in job.may_use:
+                of[group_of[node.name, node.device]] += node.num_devices // job.part * job.part
+        asked = kind_of.get(job.device)
+        return max((n for group, n in of.items() if asked in (None, group.partition("#")[0])), default=0)
+
+    jobs = []
+    for job in kept:
+        if job.is_running or job.num_devices <= (most := room(job)):
+            jobs.append(job)
+        else:
+            together = f", {job.part} on a node," if job.part > 1 else ""
+            notes.append(
+                f"job {job.name} asks for {job.num_devices} devices{together} where {most} may come free: left alone"
+            )
+    return replace(live, jobs=tuple(jobs), notes=tuple(notes)), left
+
+
+_TELLS = {
+    "slurm": "a time limit, or a comment such as forerun points=1:100 batch_size=32 steps=9000, would tell",
+    "kubernetes": "activeDeadlineSeconds, or annotations such as forerun/points: 1:100, would tell",
+    "ray": "metadata such as forerun.points=1:100, forerun.batch_size=32 and forerun.steps=9000 would tell",
+}
+"""Ways in which an owner says of a job how long it takes, by system."""
 
 
 def _catalogue_name(name: str) -> str:
     """A device as the catalogue calls it; as its system calls it where the catalogue has none of that name."""
-    for candidate in (name, name.replace("-", " "), name.replace("_", "-")):
-        try:
-            return find_device(candidate).name
-        except UnknownDeviceError:
-            continue
-    return name.lower()
+    try:
+        return find_device(name).name
+    except UnknownDeviceError:
+        return name.lower()
 
 
 def _known(
@@ -351,11 +386,6 @@ def _row(job: LiveJob) -> dict[str, Any]:
     }
     if _has_speed(job):
         return fixed | dict(job.fields)
-    if not isfinite(job.limit_s):
-        raise RecordError(
-            f"job {job.name} ('{job.title}') says neither how fast it is nor how long it may run; write its columns "
-            "into its comment, such as: forerun points=1:100 batch_size=32 steps=9000, or give it a time limit"
-        )
     # One sample a second on what it asks for, as many as seconds.
     fixed |= {"points": {job.num_devices: 1.0}, "batch_size": 1, "samples": max(60.0, job.limit_s)}
     return fixed | dict(job.fields)
@@ -375,6 +405,7 @@ def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
             f"job {job.name} asks for {job.device}, its speed is known on {', '.join(speeds)}; add a speed"
         )
     moved = _on(item, found.speeds(item.training, job.may_use, only))
+    moved = replace(moved, job=replace(moved.job, part=1 if moved.job.is_elastic else job.part))
     return moved if _has_speed(job) else replace(moved, work_spread=LIMIT_SPREAD)
 
 

@@ -16,32 +16,40 @@ for module in ("aiohttp_cors", "opencensus", "colorful"):
 # Ray takes its way of authentication from the environment when it is imported: it runs in a process of its own.
 CLUSTER = """
 import sys, time, ray
+from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_submission import JobSubmissionClient
 context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
 url = "http://" + context.dashboard_url
-def answered(ask):
+def until(ask, what):
     end_s = time.monotonic() + 300
-    while True:
-        try:
-            return ask()
-        except Exception:  # the dashboard answers after Ray has started, and its agent, which takes jobs, after that
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(1)
-client = answered(lambda: JobSubmissionClient(url))
+    while not (found := ask()):
+        if time.monotonic() > end_s:
+            sys.exit(f"Ray has no {what} after 300 s")
+        time.sleep(0.5)
+    return found
+def client_of():
+    try:
+        return JobSubmissionClient(url)
+    except ConnectionError:
+        return None
+client = until(client_of, "dashboard that answers")
+# The agent of a node, which takes jobs, enters its address here when it listens; a job sent before is refused.
+agent = "DASHBOARD_AGENT_ADDR_NODE_ID_PREFIX:" + ray.nodes()[0]["NodeID"]
+until(lambda: _internal_kv_get(agent, namespace="dashboard"), "agent that takes jobs")
 def submit(name, seconds, number, points, steps):
     fields = {"points": points, "batch_size": 10, "steps": steps, "num_devices": number}
-    answered(lambda: client.submit_job(
+    client.submit_job(
         entrypoint=f"python -c 'import time; time.sleep({seconds})'", submission_id=name, entrypoint_num_gpus=number,
         metadata={f"forerun.{key}": str(value) for key, value in fields.items()},
-    ))
+    )
 submit("long", 600, 2, "2:100", 900_000)
-end_s = time.monotonic() + 300
-while (state := client.get_job_status("long")) != "RUNNING":
+def started():
+    state = client.get_job_status("long")
     # A job that failed to start, as its supervisor may on a busy machine, is told here rather than by the advice.
-    if state in ("FAILED", "STOPPED", "SUCCEEDED") or time.monotonic() > end_s:
+    if state in ("FAILED", "STOPPED", "SUCCEEDED"):
         sys.exit(f"the long job is {state}: {client.get_job_info('long').message}")
-    time.sleep(0.5)
+    return state == "RUNNING"
+until(started, "room for the long job")
 submit("short", 5, 1, "1:100", 3000)
 print("AT", url, flush=True)
 sys.stdin.read()
@@ -56,7 +64,8 @@ def dashboard(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     # Ray starts workers with the least priority, and gives up one that has not come within a minute.
     monkeypatch.setenv("RAY_worker_niceness", "0")
-    monkeypatch.setenv("RAY_worker_register_timeout_seconds", "300")
+    for wait in ("RAY_worker_register_timeout_seconds", "RAY_DASHBOARD_STARTUP_TIMEOUT_S"):
+        monkeypatch.setenv(wait, "300")
     log = tmp_path / "cluster.log"
     with (
         log.open("w") as errors,

@@ -19,7 +19,7 @@ def test_jobs_and_nodes_of_an_older_slurm():
     assert (long.device, long.ran_s, long.limit_s) == ("", 3600.0, 36_000.0)
     assert long.fields["points"] == "1:100 2:190"
     assert (waits.is_running, waits.device, waits.num_devices, waits.can_restart) == (False, "t4", 1, False)
-    assert (waits.fields, waits.details) == ({}, {"held": "yes"})
+    assert (waits.fields, waits.details) == ({}, {"way": "TresPerNode", "held": "yes"})
     assert any("idle/drain: n3" in note for note in found.notes)
     assert "job 9 asks for no GPU: left alone" in found.notes
 

@@ -59,9 +59,7 @@ class TestContract:
     def test_the_same_seed_gives_the_same_schedule(self, name, data):
         cluster = data.draw(clusters())
         jobs = data.draw(job_sets(cluster))
-        options = SimulationOptions(
-            round_s=300, seed=3, error=ForecastError(speed=0.3, work=0.3), node_mtbf_s=2e4
-        )
+        options = SimulationOptions(round_s=300, seed=3, error=ForecastError(speed=0.3, work=0.3))
         first, second = (simulate(jobs, cluster, find_policy(name), options) for _ in range(2))
         assert first.outcomes == second.outcomes
         assert first.events == second.events

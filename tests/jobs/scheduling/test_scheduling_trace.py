@@ -20,16 +20,16 @@ def jobs_of(*rows):
 
 def test_by_hand():
     jobs = jobs_of((0, 2, 100), (10, 2, 10), (20, 1, 5))
-    assert simulate_rigid(jobs, 2, RigidPolicy.FIFO).end_s == (100, 110, 115)
+    assert simulate_rigid(jobs, 2, RigidPolicy.FIFO)[0] == (100, 110, 115)
     # At 10 s the second has less left and stops the first, at 20 s the third runs, at 25 s the first goes on.
-    assert simulate_rigid(jobs, 2, RigidPolicy.SRTF).end_s == (115, 20, 25)
+    assert simulate_rigid(jobs, 2, RigidPolicy.SRTF)[0] == (115, 20, 25)
 
 
 def test_las_stops_a_job_at_its_threshold():
     jobs = jobs_of((0, 1, 100), (10, 1, 20))
     # The first sinks at 40 s with the second still in the first queue, which runs to its end.
-    found = simulate_rigid(jobs, 1, RigidPolicy.LAS, thresholds_device_s=(40.0,))
-    assert found.end_s == pytest.approx((120, 60))
+    end_s, _ = simulate_rigid(jobs, 1, RigidPolicy.LAS, thresholds_device_s=(40.0,))
+    assert end_s == pytest.approx((120, 60))
 
 
 def slow(jobs, num_devices, policy, thresholds):
@@ -85,8 +85,8 @@ def slow(jobs, num_devices, policy, thresholds):
 )
 def test_it_agrees_with_a_slow_replay(rows, policy):
     jobs = jobs_of(*((float(a), n, float(d) + a / 7919) for a, n, d in rows))
-    found = simulate_rigid(jobs, 6, policy, thresholds_device_s=(100.5, 700.5))
-    assert found.end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
+    end_s, _ = simulate_rigid(jobs, 6, policy, thresholds_device_s=(100.5, 700.5))
+    assert end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -205,3 +205,21 @@ def test_a_trace_with_holes_is_refused_with_its_row(tmp_path, text, message):
 def test_no_such_file(tmp_path):
     with pytest.raises(RecordError, match="there is no such file"):
         read_trace(tmp_path / "none.csv")
+
+
+def test_slurms_accounting_is_a_trace(tmp_path):
+    path = tmp_path / "sacct.txt"
+    path.write_text(
+        "JobID|Submit|Start|End|AllocTRES|State|\n"
+        "7|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T01:01:00|billing=8,gres/gpu:a100=2,gres/gpu=2|COMPLETED|\n"
+        "7.batch|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T01:01:00|cpu=8,gres/gpu=2|COMPLETED|\n"
+        "8_3|2024-01-01T00:00:30|2024-01-01T02:00:00|2024-01-01T02:00:10|cpu=1,gres/gpu=1|CANCELLED by 1000|\n"
+        "9|2024-01-01T00:00:00|2024-01-01T00:01:00|Unknown|gres/gpu=1|RUNNING|\n"
+        "10|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T00:02:00|cpu=4|COMPLETED|\n"
+    )
+    notes = []
+    assert read_trace(path, notes) == [RigidJob("7", 0.0, 2, 3600.0), RigidJob("8_3", 30.0, 1, 10.0)]
+    assert notes == ["left out, as they had no GPU or have not ended: 2 jobs"]
+    path.write_text("JobID|Submit|End\n7|2024-01-01T00:00:00|2024-01-01T01:01:00\n")
+    with pytest.raises(RecordError, match="sacct --parsable2 lacks --format=AllocTRES; add it"):
+        read_trace(path)

@@ -1,4 +1,4 @@
-"""Time, restarts, failures, checkpoints and errors inside the simulator."""
+"""Time, restarts and errors inside the simulator."""
 
 import time
 from dataclasses import replace
@@ -113,32 +113,6 @@ def test_efficiency_falls_with_the_batch_and_is_paid_for():
     assert found.outcomes[0].end_s == pytest.approx(64_000 / (speed()(given, 1, batch) * worth))
 
 
-def test_checkpoints_cost_time():
-    of = job(work=64_000)
-    plain = run([of]).outcomes[0].end_s
-    with_checkpoints = run([of], checkpoint_interval_s=600.0, checkpoint_s=60.0).outcomes[0].end_s
-    assert with_checkpoints == pytest.approx(plain / 0.9)
-
-
-def test_failures_lose_work_and_are_logged():
-    of = job(work=3e5, restart_s=30.0)
-    plain = run([of]).outcomes[0]
-    failed = run([of], node_mtbf_s=3600.0, repair_s=300.0, seed=1)
-    kinds = [e.kind for e in failed.events]
-    assert EventKind.FAIL in kinds
-    assert failed.outcomes[0].end_s > plain.end_s + 300.0
-    assert failed.outcomes[0].num_restarts == kinds.count(EventKind.FAIL)
-    assert failed.outcomes[0].done_samples == pytest.approx(3e5)
-
-
-def test_checkpoints_save_work_from_failures():
-    of = job(work=3e5)
-    options = {"node_mtbf_s": 3600.0, "repair_s": 0.0, "seed": 1}
-    without = run([of], **options).outcomes[0].end_s
-    with_them = run([of], checkpoint_interval_s=600.0, checkpoint_s=1.0, **options).outcomes[0].end_s
-    assert with_them < without
-
-
 def test_errors_of_the_same_seed_grow_with_the_spread_only():
     small, large = (ForecastError(work=s).draw(1, 2).work_factor for s in (0.1, 0.2))
     assert large == pytest.approx(small**2)
@@ -211,9 +185,6 @@ def test_jobs_that_cannot_be_meant(field, value):
     [
         ({"round_s": 0.0}, "a round must last at least .* got 0"),
         ({"round_s": float("nan")}, "a round must last at least"),
-        ({"checkpoint_interval_s": 10.0, "checkpoint_s": 10.0}, "checkpoint"),
-        ({"node_mtbf_s": 0.0}, "time between failures"),
-        ({"repair_s": -1.0}, "repair"),
     ],
 )
 def test_options_that_cannot_be_meant(options, message):

@@ -53,6 +53,8 @@ def test_the_device_of_a_job_is_that_of_its_directives(directives, device, has_t
         ("conda run -n env python -u t.py", "python -u t.py"),
         ("uv run torchrun -m apps.train\npython -m pip list\necho python t.py", "torchrun -m apps.train"),
         ("deepspeed --num_gpus=4 t.py", "deepspeed --num_gpus=4 t.py"),
+        ("srun -l bash -c \"torchrun \\\n --nnodes=2 t.py\"", "torchrun --nnodes=2 t.py"),
+        ("accelerate launch --num_processes $((SLURM_NNODES * 4)) t.py", "accelerate launch --num_processes 8 t.py"),
     ],
 )  # fmt: skip
 def test_the_command_of_a_job_is_without_its_wrapping(line, words):
@@ -64,7 +66,12 @@ def test_the_command_of_a_job_is_without_its_wrapping(line, words):
 
 @pytest.mark.parametrize(
     ("accelerators", "device"),
-    [("A100:8", "8xa100-sxm4-40gb"), ("[L4, T4:2]", "l4"), ("{H100: 8, A100: 8}", "8xh100-sxm")],
+    [
+        ("A100:8", "8xa100-sxm4-40gb"),
+        ("[L4, T4:2]", "l4"),
+        ("{H100: 8, A100: 8}", "8xh100-sxm"),
+        ("{L4:2, T4:1}", "2xl4"),
+    ],
 )
 def test_accelerators_of_skypilot_are_the_catalogue_s_devices(accelerators, device):
     assert sky_task(f"resources: {{accelerators: {accelerators}}}\nrun: python t.py", "t.yaml").on() == device
@@ -77,7 +84,15 @@ def test_a_task_of_skypilot_names_its_accelerators_and_command():
     found = sky_task(text, "task.yaml")
     assert found.on() == "2x2xl4"
     assert found.words == ("--", "torchrun", "train.py")
-    for wrong in ("- a", "{", "run: echo"):
+    either = "resources: {any_of: [{accelerators: T4:4}, {accelerators: L4:1}]}\nrun: python t.py"
+    assert sky_task(either, "task.yaml").on() == "4xt4"
+    for wrong in (
+        "- a",
+        "{",
+        "run: echo",
+        "resources: [1]\nrun: python t.py",
+        "num_nodes: $N\nrun: python t.py",
+    ):
         with pytest.raises(UsageError, match=r"task\.yaml: expected"):
             sky_task(wrong, "task.yaml")
 

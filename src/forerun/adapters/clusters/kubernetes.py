@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -22,6 +22,7 @@ from forerun.jobs.scheduling.live import (
     prefixed_fields,
     printed_document,
     wanted_list,
+    without,
 )
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -39,10 +40,38 @@ _PRIORITY_MANIFEST = {
     "value": 1000,
 }
 
-_GPU = "nvidia.com/gpu"
+GPU = "nvidia.com/gpu"
 _JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "volcano.sh/job-name")
 _ENDS = {"Complete", "Completed", "Failed", "Aborted", "Terminated"}
-_PRODUCT_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "accelerator")
+PRODUCT_LABELS = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "gpu.nvidia.com/class",
+    "gpu.nvidia.com/model",
+    "eks.amazonaws.com/instance-gpu-name",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "karpenter.azure.com/sku-gpu-name",
+    "skypilot.co/accelerator",
+    "accelerator",
+)
+"""Labels of a node that name the product of its GPUs, of NVIDIA's own operator and of clouds."""
+
+CLOUD_DEVICES = {
+    "nvidia-tesla-p100": "p100-pcie-16gb",
+    "nvidia-tesla-v100": "v100-sxm2-16gb",
+    "nvidia-tesla-a100": "a100-sxm4-40gb",
+    "nvidia-a100-80gb": "a100-sxm4-80gb",
+    "nvidia-h100-80gb": "h100-sxm",
+    "nvidia-h100-mega-80gb": "h100-sxm",
+    "nvidia-h200-141gb": "h200-sxm",
+    "A100_NVLINK": "a100-sxm4-40gb",
+    "A100_NVLINK_80GB": "a100-sxm4-80gb",
+    "H100_NVLINK_80GB": "h100-sxm",
+}
+"""Values of these labels that more than one device has.
+
+Sources: Google Kubernetes Engine, "About GPUs in GKE", machine types; CoreWeave, node labels ``gpu.nvidia.com/class``.
+"""
 
 
 def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
@@ -68,19 +97,18 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
         else:
             own.append(item)
     ours = {(_namespace(item), str(inside(item, "metadata", "name"))) for item in own}
-    held: dict[str, int] = {}
+    held = Counter[str]()
     for key, shares in pods.items():
         for name, devices in shares if key not in ours else []:
-            held[name] = held.get(name, 0) + devices
+            held[name] += devices
     notes += [
         f"{n} of the GPUs of {name} are those of pods of no Job: left alone" for name, n in held.items() if n
     ]
     found = [node for item in by_kind.get("Node", []) for node in _node(item)]
-    left = {node.name: node.num_devices - held.get(node.name, 0) for node in found}
-    nodes = tuple(replace(node, num_devices=left[node.name]) for node in found if left[node.name] > 0)
+    nodes = without(found, {(node.name, node.device): held[node.name] for node in found})
     if not found:
         raise RecordError(
-            f"kubectl get -o json: expected nodes with {_GPU} among the items, got {', '.join(by_kind) or 'none'}; ask "
+            f"kubectl get -o json: expected nodes with {GPU} among the items, got {', '.join(by_kind) or 'none'}; ask "
             "for jobs,pods,nodes"
         )
     jobs = [job for item in own if (job := _job(item, pods, now_s, notes)) is not None]
@@ -89,11 +117,17 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
 
 def _node(item: Mapping[str, Any]) -> list[LiveNode]:
     labels = inside(item, "metadata", "labels") or {}
-    number = int(inside(item, "status", "allocatable", _GPU) or 0)
+    number = int(inside(item, "status", "allocatable", GPU) or 0)
     if number < 1 or inside(item, "spec", "unschedulable"):
         return []
-    kind = next((str(labels[name]) for name in _PRODUCT_LABELS if name in labels), "gpu")
-    return [LiveNode(name=str(inside(item, "metadata", "name")), device=kind.lower(), num_devices=number)]
+    kind = next((str(labels[name]) for name in PRODUCT_LABELS if name in labels), "gpu")
+    return [
+        LiveNode(
+            name=str(inside(item, "metadata", "name")),
+            device=CLOUD_DEVICES.get(kind, kind).lower(),
+            num_devices=number,
+        )
+    ]
 
 
 def _namespace(item: Mapping[str, Any]) -> str:
@@ -135,7 +169,7 @@ def _job(
         return None
     number, parallelism, replicas_of = _asked(item, str(name))
     if number < 1:
-        notes.append(f"job {namespace}/{name} asks for no {_GPU}: left alone")
+        notes.append(f"job {namespace}/{name} asks for no {GPU}: left alone")
         return None
     shares: dict[str, int] = {}
     for node, devices in pods.get((namespace, str(name)), []):
@@ -149,7 +183,9 @@ def _job(
         raise RecordError(
             f"job {namespace}/{name} runs, but none of its pods is among the items; ask for jobs,pods,nodes"
         )
-    labels = inside(item, "metadata", "labels") or {}
+    annotations = inside(item, "metadata", "annotations") or {}
+    # Kueue took its queue from an annotation before 0.3, as old manifests have it.
+    labels = {**annotations, **(inside(item, "metadata", "labels") or {})}
     return LiveJob(
         name=f"{namespace}/{name}",
         title=str(name),
@@ -158,7 +194,8 @@ def _job(
         nodes=tuple(shares.items()),
         ran_s=max(0.0, now_s - _seconds(started, str(name))) if is_running and started else 0.0,
         limit_s=float(limit) if limit else inf,
-        fields=prefixed_fields(inside(item, "metadata", "annotations")),
+        part=max(1, number // max(1, parallelism)),
+        fields=prefixed_fields(annotations),
         details={
             "api": str(item.get("apiVersion", "batch/v1")),
             "queue": str(labels.get(QUEUE_LABEL, "")),
@@ -192,7 +229,7 @@ def _is_over(item: Mapping[str, Any]) -> bool:
 
 
 def _gpus(pod: Mapping[str, Any]) -> int:
-    return sum(int(inside(one, "resources", "limits", _GPU) or 0) for one in pod.get("containers") or [])
+    return sum(int(inside(one, "resources", "limits", GPU) or 0) for one in pod.get("containers") or [])
 
 
 def _seconds(text: str, job: str) -> float:

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.base.errors import FailureError, MeasurementError, MissingExtraError, RecordError, UsageError
 from forerun.evidence.measurement.circumstances import describe_circumstances
@@ -54,11 +54,6 @@ from forerun.question.devices.local import gpu_index, lock_device
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import TrialRunner
-
-if TYPE_CHECKING:
-    from forerun.evidence.measurement.jobs import MeasurementJob
-    from forerun.evidence.measurement.session import MeasurementSink, SessionReport
-    from forerun.script.tuning.tuner import TrialRunner
 
 RAY_DASHBOARD = "http://127.0.0.1:8265"
 """Where ``ray start`` puts its dashboard."""
@@ -136,6 +131,8 @@ def _job(row: Mapping[str, Any], name: str, now_s: float, free: dict[str, int]) 
         nodes=_taken(int(number), free) if is_running else (),
         ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
         fields=fields,
+        # Ray finds the devices of an entry point on one node.
+        part=int(number),
         details={"entrypoint": entrypoint},
     )
 

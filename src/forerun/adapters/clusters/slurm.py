@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -20,6 +21,7 @@ from forerun.jobs.scheduling.live import (
     inside,
     printed_document,
     wanted_list,
+    without,
 )
 
 _GRES = re.compile(
@@ -79,9 +81,9 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
     notes += [f"left out, as a job without GPUs has it whole: {name}" for name in sorted(taken)]
     nodes = tuple(node for node in _nodes(sinfo, notes) if node.name not in taken)
     usable = {node.name for node in nodes}
-    jobs = []
+    jobs, held = [], Counter[tuple[str, str]]()
     for row in rows:
-        job = _job(row, nodes, now_s, notes)
+        job = _job(row, nodes, now_s, notes, held)
         if job is None:
             continue
         lost = [name for name, _ in job.nodes if name not in usable]
@@ -92,13 +94,13 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
             notes.append(f"job {job.name}: no node of its partition and features takes jobs: left alone")
             continue
         jobs.append(job)
-    return LiveCluster(system="slurm", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
+    return LiveCluster(system="slurm", nodes=without(nodes, held), jobs=tuple(jobs), notes=tuple(notes))
 
 
 def _takes_whole_nodes(row: Mapping[str, Any]) -> bool:
     """True for a running job with ``--exclusive`` and no GPU, beside which no other starts."""
     is_exclusive = "NONE" in _words(row.get("shared")) or "TRUE" in _words(row.get("exclusive"))
-    has_gpus = row.get("gres_detail") or _asked(row, 1) or _devices(_text(row.get("tres_alloc_str")))
+    has_gpus = row.get("gres_detail") or _asked(row, 1)[0] or _devices(_text(row.get("tres_alloc_str")))
     return bool(is_exclusive and row.get("nodes") and not has_gpus)
 
 
@@ -144,8 +146,17 @@ def _may_use(row: Mapping[str, Any], nodes: Sequence[LiveNode]) -> frozenset[str
     return None if len(able) == len(nodes) else frozenset(able)
 
 
-def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes: list[str]) -> LiveJob | None:
-    """One job; None for one that neither runs nor waits, or that has no devices to share."""
+def _job(
+    row: Mapping[str, Any],
+    nodes: Sequence[LiveNode],
+    now_s: float,
+    notes: list[str],
+    held: Counter[tuple[str, str]],
+) -> LiveJob | None:
+    """One job; None for one that neither runs nor waits, or that has no devices to share.
+
+    Devices of a job of several kinds, whose speed nobody knows, are counted as held.
+    """
     if "job_id" not in row or "job_state" not in row:
         raise RecordError(
             f"squeue --json: expected job_id and job_state of every job, got {', '.join(list(row)[:6])}"
@@ -160,16 +171,27 @@ def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes:
         return None
     had = [_devices(text) for text in row.get("gres_detail") or []]
     num_nodes = max(1, int(_number(row.get("node_count"), 1)))
-    asked = _asked(row, num_nodes) or (_devices(_text(row.get("tres_alloc_str"))) if is_running else {})
+    asked, way = _asked(row, num_nodes)
+    asked = asked or (_devices(_text(row.get("tres_alloc_str"))) if is_running else {})
     kinds = {kind: sum(one.get(kind, 0) for one in had) for one in had for kind in one} or asked
     number = sum(kinds.values())
     if number < 1:
         notes.append(f"job {name} asks for no GPU: left alone")
         return None
     names = expand_host_list(str(row.get("nodes") or "")) if is_running else []
+    if len([kind for kind in kinds.values() if kind]) > 1:
+        for name_of_node, one in zip(names, had, strict=False):
+            held.update({(name_of_node, kind): n for kind, n in one.items()})
+        notes.append(f"job {name} is on devices of several kinds, {', '.join(kinds)}: left alone")
+        return None
     shares = [sum(one.values()) for one in had] or [number // max(1, len(names))] * len(names)
     start_s = _number(row.get("start_time"), 0.0)
     limit_min = _number(row.get("time_limit"), inf)
+    fields = fields_of_text(_text(row.get("comment")), name)
+    if not way and fields.pop("elastic", "false").lower() == "true":
+        notes.append(
+            f"job {name} asks for GPUs by task or socket, which cannot be changed: it keeps their number"
+        )
     # What it has may be of a kind that it did not ask for.
     only = next(iter(asked or kinds), "")
     return LiveJob(
@@ -179,14 +201,16 @@ def _job(row: Mapping[str, Any], nodes: Sequence[LiveNode], now_s: float, notes:
         num_devices=number,
         device="" if only == "gpu" else only,
         nodes=tuple(zip(names, shares, strict=False)),
+        kind=next(iter(kinds)) if is_running else "",
         ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
         limit_s=60.0 * limit_min,
         # Where only some tasks of an array may run at once, the next of them would take what a stopped one leaves.
         can_restart=bool(row.get("requeue", True))
         and not (is_kept or _is_part(row) or _number(row.get("array_max_tasks"), 0)),
         may_use=_may_use(row, nodes),
-        fields=fields_of_text(_text(row.get("comment")), name),
-        details={"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {},
+        fields=fields,
+        part=int(number // num_nodes) if way == "TresPerNode" else 1,
+        details={"way": way, **({"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {})},
     )
 
 
@@ -219,21 +243,24 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{int(array)}_{int(task)}" if array and task >= 0 else str(int(_number(row["job_id"], 0)))
 
 
-def _asked(row: Mapping[str, Any], num_nodes: int) -> dict[str, int]:
-    """Devices that a job asks for, by kind, from the first of Slurm's ways that says any."""
+def _asked(row: Mapping[str, Any], num_nodes: int) -> tuple[dict[str, int], str]:
+    """Devices that a job asks for by kind, from the first of Slurm's ways that says any, and the way to change them.
+
+    Slurm refuses to change them in another way than the job asked by. Those of tasks and sockets stay as they are.
+    """
     tasks = max(1, int(_number(row.get("tasks"), 1)))
     ways = (
-        ("tres_per_job", 1),
-        ("tres_per_node", num_nodes),
-        ("tres_per_task", tasks),
-        ("tres_per_socket", num_nodes),
-        ("tres_req_str", 1),
+        ("tres_per_job", 1, "TresPerJob"),
+        ("tres_per_node", num_nodes, "TresPerNode"),
+        ("tres_per_task", tasks, ""),
+        ("tres_per_socket", num_nodes, ""),
+        ("tres_req_str", 1, ""),
     )
-    for key, times in ways:
+    for key, times, way in ways:
         found = {kind: times * number for kind, number in _devices(_text(row.get(key))).items()}
         if found:
-            return found
-    return {}
+            return found, way
+    return {}, ""
 
 
 def _devices(text: str) -> dict[str, int]:
@@ -336,9 +363,11 @@ def _commands(action: Action) -> list[str]:
             f"--nodelist={shlex.quote(names)} --wrap {shlex.quote(action.script)}"
         ]
     lines = [f"scontrol requeuehold {name}"] if action.kind is ActionKind.CHANGE else []
+    way = job.details.get("way", "TresPerNode")
+    number = per_node if way == "TresPerNode" else action.num_devices
+    gpus = f"{way}=gres:gpu{kind}:{number} " if way else ""
     lines.append(
-        f"scontrol update JobId={name} NumNodes={len(action.nodes)} TresPerNode=gres:gpu{kind}:{per_node} "
-        f"ReqNodeList={shlex.quote(names)}"
+        f"scontrol update JobId={name} NumNodes={len(action.nodes)} {gpus}ReqNodeList={shlex.quote(names)}"
     )
     lines.append(f"scontrol release {name}")
     return lines

@@ -24,7 +24,8 @@ from math import ceil
 from typing import Any
 
 import forerun
-from forerun.base.errors import ForerunError, UnknownDeviceError, UsageError
+from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES, GPU, PRODUCT_LABELS
+from forerun.base.errors import ForerunError, UsageError
 from forerun.base.units import format_bytes
 from forerun.jobs.scheduling.live import inside, prefixed_fields
 from forerun.question.devices import find_device
@@ -37,19 +38,6 @@ from forerun.surface.cli.submit import broken_limits
 
 PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 """Annotation that names the recommender of a TrainJob."""
-
-_GPU = "nvidia.com/gpu"
-_PRODUCT = "nvidia.com/gpu.product"
-_PRODUCTS = (_PRODUCT, "cloud.google.com/gke-accelerator")
-_GKE = {
-    "nvidia-tesla-v100": "v100-sxm2-16gb",
-    "nvidia-tesla-a100": "a100-sxm4-40gb",
-    "nvidia-a100-80gb": "a100-sxm4-80gb",
-    "nvidia-h100-80gb": "h100-sxm",
-    "nvidia-h100-mega-80gb": "h100-sxm",
-    "nvidia-h200-141gb": "h200-sxm",
-}
-"""GKE's names that more than one device has. Source: Google Kubernetes Engine, "About GPUs in GKE", machine types."""
 
 _OTHER_DEVICES = re.compile(r"/(?!gpu$).*(gpu|mig-|tpu|gaudi|neuron)|^(?!nvidia\.com/).*/gpu$")
 _OWN = {"model", "on", "within", "max-nodes", "recommended"}
@@ -167,33 +155,24 @@ def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int,
     asked = inside(job, "spec", "trainer", "resourcesPerNode") or {}
     for name in (name for part in asked.values() if isinstance(part, Mapping) for name in part):
         if _OTHER_DEVICES.search(name):
-            raise UsageError(f"a job is sized in whole {_GPU}, and this one asks for {name}")
+            raise UsageError(f"a job is sized in whole {GPU}, and this one asks for {name}")
     patches = [inside(job, "spec", part) for part in ("runtimePatches", "podTemplateOverrides")]
-    text = told.get("on") or next((name for key in _PRODUCTS for name in _all_of(patches, key)), "")
+    text = told.get("on") or next((name for key in PRODUCT_LABELS for name in _all_of(patches, key)), "")
     if not text:
         raise UsageError(
             "expected the devices of the nodes, got none; annotate forerun/on: 8xh100-sxm, or select nodes by "
-            f"{_PRODUCT}"
+            f"{PRODUCT_LABELS[0]}"
         )
     nodes, per_node, kind = split_spec(text)
     is_alone = kind == text
     most = told.get("max-nodes", str(max(nodes, _MAX_NODES)))
     if not most.isdigit() or not int(most):
         raise UsageError(f"forerun/max-nodes must be a whole number from 1, got '{most}'")
-    return int(most), _DEVICES_PER_NODE if is_alone else per_node, _catalogue_name(kind)
-
-
-def _catalogue_name(kind: str) -> str:
-    for name in (
-        _GKE.get(kind, kind),
-        kind.replace("-", " "),
-        kind.removeprefix("NVIDIA-").replace("-", " "),
-    ):
-        try:
-            return find_device(name).name
-        except UnknownDeviceError:
-            continue
-    return find_device(kind).name
+    return (
+        int(most),
+        _DEVICES_PER_NODE if is_alone else per_node,
+        find_device(CLOUD_DEVICES.get(kind, kind)).name,
+    )
 
 
 def _all_of(item: Any, key: str) -> Iterator[str]:
@@ -301,7 +280,7 @@ def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devic
     trainer |= {"numNodes": nodes, "numProcPerNode": devices}
     resources = trainer.setdefault("resourcesPerNode", {})
     for part in ("requests", "limits"):
-        resources.setdefault(part, {})[_GPU] = devices
+        resources.setdefault(part, {})[GPU] = devices
     if "memory" not in resources["requests"] and "memory" not in resources["limits"]:
         # Each process reads the weights into memory beside the model that takes them.
         weights = 4 * found["num_parameters"] * (0.5 if found["precision"] in ("bf16", "fp16") else 1.0)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.scheduling.speed import Efficiency, ServerSpeed, SpeedModel
@@ -15,8 +14,6 @@ from forerun.question.devices.cluster import MOST_DEVICES, split_spec
 
 MOST_DEVICES_PER_NODE = 1024
 """The largest nodes known have 72 devices."""
-
-_GROUP = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*x\s*(\S.*?)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,7 @@ def parse_cluster(text: str) -> SharedCluster:
 def _group(part: str, text: str) -> NodeGroup:
     nodes, devices, kind = split_spec(part)
     # Kinds of a trace need not be in the catalogue, but a word without numbers must be.
-    if not re.search(r"[a-z]", kind, re.IGNORECASE) or (kind == part and not matching_devices(part)):
+    if not re.search(r"[a-z][a-z0-9]", kind, re.IGNORECASE) or (kind == part and not matching_devices(part)):
         raise InvalidSetupError(
             "a cluster must be nodes x devices a node x kind, such as 16x4xt4 or 2x8xa100-sxm4-40gb+4x4xt4, "
             f"got '{text}'"
@@ -146,12 +143,8 @@ def _group(part: str, text: str) -> NodeGroup:
     return NodeGroup(num_nodes=nodes, devices_per_node=devices, device=kind.lower())
 
 
-class WorkForecast(Protocol):
-    """Work that is left of a job, where it is forecast."""
-
-    def __call__(self, done_samples: float) -> float:
-        """Samples that are still to be processed after ``done_samples``."""
-        ...
+WorkForecast = Callable[[float], float]
+"""Samples that are forecast to be left of a job after so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +232,7 @@ class ScheduledJob:
         is_preemptible: Whether its devices may be changed or taken once it runs. A job that may not be preempted
             starts with no fewer devices than its owner asks for.
         min_run_s: Time for which it keeps its devices after a start or change [s].
+        part: Devices of it that must lie on one node together.
     """
 
     name: str
@@ -255,6 +249,7 @@ class ScheduledJob:
     restart_s: float = 0.0
     is_preemptible: bool = True
     min_run_s: float = 0.0
+    part: int = 1
 
     def __post_init__(self) -> None:
         asked = f"{self.num_workers} (and {self.num_servers} servers)"

@@ -47,6 +47,8 @@ def _points(value: Any) -> Any:
         if not pairs or any(not mark for _, mark, _ in pairs):
             raise ValueError("expected speeds by number of devices such as '1:100 2:190'")
         found[kind.lower()] = {number: speed for number, _, speed in pairs}
+        if len(found[kind.lower()]) < len(pairs):
+            raise ValueError("expected one speed for each number of devices, got several for one")
     return found
 
 
@@ -258,4 +260,8 @@ def _first(error: ValidationError) -> str:
         return f"expected a value for '{field}', got none"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    return f"'{field}': {message}, got {first['input']!r}" if field else message
+    return (
+        f"'{field}': {message}" + ("" if "got" in message else f", got {first['input']!r}")
+        if field
+        else message
+    )

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -57,9 +57,11 @@ class LiveJob:
         num_devices: Devices it has or asks for, of all nodes together.
         device: Kind of device that it asks for or has; empty for any kind.
         nodes: Devices on each node that it has.
+        kind: Kind of the devices that it has, where its system says it; empty else.
         ran_s: Time since its start [s].
         limit_s: Longest time it may run, by its system [s]; infinite without a limit.
         can_restart: Whether its system may stop and start it again.
+        part: Devices of it that must lie on one node together, such as those of a pod.
         may_use: Names of the nodes that it may run on; None for all.
         fields: Columns of a file of jobs that its owner wrote into a comment, annotations or metadata.
         details: Further facts that commands for it need, such as a namespace.
@@ -71,9 +73,11 @@ class LiveJob:
     num_devices: int
     device: str = ""
     nodes: tuple[tuple[str, int], ...] = ()
+    kind: str = ""
     ran_s: float = 0.0
     limit_s: float = inf
     can_restart: bool = True
+    part: int = 1
     may_use: frozenset[str] | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
@@ -313,6 +317,12 @@ def largest_first(nodes: Sequence[LiveNode]) -> list[LiveNode]:
     """Nodes by kind in the order of appearance, those with most devices first."""
     kinds = list(dict.fromkeys(node.device for node in nodes))
     return sorted(nodes, key=lambda node: (kinds.index(node.device), -node.num_devices))
+
+
+def without(nodes: Sequence[LiveNode], taken: Mapping[tuple[str, str], int]) -> tuple[LiveNode, ...]:
+    """Nodes without devices that are not to be shared, by name of the node and kind."""
+    left = [(node, node.num_devices - taken.get((node.name, node.device), 0)) for node in nodes]
+    return tuple(replace(node, num_devices=number) for node, number in left if number > 0)
 
 
 def printed_document(command: list[str]) -> Any:

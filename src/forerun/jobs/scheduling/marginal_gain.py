@@ -16,7 +16,7 @@ from typing import NamedTuple
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
 from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
-from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
+from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy, hold, policy, register
 from forerun.jobs.scheduling.preemption import serve_urgent
 
 Utility = Callable[[JobView, Allocation], float]
@@ -447,7 +447,7 @@ def _keep_what_does_not_pay(
     return changed
 
 
-def foresight_within(worst_fairness: float) -> NamedPolicy:
+def foresight_within(worst_fairness: float) -> Policy:
     """Our policy with a bound on finish-time fairness; infinite for none.
 
     Raises:
@@ -458,7 +458,7 @@ def foresight_within(worst_fairness: float) -> NamedPolicy:
             f"--fair bounds the completion of each job relative to that with an equal share, and must be above 1, got "
             f"{worst_fairness:g}"
         )
-    return NamedPolicy(
+    return Policy(
         name="foresight",
         title="short jobs first, then goodput; no change that does not pay its restarts (ours)",
         allocate=partial(foresight, worst_fairness=worst_fairness),

@@ -21,7 +21,6 @@ class EventKind(StrEnum):
     START = "start"
     CHANGE = "change"
     STOP = "stop"
-    FAIL = "fail"
     END = "end"
 
 
@@ -86,7 +85,7 @@ class JobOutcome:
     Attributes:
         job: Its name.
         arrival_s, start_s, end_s: When it came, first ran and was done [s].
-        done_samples: Work it did, in samples of the batch asked for; what a failure lost is not in it.
+        done_samples: Work it did, in samples of the batch asked for.
         device_s: Devices times time it had [s].
         num_restarts: Starts and changes of what it had, without the first start.
         fair_share_s: Completion with its own 1/n of the cluster [s]; NaN where not known.

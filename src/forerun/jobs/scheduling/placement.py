@@ -131,10 +131,11 @@ class _Nodes:
         found: list[NodeShare] = []
         while left:
             node = self._tightest(given.device, left)
-            if node is None:
+            whole = 0 if node is None else min(left, self.devices[node]) // job.part * job.part
+            if node is None or not whole:
                 self.give_back(job, tuple(found))
                 return ()
-            share = NodeShare(node, min(left, self.devices[node]))
+            share = NodeShare(node, whole)
             self._take(job, share)
             found.append(share)
             left -= share.num_workers
@@ -300,7 +301,9 @@ def consolidate(
 
     def is_spread(view: JobView) -> bool:
         now = given.get(view.job.name)
-        if now is None or view.is_held or not isinstance(view.job.training, DataParallelTraining):
+        if now is None or view.is_held or view.job.part > 1:
+            return False
+        if not isinstance(view.job.training, DataParallelTraining):
             return False
         return len(placed.get(view.job.name, ())) > _fewest(now.num_workers, now.device, cluster)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import plugin, plugin_names
@@ -33,7 +33,6 @@ class JobView:
         attained_device_s: Devices times time it has had [s].
         curves: Rate against devices, by kind of device; empty with parameter servers.
         current: What it has now; None while it waits.
-        server_factor: Factor on the forecast speed at w workers and p servers.
         is_held: Whether it keeps what it has now, whatever a policy would like.
         is_urgent: Whether a policy serves it first because its finish-time fairness would else exceed a bound.
     """
@@ -45,7 +44,6 @@ class JobView:
     attained_device_s: float = 0.0
     curves: Mapping[str, RateCurve] = field(default_factory=dict)
     current: Allocation | None = None
-    server_factor: Callable[[int, int], float] | None = None
     is_held: bool = False
     is_urgent: bool = False
     _least_rate: float | None = field(default=None, repr=False)
@@ -76,9 +74,7 @@ class JobView:
         # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
         if not isinstance(training, ServerTraining) or not (given.num_workers and given.num_servers):
             return 0.0
-        speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
-        factor = self.server_factor
-        return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
+        return training.batch_size * training.speed(given.num_workers, given.num_servers)
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
@@ -194,56 +190,25 @@ def hold(
     return {view.job.name: view.current for view in kept if view.current is not None}
 
 
-class Policy(Protocol):
+Allocate = Callable[[Sequence[JobView], SharedCluster, float], dict[str, Allocation]]
+"""Allocation of each job from now on, a job that is absent waiting: of the jobs that have come and are not done, in the
+order of arrival (those held keep what they have), the cluster, and the time [s]."""
+
+Reason = Callable[[JobView, Allocation | None], str]
+"""Reason for the share of a job, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
     """A rule that gives devices to jobs.
 
     Attributes:
         name: Name on the command line.
         title: Its rule, in a few words.
+        allocate, reason: The rule, and what it says of a job.
         adapts_batch: Whether it may choose the batch within a job's range.
         is_stable: Whether its answer stays the same until a job comes, ends or enters another phase, so that it
             need not be asked in each round.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def title(self) -> str: ...  # noqa: D102
-
-    @property
-    def adapts_batch(self) -> bool: ...  # noqa: D102
-
-    @property
-    def is_stable(self) -> bool: ...  # noqa: D102
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """Allocation of each job from now on; a job that is absent waits.
-
-        Args:
-            jobs: Jobs that have come and are not done, in the order of arrival; those held keep what they have.
-            cluster: The cluster.
-            now_s: Time [s].
-        """
-        ...
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Reason for the share of a job, in a few words."""
-        ...
-
-
-Allocate = Callable[[Sequence[JobView], SharedCluster, float], dict[str, Allocation]]
-Reason = Callable[[JobView, Allocation | None], str]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPolicy:
-    """A policy made of two functions, as ``policy`` registers it.
-
-    Attributes:
-        name, title, adapts_batch, is_stable, allocate, reason: As in ``Policy``.
         is_raw: Whether its answer is carried out as it is, without the question whether each change pays its restarts.
         worst_fairness: Finish-time fairness that no job is to exceed, see ``preemption``; infinite without a bound.
     """
@@ -262,7 +227,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {}
 """Makers of policies by name; a module of policies registers its own on import."""
 
 GROUP = "forerun.policies"
-"""Entry points that name what makes a policy: a class, or a function without arguments."""
+"""Entry points that name what makes a ``Policy``: a function without arguments."""
 
 _MODULES = ("plain_policies", "marginal_gain", "unlike_devices")
 _RAW = ":raw"
@@ -275,7 +240,7 @@ def policy(
     """Registers the decorated function as a policy under a name; a name can be given once."""
 
     def decorate(allocate: _Function) -> _Function:
-        made = NamedPolicy(name, title, allocate, reason, adapts_batch, is_stable)
+        made = Policy(name, title, allocate, reason, adapts_batch, is_stable)
         register(name, lambda: made)
         return allocate
 
@@ -317,10 +282,7 @@ def find_policy(name: str) -> Policy:
     found: Policy = make()
     if plain == asked:
         return found
-    title = f"{found.title}, as published"
-    return NamedPolicy(
-        asked, title, found.allocate, found.reason, found.adapts_batch, found.is_stable, is_raw=True
-    )
+    return replace(found, name=asked, title=f"{found.title}, as published", is_raw=True, worst_fairness=inf)
 
 
 def _register_own() -> None:

@@ -163,7 +163,7 @@ def decide(
         round_s: Time until the next decision [s].
     """
     given = policy.allocate(jobs, cluster, now_s)
-    if getattr(policy, "is_raw", False):
+    if policy.is_raw:
         return given
     yielding: set[str] = set()
     for question in range(_MOST_QUESTIONS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -22,16 +22,15 @@ from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import BatchEfficiency, RateCurve, offered_sizes, rate_curve
 
-_SERVER_TABLE = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastError:
     """Spread of lognormal factors on what a policy is told.
 
     Attributes:
-        speed: Standard deviation of the logarithm of the speed's factor. Half of its variance is one draw per job,
-            the other half a draw for each number of devices, so that both the level and the gains are wrong.
+        speed: Standard deviation of the logarithm of the factor on speeds, those with servers left out. Half of its
+            variance is one draw per job, the other half a draw for each number of devices, so that both the level and
+            the gains are wrong.
         work: The same for the remaining work, one draw per job that stays to its end.
     """
 
@@ -81,12 +80,6 @@ class JobErrors:
         """Factor by number of devices of the kind with this number, (max_devices + 1,)."""
         chance = np.random.default_rng([*self.seed, 1 + kind])
         return np.exp(self.speed_level + self.speed_spread * chance.standard_normal(max_devices + 1))
-
-    def server_table(self) -> npt.NDArray[np.float64]:
-        """Factor by workers and servers, both modulo the size of the table."""
-        chance = np.random.default_rng([*self.seed, 0])
-        shape = (_SERVER_TABLE, _SERVER_TABLE)
-        return np.exp(self.speed_level + self.speed_spread * chance.standard_normal(shape))
 
 
 FEWEST_POINTS = 4
@@ -182,8 +175,7 @@ class RunningJob:
         order: Number in the order of arrival.
         errors: Factors on what the policy is told.
         done_samples: Work done.
-        saved_samples: Work that a failure would not lose.
-        pause_s: Time until its next step: restart, repair [s].
+        pause_s: Time until its next step [s].
         rate: Useful samples per second, now.
     """
 
@@ -192,7 +184,6 @@ class RunningJob:
     order: int
     errors: JobErrors
     done_samples: float = 0.0
-    saved_samples: float = 0.0
     pause_s: float = 0.0
     rate: float = 0.0
     attained_device_s: float = 0.0
@@ -210,7 +201,7 @@ class RunningJob:
         self.current, self.placement = standing.allocation, standing.placement
         self.since_s, self.start_s = -standing.ran_s, 0.0
         # A job that runs is not done, whatever its speed says of the time that it ran.
-        self.done_samples = self.saved_samples = min(standing.done_samples, 0.999 * self.actual.work_samples)
+        self.done_samples = min(standing.done_samples, 0.999 * self.actual.work_samples)
         self.attained_device_s = standing.ran_s * standing.allocation.num_workers
 
     @property
@@ -254,7 +245,6 @@ class RunningJob:
             attained_device_s=self.attained_device_s,
             curves=self.curves(cluster, adapts_batch, progress) if is_parallel else {},
             current=self.current,
-            server_factor=None if is_parallel else self._server_factor(),
             is_held=self.is_held(now_s),
         )
 
@@ -304,12 +294,6 @@ class RunningJob:
         if not self.errors.speed_spread:
             return curve
         return curve.scaled(self.errors.speed_factors(kind, most).tolist())
-
-    def _server_factor(self) -> Callable[[int, int], float] | None:
-        if not self.errors.speed_spread:
-            return None
-        table: list[list[float]] = self.errors.server_table().tolist()
-        return lambda workers, servers: table[workers % _SERVER_TABLE][servers % _SERVER_TABLE]
 
     def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
         """Takes up the true rate of what it has now."""

@@ -26,7 +26,7 @@ from forerun.jobs.scheduling.outcome import (
     Stretch,
     schedule_metrics,
 )
-from forerun.jobs.scheduling.placement import Placement, Placer, consolidate, pack
+from forerun.jobs.scheduling.placement import Placement, consolidate, pack
 from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
@@ -51,42 +51,21 @@ class SimulationOptions:
 
     Attributes:
         round_s: Time between two decisions [s].
-        seed: Of the forecast errors and failures; the same seed gives the same schedule.
+        seed: Of the forecast errors; the same seed gives the same schedule.
         error: Errors of what policies are told.
-        checkpoint_interval_s: Time between checkpoints [s]; infinite: none are written.
-        checkpoint_s: Time of writing one, in which no step is made [s].
-        node_mtbf_s: Mean time between failures of a node [s]; infinite: none fail. A failure loses the work of its
-            jobs since their last checkpoint or restart.
-        repair_s: Time until a failed node is back, for which its jobs wait before they restart [s].
-        placer: How nodes are chosen.
     """
 
     round_s: float = 60.0
     seed: int = 0
     error: ForecastError = NO_ERROR
-    checkpoint_interval_s: float = inf
-    checkpoint_s: float = 0.0
-    node_mtbf_s: float = inf
-    repair_s: float = 0.0
-    placer: Placer = pack
 
     def __post_init__(self) -> None:
         if not _SHORTEST_ROUND_S <= self.round_s < inf:
             raise InvalidSetupError(
                 f"a round must last at least {_SHORTEST_ROUND_S:g} s, got {self.round_s:g}"
             )
-        if not min(self.checkpoint_interval_s, self.node_mtbf_s) > 0:
-            raise InvalidSetupError(
-                "the interval of checkpoints and the time between failures must be above zero seconds, got "
-                f"{self.checkpoint_interval_s:g} and {self.node_mtbf_s:g}"
-            )
         if self.seed < 0:
             raise InvalidSetupError(f"the seed must be a whole number from 0, got {self.seed}")
-        if not (0 <= self.checkpoint_s < self.checkpoint_interval_s and 0 <= self.repair_s < inf):
-            raise InvalidSetupError(
-                "writing a checkpoint must take less than the time between two, and a repair zero seconds or more, got "
-                f"{self.checkpoint_s}, {self.checkpoint_interval_s} and {self.repair_s}"
-            )
 
 
 def simulate(
@@ -108,7 +87,7 @@ def simulate(
         jobs: The jobs as the scheduler knows them.
         cluster: The cluster that they share.
         policy: The policy that decides.
-        options: Rounds, errors, checkpoints, failures.
+        options: Rounds and errors.
         actual: True speeds and work by name, where they differ from what the scheduler believes.
         standing: What jobs have at the beginning, by name.
         say: Told now and then how many jobs are done, of how many.
@@ -159,12 +138,6 @@ class _Simulation:
         self.first_decisions: tuple[Decision, ...] = ()
         # (time, active jobs from then on), for finish-time fairness.
         self.crowd: list[tuple[float, int]] = []
-        self._chance = np.random.default_rng([options.seed, len(ordered)])
-        # Checkpoints take their share of all the time instead of being events: right on average, and far fewer events.
-        self._useful_share = 1.0
-        if isfinite(options.checkpoint_interval_s):
-            self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
-        self._next_failure = self._draw_failures()
         self._urgent_s, self._is_urgent = inf, False
         self._quiet_from_s, self._num_events = 0.0, 0
 
@@ -196,7 +169,6 @@ class _Simulation:
                 waits_s = self._until_urgent_s(self.active[-came:], now_s)
                 self._urgent_s = min(self._urgent_s, now_s + min(waits_s, default=inf))
             end_s = min(round_s, self._next_event_s(now_s))
-            self._fail_nodes(now_s, end_s)
             is_changed |= self._advance(now_s, end_s)
             # A job that is held no longer may be moved at the next decision.
             is_changed |= any(now_s < state.held_until_s <= end_s for state in self.active)
@@ -229,11 +201,11 @@ class _Simulation:
         next_s = now_s + self.options.round_s
         if len(self.events) > self._num_events:
             self._quiet_from_s, self._num_events = now_s, len(self.events)
-        # Other policies are asked in each round, and failures are drawn round by round.
+        # Other policies are asked in each round.
         quiet_s, latest_s = now_s - self._quiet_from_s, inf
         if not self.policy.is_stable or self._is_urgent:
             latest_s = now_s + quiet_s * _QUIET_SHARE * (quiet_s > _QUIET_ROUNDS * self.options.round_s)
-        if latest_s <= next_s or isfinite(self.options.node_mtbf_s):
+        if latest_s <= next_s:
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
         times += [self._urgent_s] if self._urgent_s < inf else []
@@ -241,24 +213,24 @@ class _Simulation:
             if state.is_held(now_s) and isfinite(state.held_until_s):
                 times.append(state.held_until_s)
             if state.rate > 0:
-                rate = state.rate * self._useful_share
-                times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
+                times.append(now_s + state.pause_s + state.next_phase_samples() / state.rate)
         return max(next_s, self._round_from(min(*times, latest_s))) if times else next_s
 
     def _next_event_s(self, now_s: float) -> float:
         """Next moment of a decision inside a round: a job comes, ends while others wait, or has waited too long."""
         times = [self._urgent_s, *([self.coming[-1].job.arrival_s] if self.coming else [])]
         if any(state.current is None for state in self.active):
-            for state in self.active:
-                if state.rate > 0 and state.next_phase_samples() >= state.left_samples:
-                    rate = state.rate * self._useful_share
-                    times.append(now_s + state.pause_s + state.left_samples / rate)
+            times += [
+                now_s + state.pause_s + state.left_samples / state.rate
+                for state in self.active
+                if state.rate > 0 and state.next_phase_samples() >= state.left_samples
+            ]
         # An end that rounding puts at this very moment would never come.
         return max(min(times), now_s + 1e-9 * self.options.round_s, nextafter(now_s, inf))
 
     def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
         """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
-        bound = getattr(self.policy, "worst_fairness", inf)
+        bound = self.policy.worst_fairness
         views = [s.view(self.cluster, self.policy.adapts_batch, now_s) for s in waiting if bound < inf]
         return [urgent_in_s(view, self.cluster, len(self.active), now_s, bound) for view in views]
 
@@ -285,8 +257,8 @@ class _Simulation:
             for name, allocation in given.items()
             if self.by_name[name].current == allocation
         }
-        placed = self.options.placer(self.cluster, self.jobs, given, kept)
-        if not getattr(self.policy, "is_raw", False):
+        placed = pack(self.cluster, self.jobs, given, kept)
+        if not self.policy.is_raw:
             # A job that keeps its share, as another does not pay, may still come together.
             for view, is_held in zip(views, held, strict=True):
                 view.is_held = is_held
@@ -332,7 +304,6 @@ class _Simulation:
             self.events.append(Event(now_s, state.job.name, kind, given))
             if given is not None:
                 state.pause_s = state.actual.restart_s
-                state.saved_samples = state.done_samples
                 state.num_restarts += isfinite(state.start_s)
                 state.start_s = min(state.start_s, now_s)
             state.current, state.placement, state.since_s = given, placement, now_s
@@ -369,7 +340,7 @@ class _Simulation:
             pause_s = min(state.pause_s, end_s - time_s)
             state.pause_s -= pause_s
             time_s += pause_s
-            rate = state.rate * self._useful_share
+            rate = state.rate
             if rate <= 0 or time_s >= end_s:
                 break
             # The rate holds for one phase: the worth of a batch changes with the progress of the job.
@@ -389,37 +360,6 @@ class _Simulation:
         spent_s = min(end_s, state.end_s) - now_s
         assert state.current is not None
         state.attained_device_s += spent_s * state.current.num_workers
-        self._save(state)
-
-    def _save(self, state: RunningJob) -> None:
-        """Work up to the last checkpoint is safe; checkpoints are this often on average."""
-        interval = self.options.checkpoint_interval_s
-        if isfinite(interval):
-            unsaved = state.rate * interval / 2
-            state.saved_samples = max(state.saved_samples, state.done_samples - unsaved)
-
-    def _draw_failures(self) -> list[float]:
-        if not isfinite(self.options.node_mtbf_s):
-            return []
-        times_s = self._chance.exponential(self.options.node_mtbf_s, self.cluster.num_nodes)
-        return [float(time_s) for time_s in times_s]
-
-    def _fail_nodes(self, now_s: float, end_s: float) -> None:
-        """Jobs on nodes that fail in this round lose what was not saved, and wait for the repair."""
-        for node, time_s in enumerate(self._next_failure):
-            if time_s >= end_s:
-                continue
-            for state in self.active:
-                if any(share.node == node for share in state.placement):
-                    state.done_samples = state.saved_samples
-                    state.pause_s = self.options.repair_s + state.actual.restart_s
-                    state.num_restarts += 1
-                    self.events.append(
-                        Event(max(now_s, time_s), state.job.name, EventKind.FAIL, state.current)
-                    )
-            # A node that is being repaired cannot fail.
-            repaired_s = end_s + self.options.repair_s
-            self._next_failure[node] = repaired_s + self._chance.exponential(self.options.node_mtbf_s)
 
     def _result(self) -> SimulatedSchedule:
         outcomes = tuple(

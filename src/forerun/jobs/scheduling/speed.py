@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,30 +20,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class SpeedModel(Protocol):
-    """Data-parallel training on devices of one kind."""
+SpeedModel = Callable[[int, int, float], float]
+"""Samples per second of all devices together, zero where the batch cannot be run, against the devices (n >= 1) of one
+kind, the nodes they are on and the samples of one step on all devices; hashable, for curves are kept by it."""
 
-    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
-        """Samples per second of all devices together; zero where the batch cannot be run.
-
-        Args:
-            num_devices: Devices, n >= 1.
-            num_nodes: Nodes they are on.
-            batch_size: Samples of one step on all devices.
-        """
-        ...
-
-    def __hash__(self) -> int:
-        """Curves are kept by their speed model."""
-        ...
-
-
-class ServerSpeed(Protocol):
-    """Training with parameter servers."""
-
-    def __call__(self, num_workers: int, num_servers: int) -> float:
-        """Steps per second with w workers and p servers, both >= 1."""
-        ...
+ServerSpeed = Callable[[int, int], float]
+"""Steps per second with w workers and p parameter servers, both >= 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,19 +129,14 @@ class MeasuredSpeed:
         points = sorted(self.samples_per_s.items())
         if num_devices <= points[0][0]:
             return points[0][1] * num_devices / points[0][0]
+        # Straight in the logarithms, as power laws are.
         for (low, slow), (high, fast) in pairwise(points):
+            slope = log(fast / slow) / log(high / low)
             if num_devices <= high:
-                # Straight in the logarithms, as power laws are.
-                share = log(num_devices / low) / log(high / low)
-                return slow * exp(share * log(fast / slow))
+                return slow * exp(slope * log(num_devices / low))
         last, speed = points[-1]
-        if len(points) == 1:
-            return speed
-        before, slower = points[-2]
-        # Beyond the last point neither faster than linear nor slower with more: two noisy points may say
-        # either.
-        slope = min(1.0, max(0.0, log(speed / slower) / log(last / before)))
-        return float(speed * (num_devices / last) ** slope)
+        # Beyond the last point neither faster than linear nor slower with more: two noisy points may say either.
+        return float(speed * (num_devices / last) ** (min(1.0, max(0.0, slope)) if len(points) > 1 else 0.0))
 
     def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
         """Samples per second of many sizes, the same at every batch, (sizes, batches)."""
@@ -278,21 +254,9 @@ class _Table:
 NUM_BATCHES_TRIED = 25
 
 
-class Efficiency(Protocol):
-    """Worth of a sample in a larger batch."""
-
-    def __call__(self, batch_size: float, progress: float) -> float:
-        """Progress of a sample, relative to one in a batch of the size asked for.
-
-        Args:
-            batch_size: Samples of one step on all devices.
-            progress: Share of the job that is done, 0 to 1.
-        """
-        ...
-
-    def __hash__(self) -> int:
-        """Curves are kept by their efficiency."""
-        ...
+Efficiency = Callable[[float, float], float]
+"""Progress of a sample relative to one in a batch of the size asked for, against the samples of one step on all devices
+and the share of the job that is done, 0 to 1; hashable likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

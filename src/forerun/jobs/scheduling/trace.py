@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, nan
@@ -27,6 +28,7 @@ _NAMES = {
     "job": ("job", "job_id", "jobid", "job_name", "name"),
     "submitted": (
         "submit_time",
+        "submit",
         "submitted_time",
         "submit_s",
         "submit_or_start_time",
@@ -36,9 +38,9 @@ _NAMES = {
         "start_time",
     ),
     "num_devices": ("num_gpus", "n_gpus", "num_gpu", "gpus", "gpu_num", "plan_gpu", "num_devices"),
-    "duration": ("duration_s", "duration", "run_time", "runtime"),
-    "end": ("end_time", "finished_time", "endtime"),
-    "start": ("start_time", "started_time", "starttime"),
+    "duration": ("duration_s", "duration", "run_time", "runtime", "elapsedraw"),
+    "end": ("end_time", "finished_time", "endtime", "end"),
+    "start": ("start_time", "started_time", "starttime", "start"),
     "instances": ("inst_num",),
 }
 """Names under which the columns are known.
@@ -46,25 +48,27 @@ _NAMES = {
 Ours, and those of Philly (``jobid, submitted_time, start_time, end_time, num_gpus``), Helios (``job_id, submit_time,
 start_time, end_time, duration, gpu_num``), Alibaba's GPU trace of 2020 (``job_name, inst_num, plan_gpu, start_time,
 end_time``; plan_gpu in hundredths of a GPU of each instance), Tiresias' simulator (``job_id, num_gpu, submit_time,
-duration``), and the tables of the Pollux artifact.
+duration``), the tables of the Pollux artifact, and Slurm's ``sacct --parsable2`` with JobID, Submit, Start, End and
+AllocTRES.
 """
 
 _EMPTY = ("", "nan", "NaT", "None")
 """Cells without a value, as text."""
 
 
-def read_trace(path: str | Path) -> list[RigidJob]:
+def read_trace(path: str | Path, notes: list[str] | None = None) -> list[RigidJob]:
     """Jobs of a CSV or Parquet trace, in the order of submission, the first at 0 s.
 
     Columns: the job's name (optional: rows are numbered), its submission (a date, or seconds), its devices and its
     duration in seconds, or its start and end. Hundredths of GPUs (``plan_gpu``) are rounded up to whole ones; jobs of
     such a trace that have no GPU, and jobs of any that never ended (no end, or a duration of zero), are an error that
-    says how many there are.
+    says how many there are. Of Slurm's accounting, which lists steps and jobs that wait or have no GPU, these are left
+    out, and ``notes`` are told.
 
     Raises:
         RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
     """
-    table = _Trace(Path(path))
+    table = _Trace(Path(path), [] if notes is None else notes)
     submitted = table.seconds(table.needed("submitted"))
     devices, durations = table.devices(), table.durations()
     ends = table.columns["duration"] or table.columns["end"]
@@ -77,12 +81,34 @@ def read_trace(path: str | Path) -> list[RigidJob]:
 class _Trace:
     """A trace as a table: its columns by what they hold, and refusals that name table, column and row."""
 
-    def __init__(self, path: Path) -> None:
-        self.frame, self.name = read_table(path), path.name
+    def __init__(self, path: Path, notes: list[str]) -> None:
+        self.name = path.name
+        with path.open(encoding="utf-8", errors="replace") if path.is_file() else nullcontext([""]) as lines:
+            is_accounting = path.suffix != ".parquet" and "|" in next(iter(lines), "")
+        self.frame = self._accounting(path, notes) if is_accounting else read_table(path)
         known = {str(column).strip().lower(): str(column) for column in self.frame.columns}
         self.columns = {
             what: next((known[name] for name in names if name in known), "") for what, names in _NAMES.items()
         }
+
+    def _accounting(self, path: Path, notes: list[str]) -> pd.DataFrame:
+        """Jobs of Slurm's accounting that ended and had GPUs."""
+        import pandas as pd
+
+        rows = pd.read_csv(path, sep="|", dtype=str)
+        for column in ("JobID", "AllocTRES", "End"):
+            if column not in rows:
+                raise RecordError(f"{self.name}: sacct --parsable2 lacks --format={column}; add it")
+        rows = rows[~rows["JobID"].str.contains(".", regex=False)]
+        rows["num_gpus"] = rows["AllocTRES"].str.extract(r"gres/gpu(?::[^=,]*)?=(\d+)", expand=False)
+        kept = rows[rows["num_gpus"].notna() & rows["End"].str.match("[0-9]")].reset_index(drop=True)
+        if len(kept) < len(rows):
+            notes.append(f"left out, as they had no GPU or have not ended: {len(rows) - len(kept):,} jobs")
+        if kept.empty:
+            raise RecordError(
+                f"{self.name}: expected jobs that had GPUs and ended, got none of {len(rows):,}"
+            )
+        return kept
 
     def refuse(self, bad: pd.Series[bool], column: str, wanted: str) -> None:
         """Raises for the first row that is marked."""
@@ -210,28 +236,13 @@ def rigid_policy(name: str) -> RigidPolicy:
     return RigidPolicy(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RigidOutcome:
-    """Results of a trace.
-
-    Attributes:
-        policy: Order of service.
-        end_s: End of each job, in the order given [s].
-        metrics: The figures; finish-time fairness is not known for jobs of one size.
-    """
-
-    policy: str
-    end_s: tuple[float, ...]
-    metrics: ScheduleMetrics
-
-
 def simulate_rigid(
     jobs: Sequence[RigidJob],
     num_devices: int,
     policy: RigidPolicy,
     thresholds_device_s: Sequence[float] = LAS_THRESHOLDS_DEVICE_S,
-) -> RigidOutcome:
-    """The trace under one policy.
+) -> tuple[tuple[float, ...], ScheduleMetrics]:
+    """Ends of the jobs of a trace under one policy, in the order given [s], and the figures; fairness is not known.
 
     FIFO serves strictly in the order of arrival. SRTF and LAS go through the jobs in their order and start each that
     fits, stopping jobs that come later in it; LAS moves a job to the next queue when its device-seconds pass a
@@ -254,9 +265,7 @@ def simulate_rigid(
         )
         for job, end_s, number in zip(jobs, ends, starts, strict=True)
     ]
-    return RigidOutcome(
-        policy=str(policy), end_s=tuple(ends), metrics=schedule_metrics(outcomes, num_devices)
-    )
+    return tuple(ends), schedule_metrics(outcomes, num_devices)
 
 
 def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
 from forerun.jobs.scheduling.marginal_gain import speedup_reason
 from forerun.jobs.scheduling.plain_policies import admit_in_order
-from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
+from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
 
 Floats = npt.NDArray[np.float64]
@@ -298,7 +298,7 @@ def _its_share(view: JobView, given: Allocation | None) -> str:
 
 register(
     "gavel",
-    lambda: NamedPolicy(
+    lambda: Policy(
         name="gavel",
         title="Gavel: shares of time by max-min fairness over unlike devices, devices as asked for",
         allocate=_Gavel().allocate,
@@ -344,7 +344,7 @@ class _Themis:
 
 register(
     "themis",
-    lambda: NamedPolicy(
+    lambda: Policy(
         name="themis",
         title="Themis-like: the worst fifth by finish-time fairness first, devices as asked for",
         allocate=_Themis().allocate,

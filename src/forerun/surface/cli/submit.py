@@ -34,7 +34,7 @@ _NO_TRAINING = ("pip", "venv", "virtualenv", "ensurepip", "ipykernel", "json.too
 """Modules that Python runs to prepare a training."""
 
 _COUNTS = re.compile(
-    r"--(?:(?P<devices>nproc[-_]per[-_]node|num_gpus)|nnodes|num[-_](?:machines|nodes))(?:=|$)"
+    r"--(?:(?P<devices>nproc[-_]per[-_]node|num_gpus)|(?P<all>num_processes)|nnodes|num[-_](?:machines|nodes))(?:=|$)"
 )
 _GPUS = re.compile(
     r"(?:gres[:/])?(?:gpu(?![A-Za-z0-9]):?)?(?P<name>[\w.-]+(?=:\d)|[A-Za-z][\w.-]*)?:?(?P<number>\d+)?"
@@ -138,10 +138,15 @@ def _training_words(text: str, path: str) -> tuple[str, ...]:
 
 
 def _split(line: str) -> list[str]:
+    """The words of a line, or of the line that it hands to another shell; a sum of a shell is one word."""
     try:
-        return shlex.split(line)
+        words = shlex.split(re.sub(r"\$\(\([^)]*\)\)", "$N", line))
     except ValueError:  # half of a quotation over several lines
         return []
+    handed = next(
+        (word for i, word in enumerate(words) if words[i - 2 : i] in (["bash", "-c"], ["sh", "-c"])), ""
+    )
+    return _split(handed) if handed else words
 
 
 def _command(words: list[str]) -> list[str]:
@@ -158,7 +163,8 @@ def _counted(words: tuple[str, ...], num_nodes: int, per_node: int) -> tuple[str
     found = list(words)
     for i, (word, following) in enumerate(pairwise([*words, ""])):
         match = _COUNTS.match(word)
-        count = "" if match is None else str(per_node if match["devices"] else num_nodes)
+        sizes = {"devices": per_node, "all": num_nodes * per_node}
+        count = "" if match is None else str(sizes.get(match.lastgroup or "", num_nodes))
         if match and "=" in word and "$" in word:
             found[i] = f"{word.partition('=')[0]}={count}"
         elif match and following.startswith("$"):
@@ -231,10 +237,16 @@ def sky_task(text: str, path: str) -> _Job:
         ) from None
     if not isinstance(task, dict):
         raise UsageError(f"{path}: expected a task of SkyPilot, got {type(task).__name__}; see its examples")
-    wanted = (task.get("resources") or {}).get("accelerators") or ""
+    resources, nodes = task.get("resources") or {}, task.get("num_nodes") or 1
+    if not isinstance(resources, dict) or not str(nodes).isdigit():
+        raise UsageError(
+            f"{path}: expected resources as a mapping and a whole number of nodes, got {resources!r:.40} and {nodes!r}"
+        )
     # The first of several is what the task would like best.
-    if isinstance(wanted, dict):
-        wanted = [f"{name}:{number or 1}" for name, number in wanted.items()]
+    choices = [resources, *(resources.get("ordered") or ()), *(resources.get("any_of") or ())]
+    wanted = next((one["accelerators"] for one in choices if one.get("accelerators")), "")
+    if isinstance(wanted, dict):  # a set such as {L4:1, T4:1} is read as names without values
+        wanted = [name if number is None else f"{name}:{number}" for name, number in wanted.items()]
     first = str(next(iter(wanted), "") if isinstance(wanted, list) else wanted)
     name, _, number = first.partition(":")
     if number and not number.isdigit():
@@ -242,7 +254,7 @@ def sky_task(text: str, path: str) -> _Job:
             f"{path}: expected accelerators such as L4:2, got '{first}'; a job has whole devices"
         )
     source = text if _OWN.search(text) else str(task.get("run") or "")
-    num_nodes, per_node = int(task.get("num_nodes") or 1), int(number or 1)
+    num_nodes, per_node = int(nodes), int(number or 1)
     return _Job(
         words=_counted(_training_words(source, path), num_nodes, per_node),
         kind=SKYPILOT_ACCELERATORS.get(name.upper(), name.lower()),
