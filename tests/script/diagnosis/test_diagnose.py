@@ -63,7 +63,9 @@ def test_a_number_within_the_interval_is_not_slow():
 def test_throughputs_and_times_are_the_same_number():
     estimate = forerun.predict(**RUN)
     rate = estimate.throughput_samples_per_s.value / 3
-    texts = (f"{rate} samples/s", f"{rate / 64} it/s", f"{3e3 * estimate.step_time_s.value} ms")
+    step_s = 3 * estimate.step_time_s.value
+    texts = (f"{rate} samples/s", f"{rate / 1e3} k images/sec/GPU", f"{rate / 64} it/s", f"{1e3 * step_s} ms",
+             f"{step_s}s/it", f"{100 * estimate.mfu.value / 3} % MFU")  # fmt: skip
     found = [forerun.diagnose(**RUN, measured=text) for text in texts]
     assert {round(each.ratio, 3) for each in found} == {3.0}
     assert {each.verdict for each in found} == {"slow"}
@@ -110,8 +112,8 @@ def test_sensors_threads_and_busy_cores_of_a_run_are_judged():
     assert causes_of(seen)[0].cause == "too few threads"
     busy = made_profile("cpu", busy_machine_fraction=0.4)
     assert [cause.cause for cause in causes_of(of_profile(busy))][:2] == [
-        "other programs on the device",
         "data loader",
+        "other programs on the device",
     ]
 
 

@@ -5,6 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.base.errors import UsageError
 from forerun.script.diagnosis import trace as trace_module
@@ -112,11 +114,23 @@ def test_an_event_longer_than_a_chunk_is_read_whole(tmp_path, monkeypatch):
     assert len(found.operators) == 1
 
 
-def test_spans_are_sets_of_points():
-    spans = Spans.of(np.array([3.0, 0.0, 0.5]), np.array([4.0, 1.0, 2.0]))
-    holes = Spans.of(np.array([1.5]), np.array([3.5]))
-    assert spans.minus(holes).length_s == pytest.approx(2.0)
-    assert spans.common(holes).length_s == pytest.approx(1.0)
+PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12)
+
+
+@given(PIECES, PIECES)
+def test_spans_are_sets_of_points(first, second):
+    def points(pieces):
+        return {point for begin, length in pieces for point in range(begin, begin + length)}
+
+    def spans_of(pieces):
+        begin, length = np.array(pieces, dtype=float).reshape(-1, 2).T
+        return Spans.of(begin, begin + length)
+
+    one, other = spans_of(first), spans_of(second)
+    assert one.length_s == len(points(first))
+    assert one.minus(other).length_s == len(points(first) - points(second))
+    assert one.common(other).length_s == len(points(first) & points(second))
+    spans = spans_of([(3, 1)])
     empty = Spans.of(np.zeros(0), np.zeros(0))
     assert spans.minus(empty).length_s == spans.length_s
     assert empty.minus(spans).length_s == 0.0

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import UsageError
+from forerun.script.profiling.messages import ORIGIN_MARK
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -87,6 +88,8 @@ _CHUNK = 8 * 2**20
 _MOST_CHARS = 4 * 2**30
 """Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""
 _LONGEST_EVENT = 8 * _CHUNK
+_BREAK = 0.1
+"""Share of a step from which on a gap before the next one is other work."""
 _US = 1e-6
 
 _KINDS = {
@@ -210,8 +213,13 @@ class Trace:
         return len(self.kernels) > 0
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, steps: Floats | None = None) -> Trace:
     """Reads a trace, packed with gzip or not, event by event.
+
+    Args:
+        path: The file.
+        steps: Begin and end of each step by the clock of the mark of ``forerun profile``, (n, 2) [s]; None to find the
+            steps by marks that profilers and optimizers leave.
 
     Raises:
         UsageError: It is no trace, is cut off or too large, or has no events or no steps.
@@ -232,7 +240,12 @@ def read_trace(path: Path) -> Trace:
         raise UsageError(
             f"expected kernels or operators in '{path}', got none; export it with prof.export_chrome_trace"
         )
-    steps, steps_from = _steps(found, path)
+    if steps is None or not len(steps):
+        steps, steps_from = _steps(found, path)
+    else:
+        origins = found["marks"].named(re.compile(ORIGIN_MARK))
+        origin_s = float(origins.names[origins.name[0]].removeprefix(ORIGIN_MARK))
+        steps, steps_from = steps - origin_s + origins.begin_s[0], "the profile's"
     rank = _field(header.get("distributedInfo"), "rank")
     host = f" on {header['host_name']}" if header.get("host_name") else ""
     # The first releases have another word.
@@ -241,7 +254,7 @@ def read_trace(path: Path) -> Trace:
         label=path.name if rank is None else f"rank {rank}{host}",
         rank=rank if isinstance(rank, int) else None,
         device_name=str(_field(devices, "name") or ""),
-        steps=steps,
+        steps=_in_a_row(steps),
         steps_from=steps_from,
         **found,
     )
@@ -423,6 +436,13 @@ def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
         f"expected two steps or more in '{path}', got none; call prof.step() after each step, or trace two steps of "
         "an optimizer"
     )
+
+
+def _in_a_row(steps: Floats) -> Floats:
+    """The most steps that follow each other at once: between others lies a validation, or saving."""
+    gaps_s = steps[1:, 0] - steps[:-1, 1]
+    rows = np.split(steps, 1 + np.flatnonzero(gaps_s > _BREAK * np.median(steps[:, 1] - steps[:, 0])))
+    return max(rows, key=len)
 
 
 def _between(marks: Events, pattern: re.Pattern[str]) -> Floats:
