@@ -23,7 +23,7 @@ from forerun.script.diagnosis.observation import (
     RankTimes,
     observe,
 )
-from forerun.script.diagnosis.trace import Trace, read_trace
+from forerun.script.diagnosis.trace import WHOLE_TRACE, Trace, read_trace
 from forerun.script.profile import run_profiled
 from forerun.script.profiling.messages import HookSettings
 from forerun.search.predict import predict
@@ -257,7 +257,11 @@ def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
 
 def _trace_notes(traces: Sequence[Trace]) -> tuple[str, ...]:
     first = traces[0]
-    notes = [f"{len(first.steps)} steps found by {first.steps_from} marks; the first was left out"]
+    if first.steps_from == WHOLE_TRACE:
+        notes = ["no marks of steps: the whole trace counts as one; call prof.step() after each step"]
+    else:
+        left_out = "; the first was left out" if len(first.steps) > 1 else ""
+        notes = [f"{len(first.steps)} steps found by {first.steps_from} marks{left_out}"]
     if not first.is_on_gpu:
         notes.append("the trace has no kernels of a device: operators of the processor are judged")
     if len({trace.rank for trace in traces if trace.rank is not None}) < sum(

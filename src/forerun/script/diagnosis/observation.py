@@ -114,6 +114,8 @@ _COMPILING = re.compile(r"dynamo_timed|compile_id=|backend_compile|CachingAutotu
 _SYNCHRONISING = re.compile(r"Synchronize|^(cuda|hip)Memcpy(?!Async)|StreamWaitValue")
 _ALLOCATING = re.compile(r"^(cuda|hip)(Malloc|Free)(?!Host|Async)|^cuMem(Create|Map|Unmap|Release|SetAccess)")
 _ITEMS = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero)$")
+_SHARED = re.compile(r"^(gloo|mpi|ucc|o?ccl):|^c10d::")
+"""Collectives of a processor: marks of the back end, and operators that call it."""
 _LAYOUTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw", re.I)
 _LARGE_BYTES = 2**20
 _SHORT_S = 20e-6
@@ -400,13 +402,16 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
     middle = (operators.begin_s + operators.end_s) / 2
     own = operators.where(~waiting.covers(middle) & ~compiling.covers(middle))
     own = own.named(
-        re.compile(r"^(?!autograd::|profiler::|ProfilerStep|forerun::|Optimizer|enumerate)[\w.]+::")
+        re.compile(r"^(?!autograd::|profiler::|ProfilerStep|forerun::|Optimizer|enumerate|c10d::)[\w.]+::")
     )
     busy = own.spans.minus(waiting).minus(compiling)
-    host = whole.minus(busy).minus(waiting).minus(compiling)
+    # Threads of their own send and receive; what the others' delay adds is waiting as well.
+    exposed = _marked(trace, _SHARED).common(whole).minus(busy).minus(waiting).minus(compiling)
+    host = whole.minus(busy).minus(waiting).minus(compiling).minus(exposed)
     reading = _readings(own).common(whole)
     self_s = _self_times(own)
     classes = np.array([class_of_operator(name) for name in own.names], dtype=object)[own.name]
+    by_class = {COMMUNICATION: exposed.length_s} if len(exposed.begin) else {}
     is_double = [own.names[i].lower() == "double" for i in own.element]
     products = np.isin(classes, PRODUCTS)
     return {
@@ -417,9 +422,10 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
         "num_syncs": float(len(own.named(re.compile("^aten::item$")))),
         "sync_names": (".item()",) if len(reading.begin) else (),
         "host_s": host.minus(reading).length_s,
+        "exposed_s": exposed.length_s,
         "num_launches": float(len(own)),
         "num_compilations": _num_compilations(trace, whole),
-        "by_class": _sums(classes, own, self_s),
+        "by_class": _sums(classes, own, self_s) | by_class,
         "off_units_s": {"fp64": float(self_s[products & np.array(is_double, dtype=bool)].sum())},
         "off_units_name": _longest(own.where(products))[0][0],
         "longest": _longest(own, self_s),

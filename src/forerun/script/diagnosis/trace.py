@@ -101,6 +101,8 @@ _KINDS = {
     "cuda_runtime": "calls",
     "cuda_driver": "calls",
     "hip_runtime": "calls",
+    "xpu_runtime": "calls",
+    "xpu_driver": "calls",
     "runtime": "calls",
     "cpu_op": "operators",
     "operator": "operators",
@@ -117,6 +119,7 @@ _ELEMENT_BYTES = {
     "byte": 1,
     "char": 1,
 }
+WHOLE_TRACE = "no"
 _STEP_MARKS = (
     re.compile(r"ProfilerStep#\d+"),
     re.compile(r"Optimizer\.step#"),
@@ -222,7 +225,7 @@ def read_trace(path: Path, steps: Floats | None = None) -> Trace:
             steps by marks that profilers and optimizers leave.
 
     Raises:
-        UsageError: It is no trace, is cut off or too large, or has no events or no steps.
+        UsageError: It is no trace, is cut off or too large, or has no events.
     """
     header: Mapping[str, Any] = {}
     kinds, names = _Table(), _Names()
@@ -241,7 +244,7 @@ def read_trace(path: Path, steps: Floats | None = None) -> Trace:
             f"expected kernels or operators in '{path}', got none; export it with prof.export_chrome_trace"
         )
     if steps is None or not len(steps):
-        steps, steps_from = _steps(found, path)
+        steps, steps_from = _steps(found)
     else:
         origins = found["marks"].named(re.compile(ORIGIN_MARK))
         origin_s = float(origins.names[origins.name[0]].removeprefix(ORIGIN_MARK))
@@ -423,8 +426,11 @@ def _element(arguments: Mapping[str, Any]) -> str:
     return str(types[0]) if isinstance(types, list) and types else ""
 
 
-def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
-    """The steps by the best marks there are: the profiler's, those of the first optimizer, or of the loader."""
+def _steps(found: Mapping[str, Events]) -> tuple[Floats, str]:
+    """The steps by the best marks there are: the profiler's, those of the first optimizer, or of the loader.
+
+    A trace without any two of them is one step as a whole.
+    """
     for pattern in _STEP_MARKS:
         # Early releases write annotations as operators.
         marks = max((found[kind].named(pattern) for kind in ("marks", "operators")), key=len)
@@ -432,10 +438,9 @@ def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
         if len(steps):
             # Profilers start and fill their buffers in the first step.
             return (steps[1:] if len(steps) >= 3 else steps), marks.names[marks.name[0]].split("#")[0]
-    raise UsageError(
-        f"expected two steps or more in '{path}', got none; call prof.step() after each step, or trace two steps of "
-        "an optimizer"
-    )
+    work = [events for kind, events in found.items() if kind != "calls" and len(events)]
+    whole = [[min(events.begin_s.min() for events in work), max(events.end_s.max() for events in work)]]
+    return np.array(whole), WHOLE_TRACE
 
 
 def _in_a_row(steps: Floats) -> Floats:
