@@ -117,6 +117,16 @@ def test_sensors_threads_and_busy_cores_of_a_run_are_judged():
     ]
 
 
+def test_host_time_that_operators_do_not_explain_is_not_cured_by_a_larger_batch():
+    few, many = (
+        Observation(step_s=0.1, busy_s=0.02, host_s=0.08, num_launches=number) for number in (20, 4000)
+    )
+    (first,), (second,) = causes_of(few), causes_of(many)
+    assert first.cause == second.cause == "host and launches"
+    assert "beside the model" in first.change
+    assert "more samples in a step" in second.change
+
+
 def test_waits_have_the_names_of_a_prediction():
     fed = forerun.predict("mnist-cnn", device="t4", batch_size=64, loader_workers=1, loader_ms=2)
     assert {_HOST, _LOADER} <= {part.name for part in fed.breakdown}

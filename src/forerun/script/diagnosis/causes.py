@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
 _NOTABLE = 0.15
+_MOST_LAUNCH_S = 100e-6
+"""Most host time of an operator: eager ones take 15 to 22 us where the host is free, and some times that where not."""
 _UNEVEN = 1.6
 """Ratio of the slowest class to the fastest up to which all classes count as slowed alike."""
 _ALIKE = math.log(1.5)
@@ -182,6 +184,13 @@ def _host(seen: Observation) -> Cause | None:
     evidence = (
         f"{_percent(seen.host_s, seen)} is neither kernels nor input{launches}: Python, launches, logging"
     )
+    if seen.num_launches and seen.host_s > _MOST_LAUNCH_S * seen.num_launches:
+        return Cause(
+            cost_s=seen.host_s,
+            evidence=f"{evidence}; {seen.num_launches:,.0f} operators a step do not explain it",
+            change="look at what the loop does beside the model: Python over samples, logging, files, sleeping; "
+            "'py-spy top', or a trace with_stack=True, names the lines",
+        )
     if seen.profile is not None and seen.profile.samples_per_batch is not None:
         return _larger_batch(seen.profile, seen.host_s, evidence)
     return Cause(

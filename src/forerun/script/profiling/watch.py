@@ -60,7 +60,6 @@ class Watch(StepListener):
             trace_file(Path(settings.folder), os.getpid()),
         )
         self.hooks = StepHooks(self._clock, self)
-        self._held_s = {"saving": 0.0, "collecting": 0.0}  # of the open stretch
         self._collects_since_s = 0.0
         gc.callbacks.append(self._collected)
         self._num_steps = 0
@@ -71,14 +70,14 @@ class Watch(StepListener):
         """Writes everything known when the process ends in the ordinary way."""
         if os.getpid() != self._pid:
             return
-        self._clock.close(time.monotonic())
+        self._clock.finish(time.monotonic())
         if self._num_steps:
             self._look_at_thread(time.monotonic())
         self._write_all("end")
 
     def _step(self, interval: LoaderSpan) -> None:
         is_traced = self._window.is_open
-        self._recording.add("steps", self._row(interval, is_traced=is_traced))
+        self._recording.add("steps", _row(interval, is_traced=is_traced))
         self._num_steps += 1
         if interval.end_s - self._looked_s >= _LOOK_EVERY_S:
             self._look_at_thread(interval.end_s)
@@ -88,27 +87,12 @@ class Watch(StepListener):
             now_s = time.monotonic()
             self._recording.add("own", [interval.end_s, now_s])
             self._clock.skip(now_s)
-            self._held_s = dict.fromkeys(self._held_s, 0.0)
         if self._is_enough(interval.end_s):
             self._look_at_thread(interval.end_s)
             self._stop()
 
     def _rest(self, interval: LoaderSpan) -> None:
-        self._recording.add("rest", self._row(interval, is_traced=False))
-
-    def _row(self, interval: LoaderSpan, *, is_traced: bool) -> list[float]:
-        held_s, self._held_s = self._held_s, dict.fromkeys(self._held_s, 0.0)
-        return [
-            interval.begin_s,
-            interval.end_s,
-            interval.wait_s,
-            interval.num_samples,
-            interval.loader,
-            int(interval.starts_epoch),
-            int(is_traced),
-            interval.num_batches,
-            *held_s.values(),
-        ]
+        self._recording.add("rest", _row(interval, is_traced=False))
 
     def saves(self, name: str) -> Callable[[Any], None]:
         """Patch that times a function of a module which saves."""
@@ -120,7 +104,7 @@ class Watch(StepListener):
                 try:
                     return save(*args, **kwargs)
                 finally:
-                    self._hold("saving", begin_s)
+                    self._hold("saving_s", begin_s)
 
         return patch
 
@@ -129,12 +113,12 @@ class Watch(StepListener):
         if phase == "start":
             self._collects_since_s = time.monotonic()
         else:
-            self._hold("collecting", self._collects_since_s)
+            self._hold("collecting_s", self._collects_since_s)
 
     def _hold(self, name: str, begin_s: float) -> None:
         # What other threads do, such as a save in the background, does not hold the loop up.
         if threading.current_thread() is threading.main_thread():
-            self._held_s[name] += time.monotonic() - begin_s
+            self._clock.hold(name, time.monotonic() - begin_s)
 
     def _is_enough(self, now_s: float) -> bool:
         settings = self._settings
@@ -219,6 +203,21 @@ def _waited_for_core_s() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
         return -1.0
+
+
+def _row(interval: LoaderSpan, *, is_traced: bool) -> list[float]:
+    return [
+        interval.begin_s,
+        interval.end_s,
+        interval.wait_s,
+        interval.num_samples,
+        interval.loader,
+        int(interval.starts_epoch),
+        int(is_traced),
+        interval.num_batches,
+        interval.saving_s,
+        interval.collecting_s,
+    ]
 
 
 class Window:
