@@ -17,7 +17,7 @@ from forerun.question.devices import describe_host
 from forerun.question.devices.local import first_device, only_device
 from forerun.script.command_words import check_command
 from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
-from forerun.script.diagnosis.observation import Observation, observe, of_profile, with_profile
+from forerun.script.diagnosis.observation import Observation, observe, of_profile
 from forerun.script.diagnosis.trace import read_trace
 from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings, trace_file
@@ -116,7 +116,7 @@ def run_profiled(
             notes.append(_keep_trace(path, trace))
     cores = describe_host().num_usable_cores
     found = summarise_run(run, process, num_usable_cores=cores, epochs=epochs, window=window)
-    seen = of_profile(found) if window is None else with_profile(window, found)
+    seen = of_profile(found, window)
     return replace(found, advice=advise(seen), notes=(*found.notes, *notes)), seen
 
 

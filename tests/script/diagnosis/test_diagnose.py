@@ -16,7 +16,7 @@ from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.script.callbacks.live import LiveForecast
 from forerun.script.diagnosis.causes import causes_of
 from forerun.script.diagnosis.diagnose import _HOST, _LOADER
-from forerun.script.diagnosis.observation import Observation, observe, of_profile, with_profile
+from forerun.script.diagnosis.observation import Observation, observe, of_profile
 from forerun.script.diagnosis.trace import read_trace
 from forerun.script.profiling.step_hooks import LoaderSpan
 from forerun.surface.cli.main import app
@@ -106,9 +106,8 @@ def test_sensors_threads_and_busy_cores_of_a_run_are_judged():
     )
     assert causes_of(of_profile(throttled))[0].cause == "throttled clock or power limit"
     alone = made_profile("cpu", wait_s=0.0, kernels_s=0.08, host_s=0.0, optimizer={"num_threads": 1})
-    seen = with_profile(
-        Observation(step_s=0.1, is_on_gpu=False, busy_s=0.1, by_class={"linear": 0.09}), alone
-    )
+    window = Observation(step_s=0.1, is_on_gpu=False, busy_s=0.1, by_class={"linear": 0.09})
+    seen = of_profile(alone, window)
     assert causes_of(seen)[0].cause == "too few threads"
     busy = made_profile("cpu", busy_machine_fraction=0.4)
     assert [cause.cause for cause in causes_of(of_profile(busy))][:2] == [

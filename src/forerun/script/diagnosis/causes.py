@@ -221,48 +221,72 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
     )
 
 
-@_cause("synchronising calls", "host")
-def _synchronising(seen: Observation) -> Cause | None:
-    return Cause(
-        cost_s=seen.sync_s,
-        evidence=f"{_percent(seen.sync_s, seen)} follows calls that wait for the device: {seen.num_syncs:,.3g} a step "
-        f"({', '.join(seen.sync_names)})",
-        change="read losses and metrics (.item(), .cpu(), print) every hundred steps, not in each; keep sums on the "
-        "device; copy with non_blocking=True",
-    )
+def _part(
+    name: str, bottleneck: str, part: Callable[[Observation], float], evidence: str, change: str, **knobs: Any
+) -> None:
+    """Registers a cause that costs a part of the step; ``evidence`` has places for ``seen`` and its ``share``."""
+
+    @_cause(name, bottleneck)
+    def judge(seen: Observation) -> Cause | None:
+        words = evidence.format(seen=seen, share=_percent(part(seen), seen), syncs=", ".join(seen.sync_names))
+        return Cause(cost_s=part(seen), evidence=words, change=change, knobs=knobs)
 
 
-@_cause("saving checkpoints", "host")
-def _saving(seen: Observation) -> Cause | None:
-    cost_s = seen.held_s.get("saving", 0.0)
-    return Cause(
-        cost_s=cost_s,
-        evidence=f"each step pays {format_duration_s(cost_s)} for saving ({_percent(cost_s, seen)})",
-        change="save every some hundred steps, to a local disk, or in the background "
-        "(torch.distributed.checkpoint.async_save)",
-    )
-
-
-@_cause("garbage collection", "host")
-def _collecting(seen: Observation) -> Cause | None:
-    cost_s = seen.held_s.get("collecting", 0.0)
-    return Cause(
-        cost_s=cost_s,
-        evidence=f"{_percent(cost_s, seen)} is Python's garbage collection",
-        change="leave out gc.collect(), keep fewer small objects, and gc.freeze() before the loop, or gc.disable() "
-        "with a gc.collect() every some hundred steps",
-    )
-
-
-@_cause("validation and other work between steps", "host")
-def _between(seen: Observation) -> Cause | None:
-    cost_s = seen.held_s.get("between", 0.0)
-    return Cause(
-        cost_s=cost_s,
-        evidence=f"each step pays {format_duration_s(cost_s)} for what runs between the steps, which is as long as "
-        f"{_percent(cost_s, seen)}",
-        change="validate less often, on fewer samples, in larger batches and under torch.inference_mode()",
-    )
+_part(
+    "synchronising calls",
+    "host",
+    lambda seen: seen.sync_s,
+    "{share} follows calls that wait for the device: {seen.num_syncs:,.3g} a step ({syncs})",
+    "read losses and metrics (.item(), .cpu(), print) every hundred steps, not in each; keep sums on the device; copy "
+    "with non_blocking=True",
+)
+_part(
+    "saving checkpoints",
+    "host",
+    lambda seen: seen.held_s.get("saving", 0.0),
+    "saving costs as much as {share}",
+    "save every some hundred steps, to a local disk, or in the background "
+    "(torch.distributed.checkpoint.async_save)",
+)
+_part(
+    "garbage collection",
+    "host",
+    lambda seen: seen.held_s.get("collecting", 0.0),
+    "{share} is Python's garbage collection",
+    "leave out gc.collect(), keep fewer small objects, and gc.freeze() before the loop, or gc.disable() with a "
+    "gc.collect() every some hundred steps",
+)
+_part(
+    "validation and other work between steps",
+    "host",
+    lambda seen: seen.held_s.get("between", 0.0),
+    "what runs between the steps costs as much as {share}",
+    "validate less often, on fewer samples, in larger batches and under torch.inference_mode()",
+)
+_part(
+    "wrong layout",
+    "kernels",
+    lambda seen: seen.layout_s,
+    "kernels that turn the layout around take {share}",
+    "hold model and images in channels_last: model.to(memory_format=torch.channels_last)",
+    channels_last=True,
+)
+_part(
+    "recompilation",
+    "host",
+    lambda seen: seen.compile_s,
+    "{share} is compiling, {seen.num_compilations:.2g} times a step",
+    "find the changing shape or value with TORCH_LOGS=recompiles; pad to few shapes, drop the last batch, or "
+    "mark_dynamic",
+)
+_part(
+    "allocator retries and fragmentation",
+    "host",
+    lambda seen: seen.allocator_s,
+    "{seen.num_allocations:,.3g} calls of cudaMalloc or cudaFree in each later step take {share}",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, use fewer sizes or a smaller batch, and leave out "
+    "empty_cache()",
+)
 
 
 @_cause("copies to the device", "copy")
@@ -313,16 +337,6 @@ def _lost_share(seen: Observation, reason: str) -> float:
         return 0.0 if reason != "fp64" else 1 - peaks.get(now, 0.0) / peaks[NumberFormat.FP32]
     best = max(peaks.get(kind, 0.0) for kind in (NumberFormat.TF32, NumberFormat.FP16, NumberFormat.BF16))
     return 1 - peaks.get(now, peaks[NumberFormat.FP32]) / best if best else 0.5
-
-
-@_cause("wrong layout")
-def _layout(seen: Observation) -> Cause | None:
-    return Cause(
-        cost_s=seen.layout_s,
-        evidence=f"kernels that turn the layout around take {_percent(seen.layout_s, seen)}",
-        change="hold model and images in channels_last: model.to(memory_format=torch.channels_last)",
-        knobs={"channels_last": True},
-    )
 
 
 @_cause("throttled clock or power limit")
@@ -476,27 +490,6 @@ def _slow_rank(seen: Observation) -> Cause | None:
         evidence=f"{slowest.label} works {format_duration_s(slowest.work_s)} of a step, the others "
         f"{format_duration_s(usual.work_s)} and then wait for it; its {most} take{'s' * (most != 'kernels')} longer",
         change=f"look at the machine of {slowest.label} (clocks, ECC errors, other programs, its disk), or take it out",
-    )
-
-
-@_cause("recompilation", "host")
-def _recompilation(seen: Observation) -> Cause | None:
-    return Cause(
-        cost_s=seen.compile_s,
-        evidence=f"{_percent(seen.compile_s, seen)} is compiling, {seen.num_compilations:.2g} times a step",
-        change="find the changing shape or value with TORCH_LOGS=recompiles; pad to few shapes, drop the last batch, "
-        "or mark_dynamic",
-    )
-
-
-@_cause("allocator retries and fragmentation", "host")
-def _allocator(seen: Observation) -> Cause | None:
-    return Cause(
-        cost_s=seen.allocator_s,
-        evidence=f"{seen.num_allocations:,.3g} calls of cudaMalloc or cudaFree in each later step take "
-        f"{_percent(seen.allocator_s, seen)}",
-        change="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, use fewer sizes or a smaller batch, and leave "
-        "out empty_cache()",
     )
 
 

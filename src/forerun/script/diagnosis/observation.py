@@ -251,24 +251,13 @@ def observe(traces: Sequence[Trace]) -> Observation:
     )
 
 
-def of_profile(profile: Profile) -> Observation:
-    """The observation of a profiled run without its trace."""
+def of_profile(profile: Profile, window: Observation | None = None) -> Observation:
+    """The observation of a profiled run: that of its traced window, scaled to the steps outside it, or of its parts."""
     parts = profile.parts
-    return Observation(
-        step_s=profile.step_time_s,
-        is_on_gpu=not profile.device.startswith("cpu"),
-        num_steps=profile.num_steady_steps,
-        busy_s=parts.kernels_s,
-        loader_s=parts.input_wait_s,
-        host_s=parts.host_s - _held_of_host(profile),
-        held_s=profile.held_s,
-        profile=profile,
+    is_on_gpu = not profile.device.startswith("cpu")
+    seen = window or Observation(
+        step_s=parts.step_s, is_on_gpu=is_on_gpu, busy_s=parts.kernels_s, host_s=parts.host_s
     )
-
-
-def with_profile(seen: Observation, profile: Profile) -> Observation:
-    """The observation of a run's traced window, scaled to the steps outside it, which no tracer slows."""
-    parts = profile.parts
     idle = ("host_s", "sync_s", "compile_s", "allocator_s", "queued_s")
     scale = (parts.host_s - _held_of_host(profile)) / seen.idle_s if seen.idle_s > 0 else 0.0
     computing_s = seen.busy_s + seen.exposed_s
