@@ -288,6 +288,7 @@ class LoopTimer:
         """
         if self._last_s is None:
             self.start_epoch()
+        assert self._last_s is not None
         self._wait_for_device()
         self._num_samples += num_samples or self._batch_size or 0
         now_s = time.perf_counter()
