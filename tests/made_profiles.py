@@ -26,6 +26,7 @@ def made_profile(
         has_images=True,
         busy_machine_fraction=0.0,
         loader_wait_s=wait_s,
+        held_s={},
         has_window=True,
         top_operators=(),
         wall_s=5.0,

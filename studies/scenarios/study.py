@@ -213,7 +213,7 @@ def _measured(job: Job, scenario: Scenario, configuration: ScriptConfiguration) 
     if run.outcome != "done" or process is None:
         raise ScriptError(f"scenario {scenario.name} {run.outcome}: it said: {run.said or 'nothing'}")
     cores = describe_host().num_usable_cores
-    return run, summarise_run(run, process, num_ranks=1, num_usable_cores=cores, epochs=None)
+    return run, summarise_run(run, process, num_usable_cores=cores)
 
 
 _NO_GPU = "the run was on a processor, for which there are no GPU figures"

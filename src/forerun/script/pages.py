@@ -18,7 +18,8 @@ from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
     from forerun.script.compare import ComparedRun, Comparison
-    from forerun.script.profiling.profile import Advice, Profile
+    from forerun.script.diagnosis.causes import Cause
+    from forerun.script.profiling.profile import Profile
     from forerun.script.tune import TuneResult
 
 _PART_NAMES = {
@@ -36,6 +37,8 @@ _PHASES = {
 }
 _BAR = 30
 _WORTH_SAYING = 0.05
+_UNCERTAINTY = 0.25
+"""Uncertain share of a saving: workers compete with the step for memory and caches."""
 
 
 def profile_page(profile: Profile) -> RenderableType:
@@ -44,7 +47,7 @@ def profile_page(profile: Profile) -> RenderableType:
     parts += [_indented(_parts(profile)), Text(""), Text("What is used", style="bold")]
     parts += [_indented(_usage(profile)), Text("")]
     if profile.advice is not None:
-        parts += [*_advice(profile.advice), Text("")]
+        parts += [*_advice(profile.advice, profile.step_time_s), Text("")]
     parts.append(_times(profile))
     if profile.hooks:
         parts += [Text(f"hook: {hook['knob']}: {hook['what']}") for hook in profile.hooks]
@@ -103,16 +106,19 @@ def _usage(profile: Profile) -> Group:
     return Group(*(Text(line) for line in lines))
 
 
-def _advice(advice: Advice) -> list[Text]:
-    gain = (
-        ""
-        if advice.speedup is None or advice.speedup_low is None or advice.speedup_high is None
-        else f" Expected: {advice.speedup:.2f} times the speed ({advice.speedup_low:.2f} to {advice.speedup_high:.2f})."
-    )
-    knobs = ", ".join(f"{name}={value}" for name, value in advice.change.items())
+def _advice(advice: Cause, step_s: float) -> list[Text]:
+    gain = ""
+    if advice.after_s is not None:
+        saved_s = step_s - advice.after_s
+        value, low, high = (
+            step_s / max(step_s - factor * saved_s, 1e-3 * step_s)
+            for factor in (1.0, 1 - _UNCERTAINTY, 1 + _UNCERTAINTY)
+        )
+        gain = f" Expected: {value:.2f} times the speed ({low:.2f} to {high:.2f})."
+    knobs = ", ".join(f"{name}={value}" for name, value in advice.knobs.items())
     lines = [
-        Text.assemble(("Bottleneck: ", "bold"), (advice.bottleneck, "bold red"), f". {advice.reason}."),
-        Text.assemble(("Next: ", "bold"), f"{advice.words}.{gain}"),
+        Text.assemble(("Bottleneck: ", "bold"), (advice.bottleneck, "bold red"), f". {advice.evidence}."),
+        Text.assemble(("Next: ", "bold"), f"{advice.change}.{gain}"),
     ]
     return [*lines, Text(f"      knobs: {knobs}")] if knobs else lines
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from forerun.base.errors import FailureError, ScriptError, UsageError
 from forerun.base.kept import temporary_folder
@@ -17,10 +17,11 @@ from forerun.question.devices import describe_host
 from forerun.question.devices.local import first_device, only_device
 from forerun.script.command_words import check_command
 from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
-from forerun.script.diagnosis.observation import of_profile
+from forerun.script.diagnosis.observation import Observation, observe, of_profile
+from forerun.script.diagnosis.trace import read_trace
 from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings, trace_file
-from forerun.script.profiling.profile import Advice, Profile, summarise_run
+from forerun.script.profiling.profile import Profile, summarise_run
 
 
 def profile(
@@ -61,34 +62,62 @@ def profile(
         ScriptError: It made no training step that could be seen.
     """
     words = check_command(command)
-    if min(window_steps, warmup_steps) < 0 or (num_steps is not None and num_steps < 1):
+    if trace is not None:
+        _check_trace(trace, window_steps, warmup_steps, num_steps)
+    settings = HookSettings(
+        warmup_steps=warmup_steps,
+        window_steps=window_steps,
+        stop_after_steps=num_steps,
+        stop_after_s=stop_after_s,
+    )
+    where: dict[str, Any] = {"folder": folder, "trace": trace, "device_index": device_index}
+    return run_profiled(words, settings, epochs=epochs, timeout_s=timeout_s, echo=echo, **where)[0]
+
+
+def run_profiled(
+    words: Sequence[str],
+    settings: HookSettings,
+    *,
+    epochs: float | None = None,
+    timeout_s: float | None = None,
+    folder: Path | None = None,
+    trace: Path | None = None,
+    device_index: str | None = None,
+    echo: IO[str] | None = None,
+) -> tuple[Profile, Observation]:
+    """The profile of a checked command, and its mean step as causes are judged by; arguments as of ``profile``."""
+    window_steps, num_steps = settings.window_steps, settings.stop_after_steps
+    if min(window_steps, settings.warmup_steps) < 0 or (num_steps is not None and num_steps < 1):
         raise UsageError(
             f"expected one step or more and a window of zero or more, got {num_steps} and {window_steps}"
         )
-    if trace is not None:
-        _check_trace(trace, window_steps, warmup_steps, num_steps)
     with temporary_folder() as own:
         records = _made(folder) if folder is not None else Path(own)
-        settings = HookSettings(
-            folder=str(records),
-            warmup_steps=warmup_steps,
-            window_steps=window_steps,
-            stop_after_steps=num_steps,
-            stop_after_s=stop_after_s,
-            keeps_trace=trace is not None,
-        )
         run = launch(
             words,
-            settings,
+            replace(settings, folder=str(records)),
             echo=echo,
             timeout_s=timeout_s,
             device_index=device_index or first_device(),
             environment=None if device_index is None else only_device(device_index),
         )
-        found = _profile(run, epochs)
+        process = run.training_process
+        if process is None and run.outcome == "interrupted":
+            raise KeyboardInterrupt(run.interrupted_by)  # which shells know by the status of its signal
+        if process is None:
+            raise ScriptError(_no_steps(run))
+        window, notes = None, []
+        path = trace_file(records, process.pid)
+        try:
+            window = observe([read_trace(path, process.traced_steps)]) if path.is_file() else None
+        except UsageError as error:
+            notes.append(f"judged without the trace of its steps: {error}")
         if trace is not None:
-            found = replace(found, notes=(*found.notes, _keep_trace(records, run, trace)))
-        return found
+            notes.append(_keep_trace(path, trace))
+    cores = describe_host().num_usable_cores
+    found = summarise_run(run, process, num_usable_cores=cores, epochs=epochs, window=window)
+    seen = of_profile(found, window)
+    return replace(found, advice=advise(seen), notes=(*found.notes, *notes)), seen
 
 
 def _check_trace(trace: Path, window_steps: int, warmup_steps: int, num_steps: int | None) -> None:
@@ -105,14 +134,14 @@ def _check_trace(trace: Path, window_steps: int, warmup_steps: int, num_steps: i
         )
 
 
-def _keep_trace(records: Path, run: Launch, trace: Path) -> str:
+def _keep_trace(path: Path, trace: Path) -> str:
     """Moves the trace of the training process to its place; a sentence about it."""
-    process = run.training_process
-    if process is None or not trace_file(records, process.pid).is_file():
+    if not path.is_file():
         return "no trace was written: the script ended before its window, or traces itself"
     if trace.is_dir():
-        trace = trace / f"{socket.gethostname()}_{process.pid}.{time.time_ns() // 10**6}.pt.trace.json"
-    shutil.move(trace_file(records, process.pid), trace)
+        number = path.stem.removeprefix("trace-")
+        trace = trace / f"{socket.gethostname()}_{number}.{time.time_ns() // 10**6}.pt.trace.json"
+    shutil.move(path, trace)
     return f"trace of the profiled steps written to {trace}"
 
 
@@ -124,22 +153,6 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise FailureError(f"expected a folder to write to at '{folder}', got: {error.strerror}") from error
     return folder
-
-
-def _profile(run: Launch, epochs: float | None) -> Profile:
-    process = run.training_process
-    if process is None and run.outcome == "interrupted":
-        raise KeyboardInterrupt(run.interrupted_by)  # which shells know by the status of its signal
-    if process is None:
-        raise ScriptError(_no_steps(run))
-    found = summarise_run(
-        run,
-        process,
-        num_ranks=run.num_ranks,
-        num_usable_cores=describe_host().num_usable_cores,
-        epochs=epochs,
-    )
-    return replace(found, advice=advise(found))
 
 
 def _no_steps(run: Launch) -> str:
@@ -162,39 +175,16 @@ def _no_steps(run: Launch) -> str:
 
 _NOTABLE = 0.15
 _LARGE_HOST = 0.3
-_UNCERTAINTY = 0.25  # uncertain share of a saving: workers compete with the step for memory and caches
 
 
-def advise(profile: Profile) -> Advice:
-    """Advice about the most expensive part of the step that a change can shorten."""
-    seen = of_profile(profile)
-    first = next(
-        (cause for cause in causes_of(seen) if cause.share >= _least_share(cause, profile)), busy_device(seen)
-    )
-    return Advice(
-        bottleneck=first.bottleneck,
-        reason=first.evidence,
-        change=first.knobs,
-        words=first.change,
-        **({} if first.after_s is None else _gain(profile.step_time_s, first.after_s)),
+def advise(seen: Observation) -> Cause:
+    """The most expensive part of a profiled step that a change can shorten."""
+    return next(
+        (cause for cause in causes_of(seen) if cause.share >= _least_share(cause, seen)), busy_device(seen)
     )
 
 
-def _least_share(cause: Cause, profile: Profile) -> float:
+def _least_share(cause: Cause, seen: Observation) -> float:
     """Share of a step from which on a cause is worth a change: a large batch leaves some host time to any step."""
-    is_large = (profile.batch_size or math.inf) > 16
-    return _LARGE_HOST if cause.bottleneck == "host" and is_large else _NOTABLE
-
-
-def _gain(before_s: float, after_s: float) -> dict[str, float]:
-    """Expected ratio of speeds, and the ratio if a quarter less or more is saved."""
-    saved_s = before_s - after_s
-
-    def ratio(factor: float) -> float:
-        return before_s / max(before_s - factor * saved_s, 1e-3 * before_s)
-
-    return {
-        "speedup": ratio(1.0),
-        "speedup_low": ratio(1 - _UNCERTAINTY),
-        "speedup_high": ratio(1 + _UNCERTAINTY),
-    }
+    samples = None if seen.profile is None else seen.profile.batch_size
+    return _LARGE_HOST if cause.bottleneck == "host" and (samples or math.inf) > 16 else _NOTABLE

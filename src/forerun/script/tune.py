@@ -306,13 +306,15 @@ def _look_at_script(
     echo: IO[str] | None,
 ) -> _Script:
     """Profiles the script as it is; once, then it is read from the study."""
-    known = store.study.user_attrs.get("script")
-    is_known = known is not None and "profile" in known  # studies of earlier versions kept no profile
-    if not is_known:
+    known, is_known = store.study.user_attrs.get("script"), True
+    try:
+        found = Profile.of(known["profile"])
+    except (TypeError, KeyError, ValueError):  # a new study, or one whose profile an earlier version wrote
         say("profiling the script as it is")
-        known = _profiled(order, space, budget_s, echo)
+        known, is_known = _profiled(order, space, budget_s, echo), False
         store.study.set_user_attr("script", known)
-    found, options = Profile.of(known["profile"]), tuple(known["options"])
+        found = Profile.of(known["profile"])
+    options = tuple(known["options"])
     check_arguments(space, options)
     base = base_values(space, found, options, order.command)
     configure(space, {}, base, found.optimizer.get("name"))

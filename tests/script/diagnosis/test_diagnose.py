@@ -16,7 +16,7 @@ from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.script.callbacks.live import LiveForecast
 from forerun.script.diagnosis.causes import causes_of
 from forerun.script.diagnosis.diagnose import _HOST, _LOADER
-from forerun.script.diagnosis.observation import Observation, observe, of_profile, with_profile
+from forerun.script.diagnosis.observation import Observation, observe, of_profile
 from forerun.script.diagnosis.trace import read_trace
 from forerun.script.profiling.step_hooks import LoaderSpan
 from forerun.surface.cli.main import app
@@ -63,7 +63,9 @@ def test_a_number_within_the_interval_is_not_slow():
 def test_throughputs_and_times_are_the_same_number():
     estimate = forerun.predict(**RUN)
     rate = estimate.throughput_samples_per_s.value / 3
-    texts = (f"{rate} samples/s", f"{rate / 64} it/s", f"{3e3 * estimate.step_time_s.value} ms")
+    step_s = 3 * estimate.step_time_s.value
+    texts = (f"{rate} samples/s", f"{rate / 1e3} k images/sec/GPU", f"{rate / 64} it/s", f"{1e3 * step_s} ms",
+             f"{step_s}s/it", f"{100 * estimate.mfu.value / 3} % MFU")  # fmt: skip
     found = [forerun.diagnose(**RUN, measured=text) for text in texts]
     assert {round(each.ratio, 3) for each in found} == {3.0}
     assert {each.verdict for each in found} == {"slow"}
@@ -104,15 +106,24 @@ def test_sensors_threads_and_busy_cores_of_a_run_are_judged():
     )
     assert causes_of(of_profile(throttled))[0].cause == "throttled clock or power limit"
     alone = made_profile("cpu", wait_s=0.0, kernels_s=0.08, host_s=0.0, optimizer={"num_threads": 1})
-    seen = with_profile(
-        Observation(step_s=0.1, is_on_gpu=False, busy_s=0.1, by_class={"linear": 0.09}), alone
-    )
+    window = Observation(step_s=0.1, is_on_gpu=False, busy_s=0.1, by_class={"linear": 0.09})
+    seen = of_profile(alone, window)
     assert causes_of(seen)[0].cause == "too few threads"
     busy = made_profile("cpu", busy_machine_fraction=0.4)
     assert [cause.cause for cause in causes_of(of_profile(busy))][:2] == [
-        "other programs on the device",
         "data loader",
+        "other programs on the device",
     ]
+
+
+def test_host_time_that_operators_do_not_explain_is_not_cured_by_a_larger_batch():
+    few, many = (
+        Observation(step_s=0.1, busy_s=0.02, host_s=0.08, num_launches=number) for number in (20, 4000)
+    )
+    (first,), (second,) = causes_of(few), causes_of(many)
+    assert first.cause == second.cause == "host and launches"
+    assert "beside the model" in first.change
+    assert "more samples in a step" in second.change
 
 
 def test_waits_have_the_names_of_a_prediction():

@@ -5,6 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.base.errors import UsageError
 from forerun.script.diagnosis import trace as trace_module
@@ -70,6 +72,23 @@ def test_steps_are_found_by_the_marks_of_the_first_optimizer(tmp_path):
     assert found.steps[:, 0] == pytest.approx([610e-6, 1110e-6])
 
 
+def test_a_trace_without_marks_is_one_step(tmp_path):
+    found = read_trace(written(tmp_path, [event("aten::mm", 200.0, 50.0), event("aten::add", 300.0, 20.0)]))
+    assert found.steps == pytest.approx(np.array([[200e-6, 320e-6]]))
+
+
+def test_collectives_of_a_processor_are_waiting_and_no_work(tmp_path):
+    reduce = event("gloo:all_reduce", 2300.0, 500.0, "user_annotation")
+    calls = [
+        event("aten::mm", 2000.0, 300.0),
+        event("c10d::allreduce_", 2300.0, 10.0),
+        event("aten::mm", 2400.0, 100.0),
+    ]
+    seen = observe([read_trace(written(tmp_path, [*steps(), *calls, reduce]))])
+    assert 3 * seen.exposed_s == pytest.approx(400e-6)
+    assert 3 * seen.busy_s == pytest.approx(400e-6)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -81,7 +100,6 @@ def test_steps_are_found_by_the_marks_of_the_first_optimizer(tmp_path):
         ('{"traceEvents": []}', "expected kernels or operators"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": NaN, "dur": 1}]}', "got ts nan and dur 1"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": "a", "dur": 1}]}', "got ts a and dur 1"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}]}', "two steps or more"),
         ('{"traceEvents": [' + "[" * 100_000, "cut off or damaged"),
     ],
 )  # fmt: skip
@@ -112,11 +130,23 @@ def test_an_event_longer_than_a_chunk_is_read_whole(tmp_path, monkeypatch):
     assert len(found.operators) == 1
 
 
-def test_spans_are_sets_of_points():
-    spans = Spans.of(np.array([3.0, 0.0, 0.5]), np.array([4.0, 1.0, 2.0]))
-    holes = Spans.of(np.array([1.5]), np.array([3.5]))
-    assert spans.minus(holes).length_s == pytest.approx(2.0)
-    assert spans.common(holes).length_s == pytest.approx(1.0)
+PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12)
+
+
+@given(PIECES, PIECES)
+def test_spans_are_sets_of_points(first, second):
+    def points(pieces):
+        return {point for begin, length in pieces for point in range(begin, begin + length)}
+
+    def spans_of(pieces):
+        begin, length = np.array(pieces, dtype=float).reshape(-1, 2).T
+        return Spans.of(begin, begin + length)
+
+    one, other = spans_of(first), spans_of(second)
+    assert one.length_s == len(points(first))
+    assert one.minus(other).length_s == len(points(first) - points(second))
+    assert one.common(other).length_s == len(points(first) & points(second))
+    spans = spans_of([(3, 1)])
     empty = Spans.of(np.zeros(0), np.zeros(0))
     assert spans.minus(empty).length_s == spans.length_s
     assert empty.minus(spans).length_s == 0.0

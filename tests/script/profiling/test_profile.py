@@ -8,38 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.script.command_words import command_arguments, with_arguments
-from forerun.script.diagnosis.causes import fed_step_time_s
+from forerun.script.diagnosis.causes import causes_of, fed_step_time_s
+from forerun.script.diagnosis.observation import Observation, of_profile
 from forerun.script.profile import advise
 from forerun.script.profiling.profile import Profile, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
-from forerun.script.profiling.watch import covered, minus
 from made_profiles import made_profile
 
-SPANS = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda s: (s[0], s[0] + s[1])), max_size=12
-)
 TIMES = st.floats(0.0, 10.0)
-
-
-@given(SPANS, SPANS)
-def test_spans_are_sets_of_points(first, second):
-    def points(spans):
-        return {point for begin, end in spans for point in range(int(begin), int(end))}
-
-    assert points(covered(first)) == points(first)
-    assert points(minus(covered(first), covered(second))) == points(first) - points(second)
 
 
 @given(TIMES, TIMES, TIMES, TIMES, TIMES, st.booleans())
 def test_parts_add_up_to_the_step(step_s, wait_s, kernels_s, copy_s, traced_wait_s, on_device):
-    window = {
-        "wall_s": kernels_s + copy_s + traced_wait_s + 1.0,
-        "num_steps": 3,
-        "kernels_s": kernels_s,
-        "copy_s": copy_s,
-        "wait_s": traced_wait_s,
-        "on_device": on_device,
-    }
+    window = Observation(
+        step_s=kernels_s + copy_s + traced_wait_s + 1.0,
+        is_on_gpu=on_device,
+        busy_s=kernels_s,
+        copy_s=copy_s,
+        loader_s=traced_wait_s,
+        host_s=1.0,
+    )
     for known in (window, None):
         parts = parts_of_step(step_s, wait_s, known)
         assert parts.step_s == pytest.approx(step_s, abs=1e-9)
@@ -73,37 +61,51 @@ def test_samples_are_found_in_any_batch():
     assert num_samples_of("text") == 0
 
 
-def test_a_busy_machine_is_called_busy_and_nothing_else_is_judged():
-    found = advise(made_profile("cpu", busy_machine_fraction=0.4))
+def test_a_busy_machine_is_named_first_where_it_costs_most():
+    found = advise(of_profile(made_profile("cpu", busy_machine_fraction=0.8)))
     assert found.bottleneck == "machine"
-    assert "no core in 40 % of its steps" in found.reason
-    assert found.change == {}
-    assert advise(made_profile("cpu", busy_machine_fraction=None)).bottleneck == "input"
+    assert "no core in 80 % of its steps" in found.evidence
+    assert found.knobs == {}
+    for share in (0.4, None):  # the loader takes three quarters of a step, stretched or not
+        assert advise(of_profile(made_profile("cpu", busy_machine_fraction=share))).bottleneck == "input"
+
+
+def test_what_holds_a_script_up_is_a_cause_of_its_own():
+    held = {"saving": 0.03, "collecting": 0.005, "between": 0.2}
+    profile = made_profile("cpu", wait_s=0.0, kernels_s=0.04, host_s=0.04, held_s=held)
+    found = {cause.cause: cause.cost_s for cause in causes_of(of_profile(profile))}
+    assert list(found) == ["validation and other work between steps", "saving checkpoints", "host and launches",
+                           "garbage collection"]  # fmt: skip
+    assert found["saving checkpoints"] == pytest.approx(0.03)
+    assert found["host and launches"] == pytest.approx(0.005)
 
 
 def test_advice_fits_the_tensors():
     computing = {"wait_s": 0.0, "kernels_s": 0.08, "host_s": 0.0}
-    assert advise(made_profile("cuda:0", **computing)).change == {"amp": "bf16", "channels_last": True}
+    assert advise(of_profile(made_profile("cuda:0", **computing))).knobs == {
+        "amp": "bf16",
+        "channels_last": True,
+    }
     for seen in (False, None):
-        found = advise(made_profile("cuda:0", has_images=seen, **computing))
-        assert found.change == {"amp": "bf16"}
-        assert "channels_last" not in found.words
-    assert advise(made_profile("cpu", has_images=False, **computing)).change == {}
+        found = advise(of_profile(made_profile("cuda:0", has_images=seen, **computing)))
+        assert found.knobs == {"amp": "bf16"}
+        assert "channels_last" not in found.change
+    assert advise(of_profile(made_profile("cpu", has_images=False, **computing))).knobs == {}
 
 
 def test_batch_advice_is_in_the_loaders_unit_under_accumulation():
     waiting = {"wait_s": 0.0, "kernels_s": 0.03, "host_s": 0.05}
     # Eight samples a step are two batches of four.
-    found = advise(made_profile("cuda:0", batches_per_step=2.0, **waiting))
-    assert found.change == {"batch_size": 16}
-    found = advise(made_profile("cuda:0", batches_per_step=8.0, **waiting))
-    assert found.change == {"batch_size": 4}
-    assert "accumulate 2 batches instead of 8" in found.words
+    found = advise(of_profile(made_profile("cuda:0", batches_per_step=2.0, **waiting)))
+    assert found.knobs == {"batch_size": 16}
+    found = advise(of_profile(made_profile("cuda:0", batches_per_step=8.0, **waiting)))
+    assert found.knobs == {"batch_size": 4}
+    assert "accumulate 2 batches instead of 8" in found.change
 
 
 def test_a_profile_is_read_again():
     profile = made_profile("cpu", notes=("a", "b"))
-    profile = replace(profile, advice=advise(profile))
+    profile = replace(profile, advice=advise(of_profile(profile)))
     assert Profile.of(json.loads(json.dumps(profile.as_dict()))) == profile
 
 

@@ -101,6 +101,16 @@ def test_the_hooks_own_time_belongs_to_no_step():
     assert [step.end_s - step.begin_s for step in story.steps] == [3.0, 3.0]
 
 
+def test_what_follows_the_last_update_is_no_step():
+    story = Story()
+    story.batch()
+    story.clock.update(story.pass_s(2.0), 0)
+    story.clock.hold("saving_s", story.pass_s(50.0) - 3.0)
+    story.clock.finish(story.now)
+    assert [(step.end_s - step.begin_s, step.saving_s) for step in story.steps] == [(3.0, 0.0)]
+    assert [part.end_s - part.begin_s for part in story.rest] == [50.0]
+
+
 @given(st.lists(st.sampled_from(["train", "validate", "accumulate", "bare"]), max_size=8))
 def test_steps_and_rest_cover_the_time_without_overlap(chapters):
     story = Story()

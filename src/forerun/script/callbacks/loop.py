@@ -16,7 +16,6 @@ import csv
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -203,77 +202,6 @@ class CurveLog:
             ) from error
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Times of a training's steps and epochs; the first step of an epoch, which starts the loader, is kept apart.
-
-    Attributes:
-        step_times_s: Times of all steady steps so far [s].
-        warm_up_s: Times of the first steps of epochs [s].
-        epoch_times_s: Times of all epochs so far; an epoch ends with its last step [s].
-        num_steps: Steps of the current epoch so far.
-        begin_s: Beginning of the epoch [s].
-        last_s: End of the last step, or beginning of the epoch; None before the first one [s].
-    """
-
-    step_times_s: list[float] = field(default_factory=list)
-    warm_up_s: list[float] = field(default_factory=list)
-    epoch_times_s: list[float] = field(default_factory=list)
-    num_steps: int = 0
-    begin_s: float = 0.0
-    last_s: float | None = None
-
-    def start_epoch(self) -> None:
-        """An epoch begins."""
-        self.num_steps = 0
-        self.begin_s = self.last_s = time.perf_counter()
-
-    def step(self, num_steps: int = 1) -> float:
-        """Some steps have ended since the last call; returns the time of each [s]."""
-        assert self.last_s is not None
-        now_s = time.perf_counter()
-        each_s, self.last_s = (now_s - self.last_s) / num_steps, now_s
-        (self.step_times_s if self.num_steps else self.warm_up_s).extend([each_s] * num_steps)
-        self.num_steps += num_steps
-        return each_s
-
-    def end_epoch(self) -> None:
-        """An epoch has ended."""
-        if self.last_s is not None:
-            self.epoch_times_s.append(self.last_s - self.begin_s)
-
-    def figures(self, dataset_size: int, epoch_times_s: Sequence[float]) -> dict[str, Scalar]:
-        """Figures of a record.
-
-        Args:
-            dataset_size: Number of samples in an epoch.
-            epoch_times_s: Times of the epochs that count; empty takes the steps of one [s].
-        """
-        step_s = median(self.step_times_s)
-        epoch_s = median(epoch_times_s or [step_s * self.num_steps])
-        return {
-            "step_time_s": step_s,
-            "steps_per_epoch": self.num_steps,
-            "epoch_time_s": epoch_s,
-            "images_per_second": dataset_size / epoch_s,
-            "first_step_s": self.warm_up_s[0],
-            "dataset_size": dataset_size,
-            **{f"epoch_time_{number}_s": time_s for number, time_s in enumerate(self.epoch_times_s, start=1)},
-        }
-
-    def record(self, records: str | Path | None, **about: Any) -> Record:
-        """Writes the measurement of the training to a store, and returns it.
-
-        Args:
-            records: Store; None for the default store.
-            about: The other arguments of ``timed_training``.
-        """
-        found = timed_training(self.step_times_s, self.warm_up_s, **about)
-        with RecordStore.open(records) as store:
-            store.add(found)
-        return found
-
-
 class LoopTimer:
     """Times steps and epochs, and writes one measurement, which ``forerun fit`` and ``calibrate --from`` read.
 
@@ -292,6 +220,7 @@ class LoopTimer:
         compile: True if the step runs under torch.compile.
         input_shape: Shape of one sample; None for the model's own.
         occasion: Label of the session; None for one of its own.
+        family: Group that must not be split between fit and test; None for the subject.
 
     Attributes:
         measurement: The measurement that was written; None before ``finish``.
@@ -315,18 +244,25 @@ class LoopTimer:
         compile: bool = False,
         input_shape: Sequence[int] | None = None,
         occasion: str = "",
+        family: str | None = None,
     ) -> None:
-        self._records, self._subject, self._model = records, subject, model
+        self._family = family
+        self._records, self._subject, self._module = records, subject, model
         self._batch_size, self._dataset_size = batch_size, dataset_size
         self._optimizer, self._compile, self._input_shape = optimizer, compile, input_shape
         self._precision = None if precision is None else choice(Precision, precision, "precision")
         self._layout = choice(Layout, layout, "layout")
         self._occasion = occasion
+        self._forget()
+
+    def _forget(self) -> None:
         self.measurement: Record | None = None
-        self._times = StepTimes()
-        self.step_times_s, self.warm_up_s = self._times.step_times_s, self._times.warm_up_s
-        self.epoch_times_s = self._times.epoch_times_s
-        self._num_samples = 0
+        self.step_times_s: list[float] = []
+        self.warm_up_s: list[float] = []  # the first steps of epochs
+        self.epoch_times_s: list[float] = []
+        self._num_steps = self._num_samples = 0  # of the current epoch
+        self._begin_s = 0.0
+        self._last_s: float | None = None  # end of the last step, or beginning of the epoch
         self._around: Any = None
 
     @contextlib.contextmanager
@@ -339,25 +275,32 @@ class LoopTimer:
     def start_epoch(self) -> None:
         """An epoch begins."""
         if self._around is None:
-            self._around = at_job_start(describe_circumstances(self._device(), occasion=self._occasion))
-        self._num_samples = 0
-        self._times.start_epoch()
+            self._around = at_job_start(self._circumstances())
+        self._num_steps = self._num_samples = 0
+        self._begin_s = self._last_s = time.perf_counter()
 
-    def step(self, num_samples: int | None = None) -> float:
+    def step(self, num_samples: int | None = None, *, num_steps: int = 1) -> float:
         """A step has ended; returns its time [s].
 
         Args:
             num_samples: Number of samples of the step; None for the batch size.
+            num_steps: Number of steps that have ended since the last call.
         """
-        if self._times.last_s is None:
+        if self._last_s is None:
             self.start_epoch()
+        assert self._last_s is not None
         self._wait_for_device()
         self._num_samples += num_samples or self._batch_size or 0
-        return self._times.step()
+        now_s = time.perf_counter()
+        each_s, self._last_s = (now_s - self._last_s) / num_steps, now_s
+        (self.step_times_s if self._num_steps else self.warm_up_s).extend([each_s] * num_steps)
+        self._num_steps += num_steps
+        return each_s
 
     def end_epoch(self) -> None:
         """An epoch has ended; its time ends with its last step."""
-        self._times.end_epoch()
+        if self._last_s is not None:
+            self.epoch_times_s.append(self._last_s - self._begin_s)
 
     def finish(self, **results: Scalar) -> Record | None:
         """Writes the measurement and returns it; None if no epoch had two steps.
@@ -367,19 +310,22 @@ class LoopTimer:
         """
         if not self.step_times_s:
             return None
-        self.measurement = self._times.record(
-            self._records,
+        self.measurement = timed_training(
+            self.step_times_s,
+            self.warm_up_s,
             subject=self._subject,
-            family=None,
+            family=self._family,
             parameters=self._parameters(),
             results={**self._figures(), **results},
             around=self._around,
         )
+        with RecordStore.open(self._records) as store:
+            store.add(self.measurement)
         return self.measurement
 
     def _parameter(self) -> Any:
         """The first parameter of the model; None without one."""
-        return next(self._model.parameters(), None) if self._model is not None else None
+        return next(self._module.parameters(), None) if self._module is not None else None
 
     def _device(self) -> str:
         parameter = self._parameter()
@@ -387,13 +333,16 @@ class LoopTimer:
             return "cpu"
         return f"cuda:{parameter.device.index or 0}"
 
+    def _circumstances(self) -> Any:
+        return describe_circumstances(self._device(), occasion=self._occasion)
+
     def _wait_for_device(self) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def _samples_of_a_step(self) -> int:
-        size = self._batch_size or round(self._num_samples / max(1, self._times.num_steps))
+        size = self._batch_size or round(self._num_samples / max(1, self._num_steps))
         if not size:
             raise InvalidSetupError(
                 "the samples of a step are not known: give LoopTimer a batch_size, or tell timer.step(len(images))"
@@ -415,7 +364,7 @@ class LoopTimer:
         }
 
     def _samples_of_an_epoch(self) -> int:
-        return self._dataset_size or self._times.num_steps * self._samples_of_a_step()
+        return self._dataset_size or self._num_steps * self._samples_of_a_step()
 
     def _format(self) -> Precision:
         words = {
@@ -426,8 +375,21 @@ class LoopTimer:
         return words.get(str(getattr(self._parameter(), "dtype", "")), Precision.FP32)
 
     def _figures(self) -> dict[str, Scalar]:
-        whole = self.epoch_times_s[1:] or self.epoch_times_s
-        figures = self._times.figures(self._samples_of_an_epoch(), whole)
-        if self._model is not None:
-            figures["num_parameters"] = sum(parameter.numel() for parameter in self._model.parameters())
-        return figures
+        found = self._times(self.epoch_times_s[1:] or self.epoch_times_s)
+        if self._module is not None:
+            found["num_parameters"] = sum(parameter.numel() for parameter in self._module.parameters())
+        return found
+
+    def _times(self, epoch_times_s: Sequence[float]) -> dict[str, Scalar]:
+        """Times of the steps, and of the epochs that count; without any, the steps of an epoch."""
+        step_s, dataset_size = median(self.step_times_s), self._samples_of_an_epoch()
+        epoch_s = median(epoch_times_s or [step_s * self._num_steps])
+        return {
+            "step_time_s": step_s,
+            "steps_per_epoch": self._num_steps,
+            "epoch_time_s": epoch_s,
+            "images_per_second": dataset_size / epoch_s,
+            "first_step_s": self.warm_up_s[0],
+            "dataset_size": dataset_size,
+            **{f"epoch_time_{number}_s": time_s for number, time_s in enumerate(self.epoch_times_s, start=1)},
+        }

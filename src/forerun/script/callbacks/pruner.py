@@ -33,48 +33,6 @@ with needing("ForecastPruner"):
 _FEWEST_POINTS = 4
 
 
-class _Judge:
-    """Judges if a trial can still end better than the best finished one; settings of ``ForecastPruner``."""
-
-    def __init__(
-        self,
-        num_steps: int,
-        schedule: Any = None,
-        num_startup_trials: int = 1,
-        num_warm_up_steps: int = 4,
-        with_history: bool = True,
-        hopeless: float = HOPELESS,
-    ) -> None:
-        if num_steps < 2:
-            raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
-        self._num_steps = num_steps
-        self._schedule = None if schedule is None else schedule_of(schedule, num_steps)
-        self._num_startup_trials = num_startup_trials
-        self._num_warm_up_steps = max(_FEWEST_POINTS, num_warm_up_steps)
-        self._with_history, self._hopeless = with_history, hopeless
-        self._table = shipped_table()
-
-    def is_lost(self, curve: Curve, finished: Sequence[Curve], best: float) -> bool:
-        """True if the chance of an end better than ``best`` is too small; False while little is known."""
-        if len(curve) < self._num_warm_up_steps or len(finished) < self._num_startup_trials:
-            return False
-        progress = min(1.0, float(curve.epochs[-1]) / self._num_steps)
-        bound = self._hopeless * (1 - progress)
-        if self._with_history:
-            chance = chance_to_win(curve, [run for run in finished if len(run) >= _FEWEST_POINTS], progress)
-            return chance is not None and chance <= bound
-        try:
-            forecast = forecast_curve(
-                curve,
-                self._table,
-                end_epoch=max(self._num_steps, float(curve.epochs[-1])),
-                schedule=self._schedule,
-            )
-        except ForecastError:
-            return False  # too short, or diverged: the trial's own code handles both
-        return forecast.probability_final_beats(best) <= bound
-
-
 class ForecastPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna is not followed
     """Prunes a trial that, by its forecast, ends no better than the best finished trial.
 
@@ -99,9 +57,14 @@ class ForecastPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna
         with_history: bool = True,
         hopeless: float = HOPELESS,
     ) -> None:
-        self._judge = _Judge(
-            num_steps, schedule, num_startup_trials, num_warm_up_steps, with_history, hopeless
-        )
+        if num_steps < 2:
+            raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
+        self._num_steps = num_steps
+        self._schedule = None if schedule is None else schedule_of(schedule, num_steps)
+        self._num_startup_trials = num_startup_trials
+        self._num_warm_up_steps = max(_FEWEST_POINTS, num_warm_up_steps)
+        self._with_history, self._hopeless = with_history, hopeless
+        self._table = shipped_table()
 
     def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
         """True if the trial should be pruned now."""
@@ -110,7 +73,27 @@ class ForecastPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna
             return False
         is_rising = study.direction.name == "MAXIMIZE"
         curves = [_curve(t, is_rising) for t in finished if t.intermediate_values]
-        return self._judge.is_lost(_curve(trial, is_rising), curves, study.best_value)
+        return self.is_lost(_curve(trial, is_rising), curves, study.best_value)
+
+    def is_lost(self, curve: Curve, finished: Sequence[Curve], best: float) -> bool:
+        """True if the chance of an end better than ``best`` is too small; False while little is known."""
+        if len(curve) < self._num_warm_up_steps or len(finished) < self._num_startup_trials:
+            return False
+        progress = min(1.0, float(curve.epochs[-1]) / self._num_steps)
+        bound = self._hopeless * (1 - progress)
+        if self._with_history:
+            chance = chance_to_win(curve, [run for run in finished if len(run) >= _FEWEST_POINTS], progress)
+            return chance is not None and chance <= bound
+        try:
+            forecast = forecast_curve(
+                curve,
+                self._table,
+                end_epoch=max(self._num_steps, float(curve.epochs[-1])),
+                schedule=self._schedule,
+            )
+        except ForecastError:
+            return False  # too short, or diverged: the trial's own code handles both
+        return forecast.probability_final_beats(best) <= bound
 
 
 def ray_scheduler(
@@ -138,7 +121,7 @@ def ray_scheduler(
     """
     if pauses and options:
         raise InvalidSetupError(f"a scheduler that pauses stops no trial; leave out {', '.join(options)}")
-    judge = _Judge(num_steps, **options)
+    judge = ForecastPruner(num_steps, **options)
     try:
         base: type[Any] = import_module("ray.tune.schedulers").FIFOScheduler
     except ImportError as error:
@@ -155,7 +138,7 @@ def _ray_class(base: type[Any]) -> type[Any]:
     class ForecastScheduler(base):  # type: ignore[misc]  # the base is known at run time only
         """Starts trials in turn, and stops those that cannot win any more."""
 
-        def __init__(self, judge: _Judge, metric: str | None, mode: str | None) -> None:
+        def __init__(self, judge: ForecastPruner, metric: str | None, mode: str | None) -> None:
             super().__init__()
             self._judge, self._metric, self._mode = judge, metric, mode
             self._seen: dict[str, dict[float, float]] = {}

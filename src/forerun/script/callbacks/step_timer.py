@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from forerun.base.extras import needing
-from forerun.evidence import Record, Scalar, at_job_start, describe_circumstances
+from forerun.evidence import Scalar, at_job_start, describe_circumstances
 from forerun.question.setup import Layout, Precision
-from forerun.script.callbacks.loop import StepTimes
+from forerun.script.callbacks.loop import LoopTimer
 
 with needing("the callback StepTimer"):
     import keras
@@ -34,7 +34,7 @@ _PRECISIONS = {
 _LAYOUTS = {"channels_last": Layout.NHWC, "channels_first": Layout.NCHW}
 
 
-class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+class StepTimer(LoopTimer, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
     """Times the steps and epochs of ``fit`` and writes one measurement when training ends.
 
     A step's time runs from the end of one batch to the end of the next, so it includes the wait for data. The first
@@ -76,58 +76,53 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         device: str = "cpu",
         occasion: str = "",
     ) -> None:
-        super().__init__()
-        self._records = records
-        self._subject, self._family = subject, family
-        self._dataset_size, self._batch_size = dataset_size, batch_size
-        self._optimizer = optimizer
-        self._device, self._occasion = device, occasion
-        self.measurement: Record | None = None
-        self._forget()
+        keras.callbacks.Callback.__init__(self)
+        super().__init__(
+            records,
+            subject=subject or "",
+            batch_size=batch_size,
+            dataset_size=dataset_size,
+            optimizer=optimizer or "",
+            occasion=occasion,
+            family=family,
+        )
+        self._device_index = device
 
     def _forget(self) -> None:
-        self._times = StepTimes()
-        self.step_times_s, self.warm_up_s = self._times.step_times_s, self._times.warm_up_s
-        self.epoch_times_s = self._times.epoch_times_s
+        super()._forget()
         self.epoch_starts_s: list[float] = []
         self._logs: list[Mapping[str, Any]] = []
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
         self._forget()
-        around = describe_circumstances(self._device, occasion=self._occasion, framework="keras")
-        self._circumstances = at_job_start(around)
+        self._around = at_job_start(self._circumstances())
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
-        self._times.start_epoch()
+        self.start_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` before a step."""
-        if not self._times.num_steps:
-            self.epoch_starts_s.append(time.perf_counter() - self._times.begin_s)
+        if not self._num_steps:
+            self.epoch_starts_s.append(time.perf_counter() - self._begin_s)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` after a step, or after all steps of an execution, with the number of the last."""
-        self._times.step(batch + 1 - self._times.num_steps)
+        self.step(num_steps=batch + 1 - self._num_steps)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` after the epoch and its validation; the epoch's time ends with its last step."""
-        self._times.end_epoch()
+        self.end_epoch()
         self._logs.append(dict(logs or {}))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` at the end; writes the measurement."""
-        if not self.step_times_s:
-            return  # epochs of one step leave nothing to time
-        self.measurement = self._times.record(
-            self._records,
-            subject=self._subject or f"keras:{self.model.name}",
-            family=self._family,
-            parameters=self._parameters(),
-            results=self._results(),
-            around=self._circumstances,
-        )
+        self._subject = self._subject or f"keras:{self.model.name}"
+        self.finish()  # epochs of one step leave nothing to time
+
+    def _circumstances(self) -> Any:
+        return describe_circumstances(self._device_index, occasion=self._occasion, framework="keras")
 
     def _parameters(self) -> dict[str, Scalar]:
         model = self.model
@@ -146,19 +141,16 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
             "dataset_size": self._samples_of_an_epoch(),
         }
 
-    def _samples_of_an_epoch(self) -> int:
-        return self._dataset_size or self._times.num_steps * self._samples_of_a_step()
-
     def _samples_of_a_step(self) -> int:
         if self._batch_size is not None:
             return self._batch_size
         if self._dataset_size is not None:
-            return math.ceil(self._dataset_size / self._times.num_steps)
+            return math.ceil(self._dataset_size / self._num_steps)
         return int((self.params or {}).get("batch_size") or 32)
 
-    def _results(self) -> dict[str, Scalar]:
+    def _figures(self) -> dict[str, Scalar]:
         # The first epoch holds tracing.
-        results = self._times.figures(self._samples_of_an_epoch(), self.epoch_times_s[1:])
+        results = self._times(self.epoch_times_s[1:])
         results["epoch_start_s"] = median(self.epoch_starts_s[1:] or self.epoch_starts_s)
         results["num_parameters"] = int(self.model.count_params())
         for number, logs in enumerate(self._logs, start=1):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError
@@ -14,11 +14,15 @@ from forerun.base.units import format_duration_s
 from forerun.question.devices.cluster import Link, find_link, host_link, load_links
 from forerun.question.devices.device import NumberFormat
 from forerun.script.diagnosis.observation import COMMUNICATION, PRODUCTS, Observation
-from forerun.script.profiling.profile import Profile
+
+if TYPE_CHECKING:
+    from forerun.script.profiling.profile import Profile
 
 _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
 _NOTABLE = 0.15
+_MOST_LAUNCH_S = 100e-6
+"""Most host time of an operator: eager ones take 15 to 22 us where the host is free, and some times that where not."""
 _UNEVEN = 1.6
 """Ratio of the slowest class to the fastest up to which all classes count as slowed alike."""
 _ALIKE = math.log(1.5)
@@ -42,29 +46,17 @@ class Cause(Answer):
         bottleneck: Part of the step that it belongs to: ``input``, ``copy``, ``host``, ``kernels``, ``machine``.
     """
 
-    cause: str
+    cause: str = ""
     cost_s: float
-    share: float
+    share: float = 0.0
     evidence: str
     change: str
-    knobs: dict[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
     after_s: float | None = None
     bottleneck: str = "kernels"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """The judgement of one cause; ``hides_others`` is set where it makes the other parts unsure."""
-
-    cost_s: float
-    evidence: str
-    change: str
-    knobs: dict[str, Any] = field(default_factory=dict)
-    after_s: float | None = None
-    hides_others: bool = False
-
-
-_Judge = Callable[[Observation], _Found | None]
+_Judge = Callable[[Observation], Cause | None]
 _JUDGES: dict[str, tuple[str, _Judge]] = {}
 
 
@@ -82,26 +74,17 @@ def _cause(name: str, bottleneck: str = "kernels") -> Callable[[_Judge], _Judge]
 def causes_of(seen: Observation) -> tuple[Cause, ...]:
     """The causes that cost a notable share of a step, the most expensive first.
 
-    Another program on the same cores comes first whatever it costs: it stretches every other part.
+    Another program on the same cores stretches all parts alike, so their shares of a step stay comparable with its own.
     """
     found = []
     for name, (bottleneck, judge) in _JUDGES.items():
         judged = judge(seen)
-        if judged is None or judged.cost_s < _LEAST_SHARE * seen.step_s:
-            continue
-        cost_s = min(judged.cost_s, seen.step_s)
-        cause = Cause(
-            cause=name,
-            cost_s=cost_s,
-            share=cost_s / seen.step_s,
-            evidence=judged.evidence,
-            change=judged.change,
-            knobs=judged.knobs,
-            after_s=judged.after_s,
-            bottleneck=bottleneck,
-        )
-        found.append((not judged.hides_others, -cost_s, cause))
-    return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:2]))
+        if judged is not None and judged.cost_s >= _LEAST_SHARE * seen.step_s:
+            cost_s = min(judged.cost_s, seen.step_s)
+            found.append(
+                replace(judged, cause=name, bottleneck=bottleneck, cost_s=cost_s, share=cost_s / seen.step_s)
+            )
+    return tuple(sorted(found, key=lambda cause: -cause.cost_s))
 
 
 def _percent(part_s: float, seen: Observation) -> str:
@@ -109,10 +92,10 @@ def _percent(part_s: float, seen: Observation) -> str:
 
 
 @_cause("data loader", "input")
-def _loader(seen: Observation) -> _Found | None:
+def _loader(seen: Observation) -> Cause | None:
     if seen.profile is not None:
         return _more_workers(seen.profile, seen.loader_s)
-    return _Found(
+    return Cause(
         cost_s=seen.loader_s,
         evidence=f"{_percent(seen.loader_s, seen)} ({format_duration_s(seen.loader_s)}) is waiting for the next batch",
         change="prepare samples in more workers (num_workers, persistent_workers), make a sample cheaper, or keep "
@@ -120,13 +103,13 @@ def _loader(seen: Observation) -> _Found | None:
     )
 
 
-def _more_workers(profile: Profile, wait_s: float) -> _Found:
+def _more_workers(profile: Profile, wait_s: float) -> Cause:
     num_workers = int(profile.loader.get("num_workers") or 0)
     share = 100 * wait_s / profile.step_time_s
     reason = f"{share:.0f} % of a step is waiting for the loader, which has {num_workers} workers"
     cores = max(1, math.floor(profile.num_usable_cores))
     if num_workers >= cores:
-        return _Found(
+        return Cause(
             cost_s=wait_s,
             evidence=reason,
             change=f"all {cores} usable cores are at work on the input: make a sample cheaper (smaller stored images, "
@@ -138,7 +121,7 @@ def _more_workers(profile: Profile, wait_s: float) -> _Found:
     knobs: dict[str, Any] = {"num_workers": chosen, "persistent_workers": True}
     if not profile.device.startswith("cpu"):
         knobs["pin_memory"] = True
-    return _Found(
+    return Cause(
         cost_s=wait_s,
         evidence=reason,
         change=f"prepare samples in {chosen} worker process{'es' if chosen > 1 else ''} beside the step",
@@ -194,16 +177,23 @@ def fed_step_time_s(
 
 
 @_cause("host and launches", "host")
-def _host(seen: Observation) -> _Found | None:
+def _host(seen: Observation) -> Cause | None:
     launches = (
         f", which launches {seen.num_launches:,.0f} kernels" if seen.num_launches and seen.is_on_gpu else ""
     )
     evidence = (
         f"{_percent(seen.host_s, seen)} is neither kernels nor input{launches}: Python, launches, logging"
     )
+    if seen.num_launches and seen.host_s > _MOST_LAUNCH_S * seen.num_launches:
+        return Cause(
+            cost_s=seen.host_s,
+            evidence=f"{evidence}; {seen.num_launches:,.0f} operators a step do not explain it",
+            change="look at what the loop does beside the model: Python over samples, logging, files, sleeping; "
+            "'py-spy top', or a trace with_stack=True, names the lines",
+        )
     if seen.profile is not None and seen.profile.samples_per_batch is not None:
         return _larger_batch(seen.profile, seen.host_s, evidence)
-    return _Found(
+    return Cause(
         cost_s=seen.host_s,
         evidence=evidence,
         change="take more samples in a step, fuse kernels (torch.compile, CUDA graphs, fused optimizers), and move "
@@ -211,7 +201,7 @@ def _host(seen: Observation) -> _Found | None:
     )
 
 
-def _larger_batch(profile: Profile, host_s: float, evidence: str) -> _Found:
+def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
     batch, per_step, factor = profile.samples_per_batch or 1.0, profile.batches_per_step or 1.0, 4
     larger, rate = round(factor * batch), "with the learning rate scaled with it (forerun tune does both)"
     if per_step >= factor:
@@ -221,7 +211,7 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> _Found:
         )
     elif per_step > 1.5:
         rate = f"of {per_step:.3g} batches a step, {rate}"
-    return _Found(
+    return Cause(
         cost_s=host_s,
         evidence=evidence,
         change=f"use batch size {larger}, {rate}; and look for Python that works sample by sample",
@@ -231,24 +221,81 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> _Found:
     )
 
 
-@_cause("synchronising calls", "host")
-def _synchronising(seen: Observation) -> _Found | None:
-    return _Found(
-        cost_s=seen.sync_s,
-        evidence=f"{_percent(seen.sync_s, seen)} follows calls that wait for the device: {seen.num_syncs:,.3g} a step "
-        f"({', '.join(seen.sync_names)})",
-        change="read losses and metrics (.item(), .cpu(), print) every hundred steps, not in each; keep sums on the "
-        "device; copy with non_blocking=True",
-    )
+def _part(
+    name: str, bottleneck: str, part: Callable[[Observation], float], evidence: str, change: str, **knobs: Any
+) -> None:
+    """Registers a cause that costs a part of the step; ``evidence`` has places for ``seen`` and its ``share``."""
+
+    @_cause(name, bottleneck)
+    def judge(seen: Observation) -> Cause | None:
+        words = evidence.format(seen=seen, share=_percent(part(seen), seen), syncs=", ".join(seen.sync_names))
+        return Cause(cost_s=part(seen), evidence=words, change=change, knobs=knobs)
+
+
+_part(
+    "synchronising calls",
+    "host",
+    lambda seen: seen.sync_s,
+    "{share} follows calls that wait for the device: {seen.num_syncs:,.3g} a step ({syncs})",
+    "read losses and metrics (.item(), .cpu(), print) every hundred steps, not in each; keep sums on the device; copy "
+    "with non_blocking=True",
+)
+_part(
+    "saving checkpoints",
+    "host",
+    lambda seen: seen.held_s.get("saving", 0.0),
+    "saving costs as much as {share}",
+    "save every some hundred steps, to a local disk, or in the background "
+    "(torch.distributed.checkpoint.async_save)",
+)
+_part(
+    "garbage collection",
+    "host",
+    lambda seen: seen.held_s.get("collecting", 0.0),
+    "{share} is Python's garbage collection",
+    "leave out gc.collect(), keep fewer small objects, and gc.freeze() before the loop, or gc.disable() with a "
+    "gc.collect() every some hundred steps",
+)
+_part(
+    "validation and other work between steps",
+    "host",
+    lambda seen: seen.held_s.get("between", 0.0),
+    "what runs between the steps costs as much as {share}",
+    "validate less often, on fewer samples, in larger batches and under torch.inference_mode()",
+)
+_part(
+    "wrong layout",
+    "kernels",
+    lambda seen: seen.layout_s,
+    "kernels that turn the layout around take {share}",
+    "hold model and images in channels_last: model.to(memory_format=torch.channels_last)",
+    channels_last=True,
+)
+_part(
+    "recompilation",
+    "host",
+    lambda seen: seen.compile_s,
+    "{share} is compiling, {seen.num_compilations:.2g} times a step",
+    "find the changing shape or value with TORCH_LOGS=recompiles; pad to few shapes, drop the last batch, or "
+    "mark_dynamic",
+)
+_part(
+    "allocator retries and fragmentation",
+    "host",
+    lambda seen: seen.allocator_s,
+    "{seen.num_allocations:,.3g} calls of cudaMalloc or cudaFree in each later step take {share}",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, use fewer sizes or a smaller batch, and leave out "
+    "empty_cache()",
+)
 
 
 @_cause("copies to the device", "copy")
-def _copies(seen: Observation) -> _Found | None:
+def _copies(seen: Observation) -> Cause | None:
     profile_s = seen.profile.parts.copy_s if seen.profile is not None else 0.0
     pinned_s = 0.0 if _slow_host_link(seen) else seen.pinned_copy_s
     cost_s = max(profile_s, seen.copy_s + pinned_s)
     kind = " from pageable memory" if seen.copy_s > pinned_s else ""
-    return _Found(
+    return Cause(
         cost_s=cost_s,
         evidence=f"{_percent(cost_s, seen)} is copying batches to the device{kind} with nothing else running",
         change="pin the loader's memory, and copy with non_blocking=True, so that copies run beside kernels",
@@ -258,7 +305,7 @@ def _copies(seen: Observation) -> _Found | None:
 
 
 @_cause("no matrix units in use")
-def _matrix_units(seen: Observation) -> _Found | None:
+def _matrix_units(seen: Observation) -> Cause | None:
     reason = max(seen.off_units_s, key=lambda name: seen.off_units_s[name], default="")
     time_s = seen.off_units_s.get(reason, 0.0)
     words = {
@@ -269,7 +316,7 @@ def _matrix_units(seen: Observation) -> _Found | None:
     gain = _lost_share(seen, reason)
     if not time_s or not gain:
         return None
-    return _Found(
+    return Cause(
         cost_s=gain * time_s,
         evidence=f"products on the ordinary units ({reason}) take {_percent(time_s, seen)}, most of it "
         f"{seen.off_units_name[:70]}",
@@ -292,23 +339,13 @@ def _lost_share(seen: Observation, reason: str) -> float:
     return 1 - peaks.get(now, peaks[NumberFormat.FP32]) / best if best else 0.5
 
 
-@_cause("wrong layout")
-def _layout(seen: Observation) -> _Found | None:
-    return _Found(
-        cost_s=seen.layout_s,
-        evidence=f"kernels that turn the layout around take {_percent(seen.layout_s, seen)}",
-        change="hold model and images in channels_last: model.to(memory_format=torch.channels_last)",
-        knobs={"channels_last": True},
-    )
-
-
 @_cause("throttled clock or power limit")
-def _throttled(seen: Observation) -> _Found | None:
+def _throttled(seen: Observation) -> Cause | None:
     change = "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), and at cooling"
     sensors = {} if seen.profile is None else seen.profile.sensors
     share = max(sensors.get(f"gpu_throttled_by_{name}_mean", 0.0) for name in ("heat", "power"))
     if share >= _NOTABLE:
-        return _Found(
+        return Cause(
             cost_s=share * seen.busy_s,
             evidence=f"the device reports lowered clocks in {100 * share:.0f} % of the samples",
             change=change,
@@ -316,12 +353,12 @@ def _throttled(seen: Observation) -> _Found | None:
     predicted = _all_slower(seen)
     if predicted and max(predicted) <= _UNEVEN * min(predicted) and not any(seen.off_units_s.values()):
         factor = seen.busy_s / max(1e-12, sum(_computed(seen).values()))
-        return _Found(
+        return Cause(
             cost_s=seen.busy_s * (1 - 1 / factor) if factor > 1 else 0.0,
             evidence=f"every class of kernels takes {min(predicted):.2g} to {max(predicted):.2g} times its prediction",
             change=change,
         )
-    return _Found(
+    return Cause(
         cost_s=seen.slowed_s,
         evidence=f"all kernels of some steps take longer than in others, by {_percent(seen.slowed_s, seen)}",
         change=change,
@@ -347,7 +384,7 @@ def _all_slower(seen: Observation) -> list[float]:
 
 
 @_cause("kernels slower than predicted")
-def _slow_class(seen: Observation) -> _Found | None:
+def _slow_class(seen: Observation) -> Cause | None:
     if seen.estimate is None or _all_slower(seen) or not seen.is_on_gpu:
         return None
     interval = seen.estimate.step_time_s
@@ -358,7 +395,7 @@ def _slow_class(seen: Observation) -> _Found | None:
     worst = max(extra, key=lambda name: extra[name], default="")
     if not worst or (worst in PRODUCTS and any(seen.off_units_s.values())):
         return None
-    return _Found(
+    return Cause(
         cost_s=extra[worst],
         evidence=f"{worst} takes {format_duration_s(seen.by_class[worst])} of a step, predicted are "
         f"{format_duration_s(_computed(seen)[worst])}",
@@ -378,11 +415,11 @@ def _slow_host_link(seen: Observation) -> Link | None:
 
 
 @_cause("slow link to the host")
-def _host_link(seen: Observation) -> _Found | None:
+def _host_link(seen: Observation) -> Cause | None:
     link = _slow_host_link(seen)
     if link is None or seen.copy_bytes_per_s is None:
         return None
-    return _Found(
+    return Cause(
         cost_s=seen.pinned_copy_s * (1 - seen.copy_bytes_per_s / link.usable_bytes_per_s),
         evidence=f"pinned copies run at {seen.copy_bytes_per_s / 1e9:.2g} GB/s, {link.title} gives "
         f"{link.usable_bytes_per_s / 1e9:.2g}",
@@ -412,13 +449,13 @@ def _is_slow_link(seen: Observation) -> bool:
 
 
 @_cause("slow or wrong link between devices")
-def _slow_link(seen: Observation) -> _Found | None:
+def _slow_link(seen: Observation) -> Cause | None:
     rate = seen.link_bytes_per_s
     if rate is None or not _is_slow_link(seen):
         return None
     expected = _expected_link(seen)
     nearest = min(load_links().values(), key=lambda link: abs(math.log(link.usable_bytes_per_s / rate)))
-    return _Found(
+    return Cause(
         cost_s=seen.exposed_s * (1 - rate / expected.usable_bytes_per_s),
         evidence=f"large collectives run at {rate / 1e9:.2g} GB/s, as over {nearest.title}; {expected.title} gives "
         f"{expected.usable_bytes_per_s / 1e9:.2g}; {_percent(seen.exposed_s, seen)} is waiting for them",
@@ -428,10 +465,10 @@ def _slow_link(seen: Observation) -> _Found | None:
 
 
 @_cause("communication that nothing overlaps")
-def _exposed(seen: Observation) -> _Found | None:
+def _exposed(seen: Observation) -> Cause | None:
     if _is_slow_link(seen):
         return None
-    return _Found(
+    return Cause(
         cost_s=seen.exposed_s,
         evidence=f"{_percent(seen.exposed_s, seen)} is communication with no kernel beside it",
         change="let buckets go out during the backward pass (DDP, with no_sync between micro-steps), raise "
@@ -440,7 +477,7 @@ def _exposed(seen: Observation) -> _Found | None:
 
 
 @_cause("one slow rank", "machine")
-def _slow_rank(seen: Observation) -> _Found | None:
+def _slow_rank(seen: Observation) -> Cause | None:
     if len(seen.ranks) < 2:
         return None
     *others, slowest = sorted(seen.ranks, key=lambda rank: rank.work_s)
@@ -448,7 +485,7 @@ def _slow_rank(seen: Observation) -> _Found | None:
     parts = {"kernels": slowest.busy_s - usual.busy_s, "wait for the loader": slowest.loader_s - usual.loader_s,
              "host": slowest.host_s - usual.host_s}  # fmt: skip
     most = max(parts, key=lambda name: parts[name])
-    return _Found(
+    return Cause(
         cost_s=slowest.work_s - usual.work_s,
         evidence=f"{slowest.label} works {format_duration_s(slowest.work_s)} of a step, the others "
         f"{format_duration_s(usual.work_s)} and then wait for it; its {most} take{'s' * (most != 'kernels')} longer",
@@ -456,41 +493,19 @@ def _slow_rank(seen: Observation) -> _Found | None:
     )
 
 
-@_cause("recompilation", "host")
-def _recompilation(seen: Observation) -> _Found | None:
-    return _Found(
-        cost_s=seen.compile_s,
-        evidence=f"{_percent(seen.compile_s, seen)} is compiling, {seen.num_compilations:.2g} times a step",
-        change="find the changing shape or value with TORCH_LOGS=recompiles; pad to few shapes, drop the last batch, "
-        "or mark_dynamic",
-    )
-
-
-@_cause("allocator retries and fragmentation", "host")
-def _allocator(seen: Observation) -> _Found | None:
-    return _Found(
-        cost_s=seen.allocator_s,
-        evidence=f"{seen.num_allocations:,.3g} calls of cudaMalloc or cudaFree in each later step take "
-        f"{_percent(seen.allocator_s, seen)}",
-        change="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, use fewer sizes or a smaller batch, and leave "
-        "out empty_cache()",
-    )
-
-
 @_cause("other programs on the device", "machine")
-def _other_programs(seen: Observation) -> _Found | None:
+def _other_programs(seen: Observation) -> Cause | None:
     share = (seen.profile.busy_machine_fraction or 0.0) if seen.profile is not None else 0.0
     if share >= _NOTABLE:
-        return _Found(
+        return Cause(
             cost_s=share * seen.step_s,
             evidence="the machine is busy with other work: the script was ready to run and had no core in "
             f"{100 * share:.0f} % of its steps",
-            change="end the other work or wait for it, then profile again: no part of the step can be judged before; "
-            "cores that are reserved (taskset, a container's quota) help as well",
-            hides_others=True,
+            change="end the other work or wait for it: it stretches all parts of the step alike; cores that "
+            "are reserved (taskset, a container's quota) help as well",
         )
     cost_s = seen.queued_s + seen.stretched_s
-    return _Found(
+    return Cause(
         cost_s=cost_s,
         evidence=f"in {_percent(cost_s, seen)} kernels that were launched did not run, or ran longer than usual",
         change="see with nvidia-smi which programs share the device; end them, or take another one",
@@ -498,14 +513,14 @@ def _other_programs(seen: Observation) -> _Found | None:
 
 
 @_cause("too few threads")
-def _threads(seen: Observation) -> _Found | None:
+def _threads(seen: Observation) -> Cause | None:
     profile = seen.profile
     if profile is None or not profile.device.startswith("cpu") or not profile.optimizer.get("num_threads"):
         return None
     threads, cores = int(profile.optimizer["num_threads"]), math.floor(profile.num_usable_cores)
     total_s = sum(seen.by_class.values())
     share = sum(seen.by_class.get(name, 0.0) for name in PRODUCTS) / total_s if total_s else 0.0
-    return _Found(
+    return Cause(
         cost_s=share * seen.busy_s * max(0.0, 1 - threads / cores),
         evidence=f"PyTorch uses {threads} of {cores} cores, and products take {100 * share:.0f} % of its operators",
         change="set OMP_NUM_THREADS, or torch.set_num_threads, to the number of cores",
@@ -513,10 +528,10 @@ def _threads(seen: Observation) -> _Found | None:
 
 
 @_cause("idle device", "host")
-def _idle(seen: Observation) -> _Found | None:
+def _idle(seen: Observation) -> Cause | None:
     if seen.busy_share is None:
         return None
-    return _Found(
+    return Cause(
         cost_s=(1 - seen.busy_share) * seen.step_s,
         evidence=f"the device computes {100 * seen.busy_share:.0f} % of the time, and else waits for loader or host",
         change="a trace tells the two apart: forerun diagnose -- COMMAND, or forerun diagnose --trace FILE",
@@ -524,7 +539,7 @@ def _idle(seen: Observation) -> _Found | None:
 
 
 @_cause("other settings than asked for")
-def _other_settings(seen: Observation) -> _Found | None:
+def _other_settings(seen: Observation) -> Cause | None:
     if seen.estimate is None or not seen.other_steps_s:
         return None
     step_s = seen.estimate.step_time_s.value
@@ -532,7 +547,7 @@ def _other_settings(seen: Observation) -> _Found | None:
     other_s = seen.other_steps_s[nearest]
     if abs(math.log(other_s / seen.step_s)) > _ALIKE or other_s <= step_s:
         return None
-    return _Found(
+    return Cause(
         cost_s=min(other_s, seen.step_s) - step_s,  # no more than the step is longer than it should be
         evidence=f"with {nearest} the step is predicted at {format_duration_s(other_s)}, nearer to the measured one",
         change=f"see whether the run has {nearest}",
@@ -558,7 +573,6 @@ def busy_device(seen: Observation) -> Cause:
     return Cause(
         cause="busy device",
         cost_s=0.0,
-        share=0.0,
         evidence=f"{_percent(seen.busy_s, seen)} is computing: the device is used",
         change=f"try {', then '.join([*tried, *([] if seen.is_on_gpu else ['a larger batch'])])}; {gain}",
         knobs=knobs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,29 +11,35 @@ from typing import IO, Any, Unpack
 
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, UsageError
-from forerun.base.kept import temporary_folder
 from forerun.base.units import format_duration_s, parse_amount
 from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.script.capture_script import captured_model
+from forerun.script.command_words import check_command
 from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
 from forerun.script.diagnosis.observation import (
     COMMUNICATION,
     Observation,
     RankTimes,
     observe,
-    of_profile,
-    with_profile,
 )
-from forerun.script.diagnosis.trace import Trace, read_trace
-from forerun.script.profile import profile
+from forerun.script.diagnosis.trace import WHOLE_TRACE, Trace, read_trace
+from forerun.script.profile import run_profiled
+from forerun.script.profiling.messages import HookSettings
 from forerun.search.predict import predict
+from forerun.surface.report.wording import range_words
 from forerun.tracing.source import trace_timeout_s
 
 _WARMUP_STEPS, _WINDOW_STEPS = 3, 5
 _TIMES_A_TRACE = 5.0
 """Longest time of a command over that of tracing a model: 600 s, as a capture has, where ``--timeout`` is not given."""
-_RATE = re.compile(r"([\d._,]+(?:e\d+)?)\s*(samples|images|img|tokens|tok|steps|it)/s(?:ec)?", re.IGNORECASE)
+_RATE = re.compile(
+    r"([\d._,]+(?:e\d+)?)\s*(k?)\s*(samples|sequences|seq|images|img|imgs|tokens|tok|words|steps|it|iter)"
+    r"\s*(?:/\s*s(?:ec(?:ond)?)?|ps)\s*(?:/\s*(gpu|device))?",
+    re.IGNORECASE,
+)
+_PER_STEP = re.compile(r"\s*/\s*(it|iter|iteration|step|batch)$", re.IGNORECASE)
+_MFU = re.compile(r"([\d.]+)\s*(%?)\s*mfu", re.IGNORECASE)
 _LARGE_SHARE = 0.1
 """Share of a cause beside which a step inside the predicted interval is still worth a look."""
 _LOADER, _HOST, _COPY = "waiting for the data loader", "waiting for the host", "copies to the device"
@@ -106,7 +113,7 @@ def diagnose(
         model: Model of the prediction, as in ``predict``. Without it a command is captured, and a trace judged alone.
         command: Words of a training command, which is run and profiled here.
         trace: Traces of PyTorch's profiler, ``.json`` or ``.json.gz``; those of several ranks together.
-        measured: Measured step [s], or a text such as "0.41s", "1200 samples/s" or "30000 tokens/s".
+        measured: Measured step [s], or a text such as "0.41s", "1200 samples/s", "3.7k tokens/s/GPU" or "35 % MFU".
         device: Device of the prediction, as in ``predict``.
         gpu_utilization: Share of the time in which a monitor saw the device at work, 0 to 1.
         num_steps: Number of steps after which the command is stopped; None to let it end.
@@ -169,30 +176,18 @@ def _of_command(
 ) -> Diagnosis:
     """The diagnosis of a command that is run here."""
     timeout_s = _TIMES_A_TRACE * trace_timeout_s() if timeout_s is None else timeout_s
-    with temporary_folder() as folder:
-        is_long = num_steps is None or num_steps >= _WARMUP_STEPS + _WINDOW_STEPS
-        path = Path(folder) / "trace.json" if is_long else None
-        found = profile(
-            command,
-            num_steps=num_steps,
-            warmup_steps=_WARMUP_STEPS,
-            window_steps=_WINDOW_STEPS if is_long else 0,
-            timeout_s=timeout_s,
-            trace=path,
-            echo=echo,
+    is_long = num_steps is None or num_steps >= _WARMUP_STEPS + _WINDOW_STEPS
+    asked = HookSettings(
+        warmup_steps=_WARMUP_STEPS,
+        window_steps=_WINDOW_STEPS if is_long else 0,
+        stop_after_steps=num_steps,
+    )
+    found, seen = run_profiled(check_command(command), asked, timeout_s=timeout_s, echo=echo)
+    notes = list(found.notes)
+    if found.outcome not in ("done", "stopped"):
+        notes.append(
+            f"the script {found.outcome} after {found.num_steps} steps: {found.said or found.status}"
         )
-        # The trace lies in the temporary folder, which is gone when the note is read.
-        notes = [note for note in found.notes if "written to" not in note]
-        if found.outcome not in ("done", "stopped"):
-            notes.append(
-                f"the script {found.outcome} after {found.num_steps} steps: {found.said or found.status}"
-            )
-        seen = of_profile(found)
-        try:
-            if path is not None and path.is_file():
-                seen = with_profile(observe([read_trace(path)]), found)
-        except UsageError as error:
-            notes.append(f"judged without the trace of its steps: {error}")
     estimate = None
     try:
         name = model if model is not None else captured_model(command, timeout_s=timeout_s)
@@ -209,19 +204,25 @@ def _step_s(measured: float | str, estimate: Estimate) -> float:
     Raises:
         UsageError: It is neither, or not above zero.
     """
-    if isinstance(measured, str) and (rate := _RATE.fullmatch(measured.strip())) is not None:
-        number, unit = float(rate[1].replace(",", "").replace("_", "")), rate[2].lower()
-        of_step = {"s": 1.0, "i": 1.0} if unit in ("steps", "it") else None
-        per_s = estimate.tokens_per_s if unit.startswith("tok") else estimate.throughput_samples_per_s
+    text = measured.strip().replace("wps", "words/s") if isinstance(measured, str) else ""
+    if rate := _RATE.fullmatch(text):
+        number, unit = float(rate[1].replace(",", "").replace("_", "")), rate[3].lower()
+        number *= (1000 if rate[2] else 1) * (estimate.run.cluster.num_devices if rate[4] else 1)
+        per_s = estimate.tokens_per_s if unit[0] in "tw" else estimate.throughput_samples_per_s
         if per_s is None:
             raise UsageError(f"'{estimate.model}' reads no tokens; give samples/s or the time of a step")
-        units = 1.0 if of_step else per_s.value * estimate.step_time_s.value
+        units = 1.0 if unit in ("steps", "it", "iter") else per_s.value * estimate.step_time_s.value
         step_s = units / number if number > 0 else 0.0
+    elif mfu := _MFU.fullmatch(text):
+        if estimate.mfu is None:
+            raise UsageError("this prediction has no MFU; give samples/s or the time of a step")
+        share = float(mfu[1]) / (100 if mfu[2] else 1)
+        step_s = estimate.step_time_s.value * estimate.mfu.value / share if 0 < share <= 1 else 0.0
     else:
-        step_s = parse_amount(measured, "time") if isinstance(measured, str) else float(measured)
+        step_s = parse_amount(_PER_STEP.sub("", text), "time") if text else float(measured)
     if not 0 < step_s < float("inf"):
         raise UsageError(
-            f"expected a measured step above zero, got '{measured}'; such as 0.41s or '1200 samples/s'"
+            f"expected a measured step above zero, got '{measured}'; such as 0.41s, '1200 samples/s' or '35 % MFU'"
         )
     return step_s
 
@@ -238,9 +239,13 @@ def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
         changes["no compilation"] = {"compile": False}
     if estimate.run.setup.fused_attention and any("attention" in part.name for part in estimate.breakdown):
         changes["attention in single operations"] = {"fused_attention": False}
+    if estimate.run.setup.saving.recompute == "none":
+        changes["recomputation of all activations"] = {"recompute": "full"}
     cluster = estimate.run.cluster
     if cluster.intra_link is not None and cluster.intra_link.name.startswith("nvlink"):
         changes["PCI Express in place of NVLink"] = {"intra": "pcie-4-x16"}
+    elif cluster.intra_link is not None:
+        changes["messages through the host's memory (no P2P)"] = {"intra": "pcie-3-x8"}
     if cluster.num_nodes > 1:
         changes["NCCL over TCP"] = {"inter": "ethernet-10g"}
     for words, change in changes.items():
@@ -252,7 +257,11 @@ def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
 
 def _trace_notes(traces: Sequence[Trace]) -> tuple[str, ...]:
     first = traces[0]
-    notes = [f"{len(first.steps)} steps found by {first.steps_from} marks; the first was left out"]
+    if first.steps_from == WHOLE_TRACE:
+        notes = ["no marks of steps: the whole trace counts as one; call prof.step() after each step"]
+    else:
+        left_out = "; the first was left out" if len(first.steps) > 1 else ""
+        notes = [f"{len(first.steps)} steps found by {first.steps_from} marks{left_out}"]
     if not first.is_on_gpu:
         notes.append("the trace has no kernels of a device: operators of the processor are judged")
     if len({trace.rank for trace in traces if trace.rank is not None}) < sum(
@@ -306,11 +315,40 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
     if found:
         return found
     if seen.num_steps == 0:
-        words = (
-            "one number does not tell why: run forerun diagnose -- COMMAND, or give the --trace of some steps"
+        return (
+            replace(
+                busy_device(seen),
+                cause="not known",
+                evidence=_ratio_words(seen),
+                change=_what_to_look_at(seen),
+            ),
         )
-        return (replace(busy_device(seen), cause="not known", evidence=_ratio_words(seen), change=words),)
     return (busy_device(seen),)
+
+
+def _what_to_look_at(seen: Observation) -> str:
+    """The figures that part the explanations of one number, each with the value that speaks for it."""
+    assert seen.estimate is not None
+    share = seen.estimate.step_time_s.value / seen.step_s
+    words = "give the --trace of some steps, or run forerun diagnose -- COMMAND"
+    if seen.busy_share is None and share < 1:
+        words = (
+            f"see the utilisation of the device, and give it as --gpu-utilization: near {100 * share:.0f} % it waits "
+            f"for the loader or the host, near 100 % its kernels are slow (clock, precision, other programs); or "
+            f"{words}"
+        )
+    cluster = seen.estimate.run.cluster
+    if cluster.num_devices > 1 and share < 1:
+        per_node = cluster.num_devices_per_node
+        fewer = cluster.with_devices(per_node if cluster.num_nodes > 1 else 1)
+        with contextlib.suppress(ForerunError):
+            alone = predict(seen.estimate.run.with_(device=fewer)).step_time_s
+            words = (
+                f"run it on {fewer.spec}, where a step is predicted at {range_words(alone, format_duration_s)}: if it "
+                "is, links and network are slow (NCCL_DEBUG=INFO; waiting for others counts as utilisation); if not, "
+                f"{words}"
+            )
+    return words
 
 
 def _ratio_words(seen: Observation) -> str:

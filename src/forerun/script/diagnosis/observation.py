@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
 from forerun.question.devices import Device, find_device
 from forerun.script.diagnosis.trace import Bools, Events, Floats, Spans, Trace
-from forerun.script.profiling.profile import Profile
+
+if TYPE_CHECKING:
+    from forerun.script.profiling.profile import Profile
 
 COMMUNICATION = "gradient synchronisation"
 CONVOLUTION, LINEAR, ATTENTION = "convolution", "linear", "attention and batched products"
@@ -112,6 +114,8 @@ _COMPILING = re.compile(r"dynamo_timed|compile_id=|backend_compile|CachingAutotu
 _SYNCHRONISING = re.compile(r"Synchronize|^(cuda|hip)Memcpy(?!Async)|StreamWaitValue")
 _ALLOCATING = re.compile(r"^(cuda|hip)(Malloc|Free)(?!Host|Async)|^cuMem(Create|Map|Unmap|Release|SetAccess)")
 _ITEMS = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero)$")
+_SHARED = re.compile(r"^(gloo|mpi|ucc|o?ccl):|^c10d::")
+"""Collectives of a processor: marks of the back end, and operators that call it."""
 _LAYOUTS = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw", re.I)
 _LARGE_BYTES = 2**20
 _SHORT_S = 20e-6
@@ -120,6 +124,7 @@ _TOUCHING_S = 2e-6
 _LOOP = 10
 """Operators between two calls that read values, none a product, up to which they are of one loop."""
 _NOISE = 1.2
+_NUM_LONGEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +157,7 @@ class Observation:
         pinned_copy_s: Copies from pinned memory with nothing beside them.
         compile_s: Compilation while the device is idle.
         allocator_s: ``cudaMalloc`` and ``cudaFree`` while the device is idle.
+        held_s: Time in which something outside the model held the script up, see ``Profile``.
         queued_s: Idle time in which the next kernel had long been launched.
         stretched_s: Time that single kernels took longer than the same kernels of other steps.
         slowed_s: Time that all kernels of some steps took longer than those of others.
@@ -162,6 +168,7 @@ class Observation:
         copy_bytes_per_s: Rate of large pinned copies to the device; None without any.
         link_bytes_per_s: Bus rate of large collectives; None where their sizes are not told.
         by_class: Times by class of work.
+        longest: Names of the kernels or operators that take most time, with that time.
         off_units_s: Products outside the matrix units by reason, see ``outside_matrix_units``.
         off_units_name: The longest of these kernels.
         ranks: Times of each rank, if there are several traces.
@@ -195,7 +202,9 @@ class Observation:
     sync_names: tuple[str, ...] = ()
     copy_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
+    held_s: Mapping[str, float] = field(default_factory=dict)
     by_class: Mapping[str, float] = field(default_factory=dict)
+    longest: tuple[tuple[str, float], ...] = ()
     off_units_s: Mapping[str, float] = field(default_factory=dict)
     off_units_name: str = ""
     ranks: tuple[RankTimes, ...] = ()
@@ -203,6 +212,11 @@ class Observation:
     profile: Profile | None = None
     estimate: Estimate | None = None
     other_steps_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def idle_s(self) -> float:
+        """Time in which the device is idle, but for waits for the loader and copies [s]."""
+        return self.host_s + self.sync_s + self.compile_s + self.allocator_s + self.queued_s
 
 
 def observe(traces: Sequence[Trace]) -> Observation:
@@ -237,38 +251,36 @@ def observe(traces: Sequence[Trace]) -> Observation:
     )
 
 
-def of_profile(profile: Profile) -> Observation:
-    """The observation of a profiled run without its trace."""
+def of_profile(profile: Profile, window: Observation | None = None) -> Observation:
+    """The observation of a profiled run: that of its traced window, scaled to the steps outside it, or of its parts."""
     parts = profile.parts
-    return Observation(
-        step_s=profile.step_time_s,
-        is_on_gpu=not profile.device.startswith("cpu"),
-        num_steps=profile.num_steady_steps,
-        busy_s=parts.kernels_s,
-        loader_s=parts.input_wait_s,
-        host_s=parts.host_s,
-        profile=profile,
+    is_on_gpu = not profile.device.startswith("cpu")
+    seen = window or Observation(
+        step_s=parts.step_s, is_on_gpu=is_on_gpu, busy_s=parts.kernels_s, host_s=parts.host_s
     )
-
-
-def with_profile(seen: Observation, profile: Profile) -> Observation:
-    """The observation of a run's traced window, scaled to the steps outside it, which no tracer slows."""
-    parts = profile.parts
     idle = ("host_s", "sync_s", "compile_s", "allocator_s", "queued_s")
-    idle_s = sum(getattr(seen, name) for name in idle)
-    scale = parts.host_s / idle_s if idle_s > 0 else 0.0
-    kernels = parts.kernels_s / seen.busy_s if seen.busy_s > 0 else 1.0
+    scale = (parts.host_s - _held_of_host(profile)) / seen.idle_s if seen.idle_s > 0 else 0.0
+    computing_s = seen.busy_s + seen.exposed_s
+    kernels = parts.kernels_s / computing_s if computing_s > 0 else 1.0
     return replace(
         seen,
         step_s=profile.step_time_s,
         num_steps=profile.num_steady_steps,
-        busy_s=parts.kernels_s,
+        busy_s=seen.busy_s * kernels,
+        exposed_s=seen.exposed_s * kernels,
         loader_s=parts.input_wait_s,
         **{name: getattr(seen, name) * scale for name in idle},
         by_class={name: time_s * kernels for name, time_s in seen.by_class.items()},
         off_units_s={name: time_s * kernels for name, time_s in seen.off_units_s.items()},
+        held_s=profile.held_s,
         profile=profile,
     )
+
+
+def _held_of_host(profile: Profile) -> float:
+    """Time of a step that saving and collecting garbage have of its host part [s]."""
+    held_s = sum(profile.held_s.get(name, 0.0) for name in ("saving", "collecting"))
+    return min(held_s, profile.parts.host_s)
 
 
 def _observed(trace: Trace) -> Observation:
@@ -284,6 +296,7 @@ def _observed(trace: Trace) -> Observation:
         if isinstance(value, float) and name.endswith("_s") and not name.endswith("_per_s")
     }
     counts = {name: value / number for name, value in found.items() if name.startswith("num_")}
+    longest = tuple((name, time_s / number) for name, time_s in found.pop("longest"))
     sums = {
         name: {key: value / number for key, value in table.items()}
         for name, table in found.items()
@@ -294,6 +307,7 @@ def _observed(trace: Trace) -> Observation:
         is_on_gpu=trace.is_on_gpu,
         num_steps=number,
         device=_device(trace.device_name),
+        longest=longest,
         **{**found, **times, **counts, **sums},
     )
 
@@ -365,7 +379,8 @@ def _on_gpu(trace: Trace, whole: Spans) -> dict[str, Any]:
         "link_bytes_per_s": _bus_rate(shared),
         "by_class": {name: time_s for name, time_s in by_class.items() if time_s > 0},
         "off_units_s": {name: time_s for name, time_s in off.items() if name},
-        "off_units_name": _longest(own, [bool(reason) for reason in reasons]),
+        "off_units_name": _longest(own.where(np.array([bool(r) for r in reasons])[own.name]))[0][0],
+        "longest": _longest(kernels),
     }
 
 
@@ -376,13 +391,16 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
     middle = (operators.begin_s + operators.end_s) / 2
     own = operators.where(~waiting.covers(middle) & ~compiling.covers(middle))
     own = own.named(
-        re.compile(r"^(?!autograd::|profiler::|ProfilerStep|forerun::|Optimizer|enumerate)[\w.]+::")
+        re.compile(r"^(?!autograd::|profiler::|ProfilerStep|forerun::|Optimizer|enumerate|c10d::)[\w.]+::")
     )
     busy = own.spans.minus(waiting).minus(compiling)
-    host = whole.minus(busy).minus(waiting).minus(compiling)
+    # Threads of their own send and receive; what the others' delay adds is waiting as well.
+    exposed = _marked(trace, _SHARED).common(whole).minus(busy).minus(waiting).minus(compiling)
+    host = whole.minus(busy).minus(waiting).minus(compiling).minus(exposed)
     reading = _readings(own).common(whole)
     self_s = _self_times(own)
     classes = np.array([class_of_operator(name) for name in own.names], dtype=object)[own.name]
+    by_class = {COMMUNICATION: exposed.length_s} if len(exposed.begin) else {}
     is_double = [own.names[i].lower() == "double" for i in own.element]
     products = np.isin(classes, PRODUCTS)
     return {
@@ -393,11 +411,13 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
         "num_syncs": float(len(own.named(re.compile("^aten::item$")))),
         "sync_names": (".item()",) if len(reading.begin) else (),
         "host_s": host.minus(reading).length_s,
+        "exposed_s": exposed.length_s,
         "num_launches": float(len(own)),
         "num_compilations": _num_compilations(trace, whole),
-        "by_class": _sums(classes, own, self_s),
+        "by_class": _sums(classes, own, self_s) | by_class,
         "off_units_s": {"fp64": float(self_s[products & np.array(is_double, dtype=bool)].sum())},
-        "off_units_name": _longest(own, [class_of_operator(name) in PRODUCTS for name in own.names]),
+        "off_units_name": _longest(own.where(products))[0][0],
+        "longest": _longest(own, self_s),
     }
 
 
@@ -523,11 +543,11 @@ def _sums(
     return found
 
 
-def _longest(events: Events, chosen: Sequence[bool]) -> str:
-    """Name of the chosen events that take most time together; empty without any."""
-    sums = np.bincount(events.name, weights=events.durations_s, minlength=len(events.names))
-    sums = sums * np.array(chosen, dtype=float)
-    return events.names[int(sums.argmax())] if sums.any() else ""
+def _longest(events: Events, times_s: Floats | None = None) -> tuple[tuple[str, float], ...]:
+    """Names of the events that take most time together, with that time [s]; an empty name without any."""
+    sums = np.bincount(events.name, events.durations_s if times_s is None else times_s, len(events.names))
+    largest = np.argsort(-sums)[:_NUM_LONGEST]
+    return tuple((events.names[i], float(sums[i])) for i in largest if sums[i] > 0) or (("", 0.0),)
 
 
 def _rate(copies: Events) -> float | None:

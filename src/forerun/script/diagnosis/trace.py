@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import UsageError
+from forerun.script.profiling.messages import ORIGIN_MARK
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -87,6 +88,8 @@ _CHUNK = 8 * 2**20
 _MOST_CHARS = 4 * 2**30
 """Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""
 _LONGEST_EVENT = 8 * _CHUNK
+_BREAK = 0.1
+"""Share of a step from which on a gap before the next one is other work."""
 _US = 1e-6
 
 _KINDS = {
@@ -98,6 +101,8 @@ _KINDS = {
     "cuda_runtime": "calls",
     "cuda_driver": "calls",
     "hip_runtime": "calls",
+    "xpu_runtime": "calls",
+    "xpu_driver": "calls",
     "runtime": "calls",
     "cpu_op": "operators",
     "operator": "operators",
@@ -114,6 +119,7 @@ _ELEMENT_BYTES = {
     "byte": 1,
     "char": 1,
 }
+WHOLE_TRACE = "no"
 _STEP_MARKS = (
     re.compile(r"ProfilerStep#\d+"),
     re.compile(r"Optimizer\.step#"),
@@ -210,11 +216,16 @@ class Trace:
         return len(self.kernels) > 0
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, steps: Floats | None = None) -> Trace:
     """Reads a trace, packed with gzip or not, event by event.
 
+    Args:
+        path: The file.
+        steps: Begin and end of each step by the clock of the mark of ``forerun profile``, (n, 2) [s]; None to find the
+            steps by marks that profilers and optimizers leave.
+
     Raises:
-        UsageError: It is no trace, is cut off or too large, or has no events or no steps.
+        UsageError: It is no trace, is cut off or too large, or has no events.
     """
     header: Mapping[str, Any] = {}
     kinds, names = _Table(), _Names()
@@ -232,7 +243,12 @@ def read_trace(path: Path) -> Trace:
         raise UsageError(
             f"expected kernels or operators in '{path}', got none; export it with prof.export_chrome_trace"
         )
-    steps, steps_from = _steps(found, path)
+    if steps is None or not len(steps):
+        steps, steps_from = _steps(found)
+    else:
+        origins = found["marks"].named(re.compile(ORIGIN_MARK))
+        origin_s = float(origins.names[origins.name[0]].removeprefix(ORIGIN_MARK))
+        steps, steps_from = steps - origin_s + origins.begin_s[0], "the profile's"
     rank = _field(header.get("distributedInfo"), "rank")
     host = f" on {header['host_name']}" if header.get("host_name") else ""
     # The first releases have another word.
@@ -241,7 +257,7 @@ def read_trace(path: Path) -> Trace:
         label=path.name if rank is None else f"rank {rank}{host}",
         rank=rank if isinstance(rank, int) else None,
         device_name=str(_field(devices, "name") or ""),
-        steps=steps,
+        steps=_in_a_row(steps),
         steps_from=steps_from,
         **found,
     )
@@ -410,8 +426,11 @@ def _element(arguments: Mapping[str, Any]) -> str:
     return str(types[0]) if isinstance(types, list) and types else ""
 
 
-def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
-    """The steps by the best marks there are: the profiler's, those of the first optimizer, or of the loader."""
+def _steps(found: Mapping[str, Events]) -> tuple[Floats, str]:
+    """The steps by the best marks there are: the profiler's, those of the first optimizer, or of the loader.
+
+    A trace without any two of them is one step as a whole.
+    """
     for pattern in _STEP_MARKS:
         # Early releases write annotations as operators.
         marks = max((found[kind].named(pattern) for kind in ("marks", "operators")), key=len)
@@ -419,10 +438,16 @@ def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
         if len(steps):
             # Profilers start and fill their buffers in the first step.
             return (steps[1:] if len(steps) >= 3 else steps), marks.names[marks.name[0]].split("#")[0]
-    raise UsageError(
-        f"expected two steps or more in '{path}', got none; call prof.step() after each step, or trace two steps of "
-        "an optimizer"
-    )
+    work = [events for kind, events in found.items() if kind != "calls" and len(events)]
+    whole = [[min(events.begin_s.min() for events in work), max(events.end_s.max() for events in work)]]
+    return np.array(whole), WHOLE_TRACE
+
+
+def _in_a_row(steps: Floats) -> Floats:
+    """The most steps that follow each other at once: between others lies a validation, or saving."""
+    gaps_s = steps[1:, 0] - steps[:-1, 1]
+    rows = np.split(steps, 1 + np.flatnonzero(gaps_s > _BREAK * np.median(steps[:, 1] - steps[:, 0])))
+    return max(rows, key=len)
 
 
 def _between(marks: Events, pattern: re.Pattern[str]) -> Floats:

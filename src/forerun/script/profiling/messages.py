@@ -28,7 +28,6 @@ class HookSettings:
         stop_after_steps: Number of steps after which the script is stopped; None to let it end.
         stop_after_s: Time after the first finished step at which the script is stopped; None to let it end [s].
         knobs: Values that hooks apply, by knob.
-        keeps_trace: Whether the window is written as a trace too, beside the records.
     """
 
     folder: str = ""
@@ -38,7 +37,6 @@ class HookSettings:
     stop_after_steps: int | None = None
     stop_after_s: float | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
-    keeps_trace: bool = False
 
 
 CAPTURE_HOOKS = "forerun.script.capturing.start"
@@ -76,6 +74,10 @@ class CaptureSettings:
     def is_first(self) -> bool:
         """True for a run of the script as it is, false for one that asks for another batch size alone."""
         return self.arguments is None and self.batch_from is None
+
+
+WAIT_MARK, ORIGIN_MARK = "forerun::wait", "forerun::origin "
+"""Names of marks in a trace: a wait for a loader, and the beginning, followed by the time of the monotonic clock."""
 
 
 def trace_file(folder: Path, pid: int) -> Path:

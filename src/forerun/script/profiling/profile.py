@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -12,8 +12,12 @@ from forerun.base.answers import Answer, fields_of, from_plain
 from forerun.base.errors import ScriptError
 from forerun.script.capturing.job import EPOCH_NAMES
 from forerun.script.command_words import command_arguments
+from forerun.script.diagnosis.causes import Cause
 from forerun.script.profiling.launch import Launch
 from forerun.script.profiling.recorded import Floats, ProcessRecord
+
+if TYPE_CHECKING:
+    from forerun.script.diagnosis.observation import Observation
 
 # Fewer than a capture looks for, which sees beside a name whether a loop agrees with it.
 STEP_NAMES = (
@@ -24,7 +28,7 @@ STEP_NAMES = (
     "num_iterations",
     "total_steps",
 )
-_BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED, _BATCHES = range(8)
+_BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED, _BATCHES, _SAVING, _COLLECTING = range(10)
 _IMAGE_DIMS = 4
 _ALL_CORES = 0.85
 
@@ -52,29 +56,6 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """The bottleneck of a run, and one next change.
-
-    Attributes:
-        bottleneck: Part that limits the run: ``input``, ``copy``, ``kernels`` or ``host``, or the ``machine``.
-        reason: Evidence for the bottleneck, in a sentence.
-        change: Knobs of the next change with their values; empty if nothing is left to try without measuring.
-        words: Next change in a sentence.
-        speedup: Expected samples per second after the change over before; None if no model predicts it.
-        speedup_low: Low end of the speedup.
-        speedup_high: High end of the speedup.
-    """
-
-    bottleneck: str
-    reason: str
-    change: Mapping[str, Any]
-    words: str
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Answer):
     """A profiled run.
 
@@ -94,6 +75,8 @@ class Profile(Answer):
         busy_machine_fraction: Share of the steps in which the training thread was ready to run and had no core, with
             cores of this run left; None where the system does not tell.
         loader_wait_s: Wait for the loader in a step, hidden behind kernels or not [s].
+        held_s: Time of a step in which something else held the script up: ``saving`` checkpoints and ``collecting``
+            garbage, wherever they happen, and ``between`` the steps, such as a validation [s].
         has_window: True if a traced window separated kernels from host time.
         top_operators: Largest operators of the window, name and share of the window.
         wall_s: Time of the whole run [s].
@@ -114,7 +97,7 @@ class Profile(Answer):
         steps_per_epoch: Number of steps per epoch of the training loader; None for a stream.
         job_time_s: Time of the whole job from its start; None if not known [s].
         time_left_s: Time of the job left at the end of this run; None if not known [s].
-        advice: Bottleneck and next change.
+        advice: The most expensive part of the step that a change can shorten.
         hooks: Changes made by hooks.
         interrupted_by: Name of the signal that ended the run; empty without one.
         num_killed: Number of processes that had to be killed at the end.
@@ -136,6 +119,7 @@ class Profile(Answer):
     has_images: bool | None
     busy_machine_fraction: float | None
     loader_wait_s: float
+    held_s: Mapping[str, float]
     has_window: bool
     top_operators: tuple[tuple[str, float], ...]
     wall_s: float
@@ -156,7 +140,7 @@ class Profile(Answer):
     steps_per_epoch: int | None
     job_time_s: float | None
     time_left_s: float | None
-    advice: Advice | None = None
+    advice: Cause | None = None
     hooks: tuple[Mapping[str, Any], ...] = ()
     interrupted_by: str = ""
     num_killed: int = 0
@@ -186,7 +170,7 @@ def steady_steps(steps: Floats) -> Floats:
     The starts of later epochs stay: waiting for workers to start is part of every epoch.
 
     Args:
-        steps: Rows of steps, (n, 8), see ``ProcessRecord``.
+        steps: Rows of steps, (n, 10), see ``ProcessRecord``.
     """
     later = np.arange(len(steps)) > 0
     for keep in (later & (steps[:, _TRACED] == 0), later):
@@ -195,7 +179,14 @@ def steady_steps(steps: Floats) -> Floats:
     return steps
 
 
-def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None) -> StepParts:
+def parts_of_step(
+    step_s: float,
+    wait_s: float,
+    window: Observation | None,
+    *,
+    held_s: float = 0.0,
+    traced_held_s: float = 0.0,
+) -> StepParts:
     """The four parts of a step.
 
     On a processor nothing runs while the script waits, so the wait is the mean of all steps, and the rest is divided as
@@ -205,42 +196,48 @@ def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None
     Args:
         step_s: T, mean time of a step [s].
         wait_s: W, mean wait of a step [s].
-        window: Sums of ``hooks.window.timeline_sums`` with ``wall_s`` and ``num_steps``; None without a window.
+        window: Mean step of the traced window; None without a window.
+        held_s: H, mean time of a step in which saving and collecting garbage held the script up [s].
+        traced_held_s: The same of a traced step [s].
     """
     wait_s = min(wait_s, step_s)
     if window is None:
         return StepParts(input_wait_s=wait_s, copy_s=0.0, kernels_s=step_s - wait_s, host_s=0.0)
-    if not window["on_device"]:
+    if not window.is_on_gpu:
         # On a processor the kernels run in the host's own time; the share of the traced window is taken for
         # all steps.
-        computing_s = max(window["wall_s"] - window["wait_s"], window["kernels_s"])
-        share = window["kernels_s"] / computing_s if computing_s > 0 else 1.0
-        kernels_s = (step_s - wait_s) * share
+        computing_s = max(window.step_s - window.loader_s - traced_held_s, window.busy_s)
+        share = window.busy_s / computing_s if computing_s > 0 else 1.0
+        kernels_s = max(0.0, step_s - wait_s - held_s) * share
         return StepParts(
             input_wait_s=wait_s, copy_s=0.0, kernels_s=kernels_s, host_s=step_s - wait_s - kernels_s
         )
-    per_step = 1.0 / window["num_steps"]
-    busy_s = min(step_s, window["kernels_s"] * per_step)
-    copy_s = min(step_s - busy_s, window["copy_s"] * per_step)
+    busy_s = min(step_s, window.busy_s + window.exposed_s)
+    copy_s = min(step_s - busy_s, window.copy_s + window.pinned_copy_s)
     idle_s = step_s - busy_s - copy_s
-    traced_idle_s = window["wall_s"] - window["kernels_s"] - window["copy_s"]
+    traced_idle_s = window.loader_s + window.idle_s
     # The device may work on while the host waits for a batch: only the idle share of the wait costs time.
-    waited = min(1.0, window["wait_s"] / traced_idle_s) if traced_idle_s > 0 else 0.0
+    waited = window.loader_s / traced_idle_s if traced_idle_s > 0 else 0.0
     exposed_s = min(idle_s * waited, wait_s)
     return StepParts(input_wait_s=exposed_s, copy_s=copy_s, kernels_s=busy_s, host_s=idle_s - exposed_s)
 
 
 def summarise_run(
-    run: Launch, process: ProcessRecord, *, num_ranks: int, num_usable_cores: float, epochs: float | None
+    run: Launch,
+    process: ProcessRecord,
+    *,
+    num_usable_cores: float,
+    epochs: float | None = None,
+    window: Observation | None = None,
 ) -> Profile:
     """The figures of a run, without advice.
 
     Args:
         run: Run of the command.
         process: Process whose steps represent the run.
-        num_ranks: Number of processes that train.
         num_usable_cores: Number of cores that the processes may use.
         epochs: Number of epochs of the job; None to take the script's own argument.
+        window: Mean step of the traced window; None without one.
 
     Raises:
         ScriptError: The process made no training step.
@@ -252,7 +249,11 @@ def summarise_run(
     durations = steady[:, _END] - steady[:, _BEGIN]
     step_s, wait_s = float(durations.mean()), float(steady[:, _WAIT].mean())
     samples = float(steady[:, _SAMPLES].mean())
-    parts = parts_of_step(step_s, wait_s, process.window)
+    traced = process.steps[process.steps[:, _TRACED] > 0]
+    held_s, traced_held_s = (
+        float(table[:, _SAVING : _COLLECTING + 1].sum()) / max(1, len(table)) for table in (steady, traced)
+    )
+    parts = parts_of_step(step_s, wait_s, window, held_s=held_s, traced_held_s=traced_held_s)
     phases = _phases(run, process)
     loader = _training_loader(process)
     batches = float(steady[:, _BATCHES].mean())
@@ -262,6 +263,7 @@ def summarise_run(
     job_s, left_s = _job_time(process, phases, step_s, num_steps, per_epoch)
     cpu_s, cpu_share = _cpu(run, process, num_usable_cores)
     device = process.optimizers[0]["device"] if process.optimizers else "cpu"
+    num_ranks = run.num_ranks
     return Profile(
         command=run.command,
         outcome=run.outcome,
@@ -277,14 +279,17 @@ def summarise_run(
         has_images=any(len(shape) == _IMAGE_DIMS for shape in process.batch_shapes)
         if process.batch_shapes
         else None,
-        busy_machine_fraction=_busy_machine(process, parts, cpu_share, is_on_cpu=device.startswith("cpu")),
+        busy_machine_fraction=_busy_machine(
+            process, parts, cpu_share, is_on_cpu=window is not None and not window.is_on_gpu
+        ),
         loader_wait_s=wait_s,
-        has_window=process.window is not None,
-        top_operators=_top(process),
+        held_s=_held(process, steady),
+        has_window=window is not None,
+        top_operators=() if window is None else tuple((n, t / window.step_s) for n, t in window.longest),
         wall_s=run.end_s - run.begin_s,
         phases_s=phases,
         device=device,
-        device_busy_fraction=parts.kernels_s / step_s if process.window is not None else None,
+        device_busy_fraction=None if window is None else parts.kernels_s / step_s,
         cpu_utilisation=cpu_share,
         cpu_s_per_step=cpu_s,
         num_usable_cores=num_usable_cores,
@@ -303,7 +308,7 @@ def summarise_run(
         interrupted_by=run.interrupted_by,
         num_killed=run.num_killed,
         said=run.said if run.outcome == "crashed" else "",
-        notes=_notes(process, num_steps, epochs, num_ranks),
+        notes=_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
     )
 
 
@@ -320,6 +325,16 @@ def _phases(run: Launch, process: ProcessRecord) -> dict[str, float]:
         "profiling": own_s,
         "end": max(0.0, run.end_s - last_s),
     }
+
+
+def _held(process: ProcessRecord, steady: Floats) -> dict[str, float]:
+    """Time of a steady step in which saving, collecting garbage or work between steps held the script up [s]."""
+    rest = process.rest
+    amid = rest[(rest[:, _BEGIN] >= steady[0, _BEGIN]) & (rest[:, _END] <= steady[-1, _END])]
+    between = amid[:, _END] - amid[:, _BEGIN] - amid[:, _SAVING] - amid[:, _COLLECTING]
+    both = np.concatenate([steady, amid])
+    sums = {"saving": both[:, _SAVING], "collecting": both[:, _COLLECTING], "between": between}
+    return {name: float(times_s.sum()) / len(steady) for name, times_s in sums.items()}
 
 
 def _training_loader(process: ProcessRecord) -> dict[str, Any]:
@@ -414,7 +429,7 @@ def _busy_machine(
     # A negative time stands for a system that does not count it.
     if table[0, 2] >= 0:
         share = float(table[-1, 2] - table[0, 2]) / took_s
-    elif is_on_cpu and process.window is not None:
+    elif is_on_cpu:
         ran = float(table[-1, 1] - table[0, 1]) / took_s
         share = max(0.0, parts.kernels_s / parts.step_s - ran)
     else:
@@ -433,17 +448,11 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
     return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
 
 
-def _top(process: ProcessRecord) -> tuple[tuple[str, float], ...]:
-    if process.window is None or not process.window["wall_s"]:
-        return ()
-    return tuple((name, seconds / process.window["wall_s"]) for name, seconds in process.window["top"])
-
-
 def _notes(
-    process: ProcessRecord, num_steps: float | None, epochs: float | None, num_ranks: int
+    process: ProcessRecord, num_steps: float | None, epochs: float | None, num_ranks: int, *, has_window: bool
 ) -> tuple[str, ...]:
     notes = []
-    if process.window is None:
+    if not has_window:
         notes.append("no window was traced: the time of kernels includes that of the host")
     if num_steps is None and epochs is None:
         notes.append(

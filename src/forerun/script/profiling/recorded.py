@@ -16,7 +16,7 @@ from forerun.base.kept import write_whole
 
 Floats = npt.NDArray[np.float64]
 
-_COLUMNS = 8
+_COLUMNS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class ProcessRecord:
         rank: Rank in a distributed job; None outside such a job.
         begin_s: Time at which the hooks were installed, monotonic clock [s].
         was_stopped: True if the hooks stopped it after the requested steps.
-        steps: Training steps, (n, 8): begin, end, wait [s], samples, loader, starts an epoch, is traced, batches.
+        steps: Training steps, (n, 10): begin, end, wait [s], samples, loader, starts an epoch, is traced, batches, and
+            the time of saving checkpoints and of collecting garbage [s].
         rest: Stretches without training, in the same columns.
         thread: Clock, processor time of the training thread and its wait for a free core so far (-1 if that is not
             known), (n, 3) [s].
@@ -37,7 +38,6 @@ class ProcessRecord:
         optimizers: Optimizers in the order of their first step.
         options: Arguments that the script's parsers know: ``flags``, ``name``, ``value``.
         hooks: Changes made by hooks: ``knob``, ``what``.
-        window: Sums of the traced window; None without a window.
         device_peak_bytes: Peak memory of the process's own CUDA device; None without such a device [bytes].
         job: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` of a framework's trainer; empty without one.
         batch_shapes: Shapes of the tensors of the first batch.
@@ -55,10 +55,14 @@ class ProcessRecord:
     optimizers: tuple[dict[str, Any], ...]
     options: tuple[dict[str, Any], ...]
     hooks: tuple[dict[str, Any], ...]
-    window: dict[str, Any] | None
     device_peak_bytes: int | None
     job: dict[str, Any] = field(default_factory=dict)
     batch_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def traced_steps(self) -> Floats:
+        """Begin and end of the steps that were traced, (n, 2) [s]."""
+        return self.steps[self.steps[:, 6] > 0, :2]
 
 
 def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
@@ -95,7 +99,6 @@ def _read_process(path: Path) -> ProcessRecord | None:
         optimizers=tuple(records.get("optimizer", [])),
         options=_options(records),
         hooks=tuple({"knob": record["knob"], "what": record["what"]} for record in records.get("hook", [])),
-        window=records.get("window", [None])[-1],
         device_peak_bytes=memory[-1]["peak_bytes"] if memory else None,
         job={name: value for name, value in records.get("job", [{}])[0].items() if name != "kind"},
         batch_shapes=tuple(tuple(shape) for shape in records.get("batch", [{"shapes": []}])[0]["shapes"]),

@@ -229,6 +229,8 @@ class LoaderSpan:
         num_updates: Number of optimizer steps; 0 for a stretch that is not a training step (validation, saving, start).
         loader: Number of the loader that gave the last batch; -1 without one.
         starts_epoch: True if a loader started in the stretch.
+        saving_s: Time of saving checkpoints in the stretch [s].
+        collecting_s: Time of collecting garbage [s].
     """
 
     begin_s: float
@@ -239,6 +241,8 @@ class LoaderSpan:
     num_updates: int = 0
     loader: int = -1
     starts_epoch: bool = False
+    saving_s: float = 0.0
+    collecting_s: float = 0.0
 
 
 class StepClock:
@@ -257,6 +261,7 @@ class StepClock:
         self._open: LoaderSpan | None = None
         self._first_optimizer: int | None = None
         self._is_evaluating = False
+        self._updated_s = 0.0
 
     def start_loader(self, now_s: float) -> None:
         """A loader's iteration is about to start."""
@@ -284,6 +289,7 @@ class StepClock:
         """An optimizer, or in a process without one a backward pass, has made a step; True if it has no loader."""
         if self._first_optimizer is None:
             self._first_optimizer = optimizer
+        self._updated_s = now_s
         interval = self._opened(now_s)
         interval.num_updates += 1
         if not interval.num_batches and optimizer == self._first_optimizer:
@@ -307,6 +313,19 @@ class StepClock:
         """Leaves out the time since the last event, which the hooks took: the open interval begins anew."""
         if self._open is not None:
             self._open.begin_s = now_s
+            self._open.saving_s = self._open.collecting_s = 0.0
+
+    def hold(self, name: str, took_s: float) -> None:
+        """Something held the script up: ``saving_s`` or ``collecting_s`` of the open stretch grows."""
+        if self._open is not None:
+            setattr(self._open, name, getattr(self._open, name) + took_s)
+
+    def finish(self, now_s: float) -> None:
+        """The process ends; what follows its last update, such as an error or a last evaluation, is no step."""
+        if self._open is not None and self._open.num_updates:
+            self._open.saving_s = self._open.collecting_s = 0.0
+            self.close(self._updated_s)
+        self.close(now_s)
 
     def _opened(self, now_s: float) -> LoaderSpan:
         if self._open is None:
@@ -314,7 +333,7 @@ class StepClock:
         return self._open
 
     def close(self, now_s: float) -> None:
-        """A loader has no more batches, or the process ends."""
+        """A loader has no more batches."""
         interval = self._open
         if interval is None:
             return

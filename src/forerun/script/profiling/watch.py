@@ -1,19 +1,18 @@
 """The watch of a process of the user's command: it times every step and every wait from inside PyTorch's own classes.
 
-A window of steps is traced by ``torch.profiler`` and summed to four parts in the process itself.
+A window of steps is traced by ``torch.profiler`` into a file, which is read when the command has ended.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
+import gc
 import os
-import re
 import sys
+import threading
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from forerun.base.process_control import die_with_parent
 from forerun.script.patching import after_import, follow_arguments, length_of, surround, trainer_patches
 from forerun.script.profiling.knob_hooks import KnobPatches
 from forerun.script.profiling.messages import (
+    ORIGIN_MARK,
     STOPPED_STATUS,
+    WAIT_MARK,
     HookSettings,
     Recording,
     read_settings,
@@ -37,6 +38,12 @@ from forerun.script.profiling.step_hooks import (
 )
 
 _LOOK_EVERY_S = 0.5
+_SAVES = {
+    "torch.serialization": "save",
+    "safetensors.torch": "save_file",
+    "torch.distributed.checkpoint.state_dict_saver": "save",
+}
+"""Functions that write checkpoints, by their modules."""
 
 
 class Watch(StepListener):
@@ -50,9 +57,11 @@ class Watch(StepListener):
         self._window = Window(
             settings.warmup_steps,
             settings.window_steps,
-            trace_file(Path(settings.folder), os.getpid()) if settings.keeps_trace else None,
+            trace_file(Path(settings.folder), os.getpid()),
         )
         self.hooks = StepHooks(self._clock, self)
+        self._collects_since_s = 0.0
+        gc.callbacks.append(self._collected)
         self._num_steps = 0
         self._first_step_s: float | None = None
         self._looked_s = 0.0
@@ -61,21 +70,20 @@ class Watch(StepListener):
         """Writes everything known when the process ends in the ordinary way."""
         if os.getpid() != self._pid:
             return
-        self._clock.close(time.monotonic())
+        self._clock.finish(time.monotonic())
         if self._num_steps:
             self._look_at_thread(time.monotonic())
         self._write_all("end")
 
     def _step(self, interval: LoaderSpan) -> None:
         is_traced = self._window.is_open
-        self._recording.add("steps", _row(interval, is_traced))
+        self._recording.add("steps", _row(interval, is_traced=is_traced))
         self._num_steps += 1
         if interval.end_s - self._looked_s >= _LOOK_EVERY_S:
             self._look_at_thread(interval.end_s)
         if self._first_step_s is None:
             self._first_step_s = interval.end_s
-        if self._window.turn(self._num_steps, interval.begin_s, interval.end_s):
-            self._write_window()
+        if self._window.turn(self._num_steps):
             now_s = time.monotonic()
             self._recording.add("own", [interval.end_s, now_s])
             self._clock.skip(now_s)
@@ -85,6 +93,32 @@ class Watch(StepListener):
 
     def _rest(self, interval: LoaderSpan) -> None:
         self._recording.add("rest", _row(interval, is_traced=False))
+
+    def saves(self, name: str) -> Callable[[Any], None]:
+        """Patch that times a function of a module which saves."""
+
+        def patch(module: Any) -> None:
+            @surround(module, name)
+            def timed(save: Any, *args: Any, **kwargs: Any) -> Any:
+                begin_s = time.monotonic()
+                try:
+                    return save(*args, **kwargs)
+                finally:
+                    self._hold("saving_s", begin_s)
+
+        return patch
+
+    def _collected(self, phase: str, info: object) -> None:
+        """Called by Python when a garbage collection begins and ends."""
+        if phase == "start":
+            self._collects_since_s = time.monotonic()
+        else:
+            self._hold("collecting_s", self._collects_since_s)
+
+    def _hold(self, name: str, begin_s: float) -> None:
+        # What other threads do, such as a save in the background, does not hold the loop up.
+        if threading.current_thread() is threading.main_thread():
+            self._clock.hold(name, time.monotonic() - begin_s)
 
     def _is_enough(self, now_s: float) -> bool:
         settings = self._settings
@@ -106,16 +140,11 @@ class Watch(StepListener):
     def _write_all(self, end: str) -> None:
         """Writes what is known, and the way in which the process ends."""
         self._window.close()  # an open window crashes the interpreter's end
-        self._write_window()
         self._recording.flush()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._recording.write("device_memory", peak_bytes=torch.cuda.max_memory_allocated())
         self._recording.write(end, time_s=time.monotonic())
-
-    def _write_window(self) -> None:
-        if (sums := self._window.take_sums()) is not None:
-            self._recording.write("window", **sums)
 
     def mark_wait(self) -> contextlib.AbstractContextManager[None]:
         """Marks a wait on the traced timeline."""
@@ -176,7 +205,7 @@ def _waited_for_core_s() -> float:
         return -1.0
 
 
-def _row(interval: LoaderSpan, is_traced: bool) -> list[float]:
+def _row(interval: LoaderSpan, *, is_traced: bool) -> list[float]:
     return [
         interval.begin_s,
         interval.end_s,
@@ -186,44 +215,26 @@ def _row(interval: LoaderSpan, is_traced: bool) -> list[float]:
         int(interval.starts_epoch),
         int(is_traced),
         interval.num_batches,
+        interval.saving_s,
+        interval.collecting_s,
     ]
 
 
-Spans = list[tuple[float, float]]
-
-_WAIT_MARK = "forerun::wait"
-_ORIGIN_MARK = "forerun::origin"
-# Marks and nodes of the autograd engine enclose operators and the Python between them; all other events are operators.
-_OPERATOR = re.compile(r"(?!autograd::|forerun::|profiler::)[\w.]+::")
-_US = 1e-6
-
-
 class Window:
-    """Traces a number of steps after a warm-up; with a file, the trace is kept in Chrome's format."""
+    """Traces a number of steps after a warm-up into a file in Chrome's format."""
 
-    def __init__(self, warmup_steps: int, num_steps: int, trace: Path | None = None) -> None:
+    def __init__(self, warmup_steps: int, num_steps: int, trace: Path) -> None:
         self._trace = trace
         self._first, self._last = warmup_steps, warmup_steps + num_steps
         self._profiler: Any = None
-        self._sums: dict[str, Any] | None = None
-        self._steps: Spans = []
-        self._origin_s = 0.0
 
     @property
     def is_open(self) -> bool:
         """True while steps are traced."""
         return self._profiler is not None
 
-    def turn(self, num_steps: int, begin_s: float, end_s: float) -> bool:
-        """Opens or closes the window after a step; True if that took time.
-
-        Args:
-            num_steps: Number of steps so far.
-            begin_s: Begin of the last step, monotonic clock [s].
-            end_s: End of the last step [s].
-        """
-        if self.is_open:
-            self._steps.append((begin_s, end_s))
+    def turn(self, num_steps: int) -> bool:
+        """Opens or closes the window after a number of steps; True if that took time."""
         if num_steps == self._first and self._last > self._first:
             self._open()
             return True
@@ -232,51 +243,32 @@ class Window:
             return True
         return False
 
-    @contextlib.contextmanager
-    def mark_wait(self) -> Iterator[None]:
+    def mark_wait(self) -> contextlib.AbstractContextManager[None]:
         """Marks a wait for a loader on the traced timeline."""
-        if not self.is_open:
-            yield
-            return
-        with sys.modules["torch"].autograd.profiler.record_function(_WAIT_MARK):
-            yield
+        return self._mark(WAIT_MARK) if self.is_open else contextlib.nullcontext()
 
     def close(self) -> None:
-        """Ends the window and sums its parts."""
+        """Ends the window and writes its trace."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        if self._trace is not None:
-            profiler.export_chrome_trace(str(self._trace))
-        if not self._steps:
-            return
-        events = profiler.events()
-        # Traced times count from another moment than the clock of the steps; the first mark links the two.
-        origin = next((e.time_range.start * _US for e in events if e.name == _ORIGIN_MARK), None)
-        if origin is None:
-            return
-        steps = [
-            (begin - self._origin_s + origin, end - self._origin_s + origin) for begin, end in self._steps
-        ]
-        self._sums = {
-            "wall_s": _length(steps),
-            "num_steps": len(steps),
-            **timeline_sums([event for event in events if _starts_in(event, steps)]),
-        }
-
-    def take_sums(self) -> dict[str, Any] | None:
-        """Sums of a window that has closed since the last call."""
-        sums, self._sums = self._sums, None
-        return sums
+        profiler.export_chrome_trace(str(self._trace))
 
     def _open(self) -> None:
-        self._profiler = started_profiler(acc_events=True, record_shapes=self._trace is not None)
+        self._profiler = started_profiler(record_shapes=True)
         if self._profiler is None:
             return
-        self._origin_s = time.monotonic()
-        with sys.modules["torch"].autograd.profiler.record_function(_ORIGIN_MARK):
+        # Traced times count from another moment than the clock of the steps; this mark links the two.
+        with self._mark(f"{ORIGIN_MARK}{time.monotonic()}"):
             pass
+
+    @staticmethod
+    def _mark(name: str) -> contextlib.AbstractContextManager[None]:
+        found: contextlib.AbstractContextManager[None] = sys.modules[
+            "torch"
+        ].autograd.profiler.record_function(name)
+        return found
 
 
 def started_profiler(**options: Any) -> Any:
@@ -299,92 +291,6 @@ def started_profiler(**options: Any) -> Any:
     except RuntimeError:  # two tracers exclude each other
         return None
     return profiler
-
-
-def _starts_in(event: Any, steps: Spans) -> bool:
-    """True if an event belongs to a step, and not to the validation or the saving between two epochs."""
-    start_s = event.time_range.start * _US
-    index = bisect_right(steps, (start_s, math.inf)) - 1
-    return index >= 0 and start_s < steps[index][1]
-
-
-def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:
-    """Seconds of a traced timeline: kernels, copies to the device, waits not hidden behind either.
-
-    On a processor a kernel is an operator outside the loader. On a GPU it is a kernel the device ran, and a wait
-    counts only while the device had nothing to run.
-    """
-    kernels: Spans = []
-    copies: Spans = []
-    operators: Spans = []
-    waits: Spans = []
-    totals: dict[str, float] = {}
-    for event in events:
-        span = (event.time_range.start * _US, event.time_range.end * _US)
-        name = event.name
-        if event.device_type.name == "CPU":
-            if name == _WAIT_MARK:
-                waits.append(span)
-            elif _OPERATOR.match(name):
-                operators.append(span)
-                totals[name] = totals.get(name, 0.0) + event.self_cpu_time_total * _US
-        elif not getattr(event, "is_user_annotation", False):
-            (copies if "HtoD" in name else kernels).append(span)
-            totals[name] = totals.get(name, 0.0) + span[1] - span[0]
-    on_device = bool(kernels)
-    # The loader's own operators run in the same thread, and are waited for.
-    busy = kernels if on_device else minus(covered(operators), covered(waits))
-    busy, copied = covered(busy), covered(copies)
-    copied_alone = minus(copied, busy)
-    waited = minus(minus(covered(waits), busy), copied_alone) if on_device else covered(waits)
-    return {
-        "kernels_s": _length(busy),
-        "copy_s": _length(copied_alone),
-        "wait_s": _length(waited),
-        "on_device": on_device,
-        "top": sorted(totals.items(), key=lambda item: -item[1])[:8],
-    }
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> Spans:
-    """The union of spans, sorted and disjoint.
-
-    >>> covered([(2.0, 3.0), (0.0, 1.0), (0.5, 1.5)])
-    [(0.0, 1.5), (2.0, 3.0)]
-    """
-    union: Spans = []
-    for begin, end in sorted(spans):
-        if union and begin <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end))
-        else:
-            union.append((begin, end))
-    return union
-
-
-def minus(spans: Spans, holes: Spans) -> Spans:
-    """Parts of spans outside holes; spans and holes are sorted and disjoint, as from ``covered``.
-
-    >>> minus([(0.0, 4.0)], [(1.0, 2.0), (3.0, 5.0)])
-    [(0.0, 1.0), (2.0, 3.0)]
-    """
-    left: Spans = []
-    first = 0
-    for begin, end in spans:
-        while first < len(holes) and holes[first][1] <= begin:
-            first += 1
-        at, index = begin, first
-        while index < len(holes) and holes[index][0] < end:
-            if holes[index][0] > at:
-                left.append((at, holes[index][0]))
-            at = max(at, holes[index][1])
-            index += 1
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-def _length(spans: Spans) -> float:
-    return sum(end - begin for begin, end in spans)
 
 
 def install(settings_file: Path) -> None:
@@ -420,6 +326,7 @@ def install(settings_file: Path) -> None:
             "PIL.ImageFile": name_unreadable_images,
             **watch.hooks.patches(),
             **trainer_patches(watch.job_seen),
+            **{module: watch.saves(name) for module, name in _SAVES.items()},
             "torch.utils.data.dataloader": loaders,
             "torch.optim.optimizer": optimizers,
             "torch.nn.modules.module": patches.modules,
