@@ -34,7 +34,7 @@ from forerun.script.command_words import (
     script_place,
     with_batch_size,
 )
-from forerun.script.patching import is_of_script
+from forerun.script.patching import is_of_script, tables
 from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 
@@ -47,25 +47,6 @@ _ERROR_LINE = re.compile(
 _TAIL_BYTES = 200_000
 _MOST_OUTPUT_BYTES = 1 << 28
 """Output of a run, which is kept on a disk until its end [bytes]."""
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "YOLO_OFFLINE": "true",
-    "DO_NOT_TRACK": "1",
-    "MPLBACKEND": "Agg",
-    "TQDM_DISABLE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-_PROGRAMS = {  # what scripts ask for before they train: the driver's table, and the size of the terminal
-    "nvidia-smi": "echo 'no driver: a pretended GPU'",
-    "stty": "echo 24 80",
-}
 _UNKNOWN_OPERATION = re.compile(
     r"Could not run '([\w:.]+)'|([\w]+::[\w.]+): attempted to run this operator with Meta"
 )
@@ -304,12 +285,12 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     scratch, programs = folder / "tmp", folder / "bin"
     scratch.mkdir()
     programs.mkdir()
-    for name, answers in _PROGRAMS.items():
+    for name, answers in tables()["programs"].items():
         (programs / name).write_text(f"#!/bin/sh\n{answers}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     own = {
         **command.variables,
-        **_OFFLINE,
+        **tables()["environment"],
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
         "FORERUN_HOOKS": CAPTURE_HOOKS,
         "TMPDIR": str(scratch),

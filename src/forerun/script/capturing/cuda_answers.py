@@ -12,11 +12,8 @@ import torch
 from torch import _C
 
 from forerun.script.capturing.pretend import is_pretended, shows_cuda, shows_meta
-from forerun.script.patching import surround
+from forerun.script.patching import surround, tables
 
-# Those of an A100 with 80 GB, on which scripts take their usual ways, with bf16 and TF32.
-GPU_MEMORY_BYTES = 80 * 1024**3
-_CAPABILITY = (8, 0)
 _META, _CUDA, _CPU = torch.device("meta"), torch.device("cuda", 0), torch.device("cpu")
 
 
@@ -63,39 +60,18 @@ def _always(value: Any) -> Callable[..., Any]:
 def pretend_cuda() -> None:
     """Replaces what asks the driver."""
     cuda: Any = torch.cuda
-    properties = SimpleNamespace(
-        name="NVIDIA A100-SXM4-80GB", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=GPU_MEMORY_BYTES,
-        multi_processor_count=108, is_integrated=0, is_multi_gpu_board=0, max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=166912,
-        shared_memory_per_multiprocessor=167936, warp_size=32, gcnArchName="", L2_cache_size=40 * 1024**2,
-        uuid="GPU-00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
-    )  # fmt: skip
-    _C._ensureCUDADeviceGuardSet()
-    _C._set_only_lift_cpu_tensors(True)
+    gpu, idle = SimpleNamespace(**tables()["gpu"]), tables()["idle"]
     answers = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_name": properties.name, "get_device_capability": _CAPABILITY, "get_device_properties": properties,
-        "is_bf16_supported": True, "is_current_stream_capturing": False, "_is_in_bad_fork": False,
-        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
-        "memory_cached": 0, "max_memory_cached": 0, "memory_stats": {}, "memory_summary": "", "memory_snapshot": [],
-        "mem_get_info": (GPU_MEMORY_BYTES, GPU_MEMORY_BYTES), "utilization": 0, "temperature": 40, "power_draw": 0,
-        "initial_seed": 0, "get_arch_list": ["sm_80"], "_exchange_device": 0, "_maybe_exchange_device": 0,
-        "_get_device_index": 0, "can_device_access_peer": True, "is_tf32_supported": True, "clock_rate": 1410,
-        "memory_usage": 0, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        **tables()["cuda"], "get_device_name": gpu.name, "get_device_capability": (gpu.major, gpu.minor),
+        "get_device_properties": gpu, "mem_get_info": (gpu.total_memory, gpu.total_memory),
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
     }  # fmt: skip
     for name, value in answers.items():
         setattr(cuda, name, _always(value))
-    for name in (
-        "init", "_lazy_init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
-        "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats",
-        "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats", "set_stream",
-        "set_per_process_memory_fraction", "set_sync_debug_mode", "_lazy_call",
-    ):  # fmt: skip
+    for name in idle["cuda"]:
         setattr(cuda, name, _nothing)
-    # Functions of the memory module are names of torch.cuda as well.
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
-                 "empty_cache", "reset_peak_memory_stats", "mem_get_info"):  # fmt: skip
+    for name in idle["memory"]:
         setattr(cuda.memory, name, getattr(cuda, name))
     cuda.memory._record_memory_history = cuda.memory._dump_snapshot = _nothing
     anything: Any = torch
@@ -116,32 +92,18 @@ def _pretend_accelerator() -> None:
     accelerator: Any = getattr(torch, "accelerator", None)
     if accelerator is None:
         return
-    device = torch.device("cuda")
+    total = tables()["gpu"]["total_memory"]
     answers = {
-        "is_available": True, "device_count": 1, "current_accelerator": device, "current_device_index": 0,
-        "current_device_idx": 0, "current_stream": _Stream(), "memory_allocated": 0, "max_memory_allocated": 0,
-        "memory_reserved": 0, "max_memory_reserved": 0, "memory_stats": {},
-        "get_memory_info": (GPU_MEMORY_BYTES, GPU_MEMORY_BYTES), "get_device_capability": {},
+        **tables()["accelerator"], "current_accelerator": torch.device("cuda"), "current_stream": _Stream(),
+        "get_memory_info": (total, total),
     }  # fmt: skip
     for name, value in answers.items():
         setattr(accelerator, name, _always(value))
-    for name in ("set_device_index", "set_device_idx", "synchronize", "set_stream", "empty_cache",
-                 "reset_peak_memory_stats", "reset_accumulated_memory_stats"):  # fmt: skip
+    for name in tables()["idle"]["accelerator"]:
         setattr(accelerator, name, _nothing)
 
 
-_DTYPES = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "LongTensor": torch.int64,
-    "IntTensor": torch.int32,
-    "ShortTensor": torch.int16,
-    "CharTensor": torch.int8,
-    "ByteTensor": torch.uint8,
-    "BoolTensor": torch.bool,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name).dtype for name in tables()["types"]["names"]}
 
 
 class _CudaType(type):

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import functools
 import io
+import itertools
 import multiprocessing.util
 import os
 import shutil
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forerun.script.capturing.view import enter_view, why_no_view
+from forerun.script.patching import tables
 from forerun.script.profiling.messages import FileAccess
 
 GUARDED_FILE = "guarded"
@@ -104,17 +106,8 @@ def _close_network() -> None:
 _WRITING = frozenset("wax+")
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATHS_OF_EVENTS = {
-    "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.symlink": ((1, 2),),
-    "os.rename": ((0, 2), (1, 3)), "os.link": ((0, 2), (1, 3)), "os.chmod": ((0, 2),), "os.chown": ((0, 3),),
-    "os.utime": ((0, 3),), "os.truncate": ((0, None),), "os.setxattr": ((0, None),), "os.removexattr": ((0, None),),
-    "os.chflags": ((0, None),), "os.lchmod": ((0, None),),
-}  # fmt: skip
-"""Places of the paths among an audit event's arguments, each with that of the folder's descriptor."""
 _NAMES_A_LINK = ("os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.rename")
 _CHILDREN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
-_READERS = ("stat", "lstat", "access", "readlink", "chdir")
-_CHANGERS = ("remove", "unlink", "rmdir", "chmod", "utime", "truncate", "chown")
 
 _open, _os_open, _mkdir, _stat, _readlink = io.open, os.open, os.mkdir, os.stat, os.readlink
 
@@ -239,15 +232,17 @@ def _refuse_spawning() -> None:
 
 
 def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[Any, ...]], None]:
+    paths = tables()["paths_of_events"]
+
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
             # A number is a file that is open already, and was allowed then.
             if not isinstance(path, int) and flags & _WRITE_FLAGS and not overlay.may_change(path):
                 _refuse(event, path)
-        elif event in _PATHS_OF_EVENTS:
-            for place, folder in _PATHS_OF_EVENTS[event]:
-                beside = None if folder is None else arguments[folder]
+        elif event in paths:
+            for place, *folder in paths[event]:
+                beside = arguments[folder[0]] if folder else None
                 if not overlay.may_change(arguments[place], beside, names_a_link=event in _NAMES_A_LINK):
                     _refuse(event, arguments[place])
         # Without the kernel's help nothing would hold a child process back: it has none of our audit hooks.
@@ -286,7 +281,7 @@ def _cover_open(overlay: _Overlay) -> None:
 
 
 def _cover_os(overlay: _Overlay) -> None:
-    for name in (*_READERS, *_CHANGERS):
+    for name in itertools.chain(*tables()["functions_of_paths"].values()):
         setattr(os, name, _redirected(getattr(os, name), overlay.reading))
     _cover_lists(overlay)
     for name in ("mkfifo", "mknod"):

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
+from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script, tables
 
 _ENDLESS = 1e9
 """Batches of a loader, rounds of a loop, or a setting, that stand for no limit."""
@@ -864,14 +864,7 @@ def _is_harmless(node: ast.AST, frame: FrameType) -> bool:
 
 _OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
 
-EPOCH_NAMES = ("num_train_epochs", "epochs", "num_epochs", "n_epochs", "max_epochs", "nepochs", "niter", "max_epoch",
-               "total_epochs", "num_epoch", "n_epoch")  # fmt: skip
-STEP_NAMES = ("max_steps", "max_iters", "num_iterations", "max_train_steps", "train_iters", "total_steps", "num_steps",
-              "train_steps", "num_train_steps", "iterations", "max_iter", "num_iters", "n_iters", "total_iters",
-              "n_steps")  # fmt: skip
-_HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "hp", "flags", "training_args", "params",
-            "parsed_args", "hyperparameters", "options", "settings", "c", "self", "trainer", "train", "training",
-            "solver", "optim", "optimization", "schedule", "run", "t", "train_config", "train_cfg")  # fmt: skip
+EPOCH_NAMES, STEP_NAMES, _HOLDERS = tables()["lengths"].values()
 _DEEPEST = 3
 _SURE = ("max_", "total_", "train_", "num_train_")
 

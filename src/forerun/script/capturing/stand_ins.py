@@ -25,14 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.script.capturing.pretend import META, is_pretended
 from forerun.script.capturing.steps import Steps, first_tensor
-from forerun.script.patching import RefusedError, after_import, place_in_script, surround
+from forerun.script.patching import RefusedError, after_import, place_in_script, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
-
-_COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
-    "reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
-    "broadcast_object_list", "gather_object", "scatter_object_list", "all_reduce_coalesced", "all_gather_coalesced",
-)  # fmt: skip
 
 
 class _Done:
@@ -316,7 +310,7 @@ class Parallelism:
             module.init_process_group = init_process_group
             module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
             module.all_gather_object = _gather_objects
-            for name in _COLLECTIVES:
+            for name in tables()["collectives"]["names"]:
                 if hasattr(module, name):
                     setattr(module, name, self._collective(name))
         self._cover_wrappers()
