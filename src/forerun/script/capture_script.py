@@ -95,7 +95,10 @@ def capture(
         >>> found.save("graph.forerun")  # doctest: +SKIP
         >>> forerun.predict("capture:graph.forerun", device="a100-sxm4-80gb")  # doctest: +SKIP
     """
-    return capture_command(command, timeout_s=timeout_s, files="unsafe" if unsafe_files else "view")
+    parsed = parse_command(command)
+    files: FileAccess = "unsafe" if unsafe_files else "view"
+    with temporary_folder() as folder, ScriptServer(parsed, Path(folder), timeout_s, files) as server:
+        return captured_by(parsed, server)
 
 
 def captured_model(
@@ -111,21 +114,12 @@ def captured_model(
     return f"{CAPTURE_PREFIX}{found.save(cache_folder() / 'captures' / f'{digest}.forerun')}"
 
 
-def capture_command(
-    command: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, files: FileAccess = "view"
-) -> Capture:
-    """``capture`` with the way in which the script sees files.
+def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
+    """The capture of a command by a server that has started it; errors as in ``capture``.
 
     The process finds a GPU that computes nothing. If the script does not use it, or fails on it, the script is recorded
     on the processor, where it computes. A second process with another batch size makes the graph affine in the batch.
     """
-    parsed = parse_command(command)
-    with temporary_folder() as folder, ScriptServer(parsed, Path(folder), timeout_s, files) as server:
-        return captured_by(parsed, server)
-
-
-def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
-    """The capture of a command by a server that has started it; errors as in ``capture_command``."""
     pretended = server.run(pretends=True)
     outcome = pretended
     if pretended.graph is None and not pretended.is_final:

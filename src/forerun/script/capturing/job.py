@@ -782,15 +782,27 @@ def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, 
     return isinstance(value, (int, float)) and value >= beyond
 
 
-def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
-    """An expression with a number in the place of a counter."""
+def substituted(tree: Any, instead: Callable[[ast.AST], ast.AST | None]) -> Any:
+    """A copy of syntax in which a function gives other nodes in the place of some; None keeps a node."""
 
     class Writer(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
-            is_counter = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
-            return ast.copy_location(ast.Constant(number), node) if is_counter else super().visit(node)
+            new = instead(node)
+            return super().visit(node) if new is None else new
 
-    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(expression)))  # type: ignore[no-any-return]
+    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(tree)))
+
+
+def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
+    """An expression with a number in the place of a counter."""
+    return substituted(  # type: ignore[no-any-return]
+        expression,
+        lambda node: (
+            ast.Constant(number)
+            if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
+            else None
+        ),
+    )
 
 
 def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
@@ -808,15 +820,13 @@ def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
 def written_out(test: ast.expr, frame: FrameType) -> ast.expr:
     """A condition with names such as ``last_step`` replaced by what the loop says they are."""
     names = [(part.id, node) for part, node in changed_around(frame).items() if isinstance(part, ast.Name)]
-    said = {name: node for name, node in names if sum(name == other for other, _ in names) == 1}
-
-    class Writer(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            value = getattr(said.get(node.id), "value", None)
-            return value if isinstance(value, (ast.Compare, ast.BoolOp)) else node
-
-    written: ast.expr = Writer().visit(copy.deepcopy(test))
-    return written
+    said = {
+        name: value
+        for name, node in names
+        if sum(name == other for other, _ in names) == 1
+        and isinstance(value := getattr(node, "value", None), (ast.Compare, ast.BoolOp))
+    }
+    return substituted(test, lambda node: said.get(getattr(node, "id", "")))  # type: ignore[no-any-return]
 
 
 def first_number(holds: Callable[[int], bool]) -> int | None:

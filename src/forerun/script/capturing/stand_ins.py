@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import multiprocessing.process
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -215,6 +215,10 @@ def _empty(form: tuple[Any, ...], sizes: _Sizes) -> Any:
     return pytree.tree_unflatten([made(leaf) for leaf in leaves], structure)
 
 
+def _nothing_held(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class _Replicated(nn.Module):
     """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
 
@@ -232,29 +236,10 @@ class _Replicated(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
-
-    @contextlib.contextmanager
-    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    def register_comm_hook(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
-    @classmethod
-    @contextlib.contextmanager
-    def summon_full_params(cls, *args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    @staticmethod
-    @contextlib.contextmanager
-    def state_dict_type(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
+    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(_nothing_held)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
