@@ -22,7 +22,6 @@ import errno
 import fcntl
 import functools
 import io
-import itertools
 import multiprocessing.util
 import os
 import re
@@ -414,6 +413,7 @@ def _close_network() -> None:
 _WRITING = frozenset("wax+")
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS, _FUNCTIONS = tables()["paths_of_events"], tables()["functions_of_paths"]
 _NAMES_A_LINK = ("os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.rename")
 _CHILDREN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
 
@@ -540,16 +540,14 @@ def _refuse_spawning() -> None:
 
 
 def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[Any, ...]], None]:
-    paths = tables()["paths_of_events"]
-
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
             # A number is a file that is open already, and was allowed then.
             if not isinstance(path, int) and flags & _WRITE_FLAGS and not overlay.may_change(path):
                 _refuse(event, path)
-        elif event in paths:
-            for place, *folder in paths[event]:
+        elif event in _EVENTS:
+            for place, *folder in _EVENTS[event]:
                 beside = arguments[folder[0]] if folder else None
                 if not overlay.may_change(arguments[place], beside, names_a_link=event in _NAMES_A_LINK):
                     _refuse(event, arguments[place])
@@ -589,7 +587,7 @@ def _cover_open(overlay: _Overlay) -> None:
 
 
 def _cover_os(overlay: _Overlay) -> None:
-    for name in itertools.chain(*tables()["functions_of_paths"].values()):
+    for name in (*_FUNCTIONS["readers"], *_FUNCTIONS["changers"]):
         setattr(os, name, _redirected(getattr(os, name), overlay.reading))
     _cover_lists(overlay)
     for name in ("mkfifo", "mknod"):

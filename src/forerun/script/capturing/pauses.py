@@ -475,12 +475,10 @@ def _read_calls(
     raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
     found: list[tuple[bool, str, CapturedPause, bool]] = []
-    for call, tests, within in calls:
-        kind = _kind_of(call, within, frame)
+    kinds = ((*one, kind) for one in calls for kind in _kinds_of(one[0], one[2], frame))
+    for call, tests, _, kind in kinds:
         if called_name(call.func) == "eval" and (tests in draws or not _is_tried(call, body, frame)):
             continue  # it draws samples there, shows a few, or puts a network aside for a moment
-        if not kind:
-            continue
         asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
         if any(_is_false(test, frame) for test in (*tests, *asked)):
             continue
@@ -492,7 +490,7 @@ def _read_calls(
         elif every == 0 or (unit == "steps" and every is None and not is_last):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
-        is_of_values = any(map(_compares, tests))
+        is_of_values = any(map(_compares, (*tests, *asked)))
         pause = CapturedPause(unit="job" if is_last else unit, every=every or 1, num_samples=samples)
         found.append((is_of_values and every is None, kind, pause, bool(tests) and not is_of_values))
     # What comes for certain is said before what a better loss brings.
@@ -552,6 +550,15 @@ def _statements(
                 yield from _statements(node.body, leave_out, tests)
         elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node, tests, ()
+
+
+def _kinds_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> Iterator[str]:
+    """What a call does: a function that evaluates may save as well, such as the best weights so far."""
+    if kind := _kind_of(call, within, frame):
+        yield kind
+    known = _function(call, frame) if kind == "validation" else None
+    if known is not None and _saves(known.__code__, known.__globals__):
+        yield "checkpoints"
 
 
 def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:

@@ -323,17 +323,13 @@ class _Session:
         if parameters and any(self.steps.recorder.is_traced(p) for p in parameters):
             self.pretence.notes_guesses = True
             return
-        self.refuse_pretence()
+        self._end.note("no device")  # the caller records it on the processor
+        self._end.leave(1)
 
     @property
     def counters(self) -> Counters:
         """Counters of the loops, as they were at each end of a step."""
         return self._by_optimizer[self.steps.last or 0]
-
-    def refuse_pretence(self) -> None:
-        """The script trains on the processor: the caller records it there."""
-        self._end.note("no device")
-        self._end.leave(1)
 
     def finish(self) -> None:
         """Writes the result; ends the process, or lets the script go on to what it does after an epoch."""
