@@ -367,7 +367,8 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             "command of one process"
         )
     if not steps and not any(end["num_backwards"] for end in ends):
-        return _Outcome(failure="it ended without a training step of PyTorch", is_final=not pretends)
+        why = f"it ended without a training step of PyTorch{_and_said(folder)}"
+        return _Outcome(failure=why, is_final=not pretends)
     return _Outcome(
         failure=f"it ended{done}, and a capture needs three; give it more data or more epochs",
         is_final=steps > 0,

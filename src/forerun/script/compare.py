@@ -121,11 +121,15 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     metric = wanted or (None if name is None else Metric.named(name))
     if metric is not None and any(len(last[w]) < len(results[w]) for w in "AB"):
         metric = None
+    accuracy = None
+    if metric is not None:
+        lost = metric.margin(margin, sum(last["A"]) / len(last["A"]))
+        accuracy = non_inferiority(last["A"], last["B"], margin=lost, is_rising=metric.is_rising)
     return Comparison(
         speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
         # B over A, so that both ratios say how much better B is.
         time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
-        accuracy=None if metric is None else _accuracy(metric, last["A"], last["B"], margin),
+        accuracy=accuracy,
         metric=None if metric is None else metric.name,
         runs=tuple(
             ComparedRun(
@@ -138,13 +142,6 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
             for result in results[which]
         ),
     )
-
-
-def _accuracy(
-    metric: Metric, first: Sequence[float], second: Sequence[float], max_loss: float
-) -> NonInferiority:
-    margin = metric.margin(max_loss, sum(first) / len(first))
-    return non_inferiority(first, second, margin=margin, is_rising=metric.is_rising)
 
 
 def apply(

@@ -225,21 +225,16 @@ def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, se
 
 
 def _script_model(settings: TuneSettings) -> ScriptModel | None:
-    sizes = (settings.image_size, settings.input_shape, settings.sequence_length)
+    sizes = {name: getattr(settings, name) for name in ("image_size", "input_shape", "sequence_length")}
     if settings.model is None:
-        if any(size is not None for size in sizes):
+        if any(size is not None for size in sizes.values()):
             raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
         return None
     if not settings.with_priors:
         raise UsageError(
             "--model chooses the first trials by the cost model, which --no-priors turns off; leave one of them out"
         )
-    return ScriptModel(
-        model=settings.model,
-        image_size=settings.image_size,
-        input_shape=settings.input_shape,
-        sequence_length=settings.sequence_length,
-    )
+    return ScriptModel(model=settings.model, **sizes)
 
 
 def _seed(tuner: Tuner, script: _Script, model: ScriptModel | None, device: str) -> tuple[str, ...]:

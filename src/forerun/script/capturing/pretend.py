@@ -14,6 +14,7 @@ depends on weights or activations is not known.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -455,6 +456,11 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
+def _num_devices() -> int:
+    """Devices of this machine: one for each of the processes that a launcher would start here."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def pretend_cuda() -> None:
     """Replaces what asks the driver."""
     cuda: Any = torch.cuda
@@ -462,7 +468,8 @@ def pretend_cuda() -> None:
     _C._ensureCUDADeviceGuardSet()
     _C._set_only_lift_cpu_tensors(True)
     answers = {
-        **tables()["cuda"], "get_device_name": gpu.name, "get_device_capability": (gpu.major, gpu.minor),
+        **tables()["cuda"], "device_count": _num_devices(), "get_device_name": gpu.name,
+        "get_device_capability": (gpu.major, gpu.minor),
         "get_device_properties": gpu, "mem_get_info": (gpu.total_memory, gpu.total_memory),
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
@@ -479,7 +486,7 @@ def pretend_cuda() -> None:
     cuda.current_stream = cuda.default_stream = _always(_Stream())
     cuda.stream = lambda stream: contextlib.nullcontext(stream)
     torch.Generator = _Generator  # type: ignore[misc]
-    _C._cuda_getDeviceCount = _always(1)
+    _C._cuda_getDeviceCount = _always(_num_devices())
     _C._cuda_getDevice = _always(0)
     _C._cuda_setDevice = _nothing
     _C._cuda_isCurrentStreamCapturing = _always(False)
@@ -494,7 +501,8 @@ def _pretend_accelerator() -> None:
         return
     total = tables()["gpu"]["total_memory"]
     answers = {
-        **tables()["accelerator"], "current_accelerator": torch.device("cuda"), "current_stream": _Stream(),
+        **tables()["accelerator"], "device_count": _num_devices(), "current_stream": _Stream(),
+        "current_accelerator": torch.device("cuda"),
         "get_memory_info": (total, total),
     }  # fmt: skip
     for name, value in answers.items():
