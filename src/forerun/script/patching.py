@@ -29,7 +29,7 @@ Patch = Callable[[ModuleType], None]
 
 @cache
 def tables() -> dict[str, Any]:
-    """What a captured script finds, and the names by which it is read, from ``capturing/tables.toml``."""
+    """Answers that a captured script finds, and the names by which it is read, of ``capturing/tables.toml``."""
     return tomllib.loads((Path(__file__).parent / "capturing" / "tables.toml").read_text(encoding="utf-8"))
 
 

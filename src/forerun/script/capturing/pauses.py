@@ -234,7 +234,8 @@ def _around(frame: FrameType) -> list[Place | int]:
             found.append(_place(frame, node))
             raised = _raised(node.body, frame)
         body = getattr(node, "body", ())
-        before = body[: body.index(inner)] if inner in body else ()
+        # That of a lambda is an expression.
+        before = body[: body.index(inner)] if isinstance(body, list) and inner in body else ()
         tests = [test for one in before if (test := _left_over(one)) is not None]
         tests += [node.test] if isinstance(node, ast.If) else []
         found += [every for test in tests if (every := _interval(test, frame, raised))]
@@ -563,7 +564,7 @@ def _from_other_data(body: Sequence[ast.stmt]) -> set[str]:
 def _kinds_of(
     call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, others: set[str]
 ) -> Iterator[str]:
-    """What a call does: a function that evaluates may save as well, such as the best weights so far."""
+    """Kinds of a call: a function that evaluates may save as well, such as the best weights so far."""
     if kind := _kind_of(call, within, frame, others):
         yield kind
     known = _function(call, frame) if kind == "validation" else None
