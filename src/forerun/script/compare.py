@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +183,12 @@ def in_turns(num_pairs: int) -> Iterator[str]:
     return itertools.islice(itertools.cycle(("AB", "BA")), num_pairs)
 
 
-def _tested(gains: npt.NDArray[np.float64], *, margin: float = 0.0, alternative: str = "two-sided") -> Any:
+def _tested(
+    gains: npt.NDArray[np.float64],
+    *,
+    margin: float = 0.0,
+    alternative: Literal["two-sided", "greater"] = "two-sided",
+) -> Any:
     """Student's t test of the mean of gains over two or more pairs; all comparisons here rest on it."""
     from scipy.stats import ttest_1samp
 

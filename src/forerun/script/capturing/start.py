@@ -172,7 +172,7 @@ class _End:
         end = self
 
         class Empty(io.TextIOWrapper):
-            def readline(self, *args: Any) -> str:  # type: ignore[override]
+            def readline(self, *args: Any) -> str:
                 end.note("input", place=place_in_script())
                 return ""
 
