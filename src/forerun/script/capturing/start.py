@@ -172,11 +172,11 @@ class _End:
         end = self
 
         class Empty(io.TextIOWrapper):
-            def readline(self, *args: Any) -> str:
+            def readline(self, *args: Any) -> str:  # type: ignore[override]
                 end.note("input", place=place_in_script())
                 return ""
 
-            read = readline  # type: ignore[assignment]
+            read = readline
 
         sys.stdin = Empty(sys.stdin.buffer)
 
