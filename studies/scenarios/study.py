@@ -25,12 +25,11 @@ from forerun.base.units import format_bytes, format_duration_s, format_energy_j
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import lock_device, only_device
 from forerun.script.command_words import with_arguments
-from forerun.script.planned_steps import predictable_device
 from forerun.script.profiling.launch import Launch, TreeSample, launch
 from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.profile import Profile, summarise_run
 from forerun.script.profiling.recorded import write_json
-from forerun.script.tune import tune
+from forerun.script.tune import predictable_device, tune
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.space import space_of
 from forerun.surface.report.figure import drawn, look_of

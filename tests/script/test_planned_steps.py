@@ -8,7 +8,7 @@ from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
-from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
+from forerun.script.tune import ScriptModel, planned_steps, predictable_device
 from forerun.script.tuning.laws import DevicePoint
 from forerun.script.tuning.space import space_of
 from made_calibrations import made_calibration

@@ -34,7 +34,7 @@ from forerun.script.command_words import (
     script_place,
     with_batch_size,
 )
-from forerun.script.patching import is_of_script
+from forerun.script.patching import is_of_script, tables
 from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 
@@ -47,25 +47,6 @@ _ERROR_LINE = re.compile(
 _TAIL_BYTES = 200_000
 _MOST_OUTPUT_BYTES = 1 << 28
 """Output of a run, which is kept on a disk until its end [bytes]."""
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "YOLO_OFFLINE": "true",
-    "DO_NOT_TRACK": "1",
-    "MPLBACKEND": "Agg",
-    "TQDM_DISABLE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-_PROGRAMS = {  # what scripts ask for before they train: the driver's table, and the size of the terminal
-    "nvidia-smi": "echo 'no driver: a pretended GPU'",
-    "stty": "echo 24 80",
-}
 _UNKNOWN_OPERATION = re.compile(
     r"Could not run '([\w:.]+)'|([\w]+::[\w.]+): attempted to run this operator with Meta"
 )
@@ -114,7 +95,10 @@ def capture(
         >>> found.save("graph.forerun")  # doctest: +SKIP
         >>> forerun.predict("capture:graph.forerun", device="a100-sxm4-80gb")  # doctest: +SKIP
     """
-    return capture_command(command, timeout_s=timeout_s, files="unsafe" if unsafe_files else "view")
+    parsed = parse_command(command)
+    files: FileAccess = "unsafe" if unsafe_files else "view"
+    with temporary_folder() as folder, ScriptServer(parsed, Path(folder), timeout_s, files) as server:
+        return captured_by(parsed, server)
 
 
 def captured_model(
@@ -130,21 +114,12 @@ def captured_model(
     return f"{CAPTURE_PREFIX}{found.save(cache_folder() / 'captures' / f'{digest}.forerun')}"
 
 
-def capture_command(
-    command: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, files: FileAccess = "view"
-) -> Capture:
-    """``capture`` with the way in which the script sees files.
+def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
+    """The capture of a command by a server that has started it; errors as in ``capture``.
 
     The process finds a GPU that computes nothing. If the script does not use it, or fails on it, the script is recorded
     on the processor, where it computes. A second process with another batch size makes the graph affine in the batch.
     """
-    parsed = parse_command(command)
-    with temporary_folder() as folder, ScriptServer(parsed, Path(folder), timeout_s, files) as server:
-        return captured_by(parsed, server)
-
-
-def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
-    """The capture of a command by a server that has started it; errors as in ``capture_command``."""
     pretended = server.run(pretends=True)
     outcome = pretended
     if pretended.graph is None and not pretended.is_final:
@@ -304,12 +279,12 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     scratch, programs = folder / "tmp", folder / "bin"
     scratch.mkdir()
     programs.mkdir()
-    for name, answers in _PROGRAMS.items():
+    for name, answers in tables()["programs"].items():
         (programs / name).write_text(f"#!/bin/sh\n{answers}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     own = {
         **command.variables,
-        **_OFFLINE,
+        **tables()["environment"],
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
         "FORERUN_HOOKS": CAPTURE_HOOKS,
         "TMPDIR": str(scratch),
@@ -392,7 +367,8 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             "command of one process"
         )
     if not steps and not any(end["num_backwards"] for end in ends):
-        return _Outcome(failure="it ended without a training step of PyTorch", is_final=not pretends)
+        why = f"it ended without a training step of PyTorch{_and_said(folder)}"
+        return _Outcome(failure=why, is_final=not pretends)
     return _Outcome(
         failure=f"it ended{done}, and a capture needs three; give it more data or more epochs",
         is_final=steps > 0,

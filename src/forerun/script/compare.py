@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -121,11 +121,15 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     metric = wanted or (None if name is None else Metric.named(name))
     if metric is not None and any(len(last[w]) < len(results[w]) for w in "AB"):
         metric = None
+    accuracy = None
+    if metric is not None:
+        lost = metric.margin(margin, sum(last["A"]) / len(last["A"]))
+        accuracy = non_inferiority(last["A"], last["B"], margin=lost, is_rising=metric.is_rising)
     return Comparison(
         speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
         # B over A, so that both ratios say how much better B is.
         time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
-        accuracy=None if metric is None else _accuracy(metric, last["A"], last["B"], margin),
+        accuracy=accuracy,
         metric=None if metric is None else metric.name,
         runs=tuple(
             ComparedRun(
@@ -138,13 +142,6 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
             for result in results[which]
         ),
     )
-
-
-def _accuracy(
-    metric: Metric, first: Sequence[float], second: Sequence[float], max_loss: float
-) -> NonInferiority:
-    margin = metric.margin(max_loss, sum(first) / len(first))
-    return non_inferiority(first, second, margin=margin, is_rising=metric.is_rising)
 
 
 def apply(
@@ -186,38 +183,18 @@ def in_turns(num_pairs: int) -> Iterator[str]:
     return itertools.islice(itertools.cycle(("AB", "BA")), num_pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PairedMean:
-    """Mean of second less first over pairs; all comparisons here rest on it.
+def _tested(
+    gains: npt.NDArray[np.float64],
+    *,
+    margin: float = 0.0,
+    alternative: Literal["two-sided", "greater"] = "two-sided",
+) -> Any:
+    """Student's t test of the mean of gains over two or more pairs; all comparisons here rest on it."""
+    from scipy.stats import ttest_1samp
 
-    Attributes:
-        mean: Mean over the pairs.
-        error: Standard error of the mean, from their scatter with n - 1 degrees of freedom; 0 with one pair.
-        num_pairs: n, number of pairs.
-    """
-
-    mean: float
-    error: float
-    num_pairs: int
-
-    def half_width(self, share: float) -> float:
-        """Distance from the mean below which a share of Student's t distribution lies."""
-        from scipy.stats import t
-
-        return float(t.ppf(share, self.num_pairs - 1)) * self.error
-
-    def chance_beyond(self, distance: float) -> float:
-        """Probability that chance alone brings a mean as far as this on one side."""
-        from scipy.stats import t
-
-        return float(t.sf(distance / self.error, self.num_pairs - 1))
-
-
-def _paired_mean(gains: npt.NDArray[np.float64]) -> _PairedMean:
-    num_pairs = len(gains)
-    # Equal runs have no scatter, and a ratio to no scatter is none.
-    error = max(float(gains.std(ddof=1)) / num_pairs**0.5, 1e-12) if num_pairs > 1 else 0.0
-    return _PairedMean(mean=float(gains.mean()), error=error, num_pairs=num_pairs)
+    if not gains.std():  # equal runs have no scatter, and a ratio to no scatter is none
+        gains = gains + 1e-12 * np.resize((1.0, -1.0), gains.shape)
+    return ttest_1samp(gains, -margin, alternative=alternative)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,24 +225,20 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape or not a.size or not np.all((a > 0) & (b > 0)):
         raise UsageError("expected pairs of values above zero")
-    found = _paired_mean(np.log(b / a))
-    if found.num_pairs < 2:
-        return PairedRatio(ratio=float(np.exp(found.mean)), low=None, high=None, p_value=None, num_pairs=1)
-    half = found.half_width(0.975)
-    return PairedRatio(
-        ratio=float(np.exp(found.mean)),
-        low=float(np.exp(found.mean - half)),
-        high=float(np.exp(found.mean + half)),
-        p_value=2 * found.chance_beyond(abs(found.mean)),
-        num_pairs=found.num_pairs,
-    )
+    gains = np.log(b / a)
+    ratio = float(np.exp(gains.mean()))
+    if len(gains) < 2:
+        return PairedRatio(ratio=ratio, low=None, high=None, p_value=None, num_pairs=1)
+    test = _tested(gains)
+    low, high = map(float, np.exp(test.confidence_interval(0.95)))
+    return PairedRatio(ratio=ratio, low=low, high=high, p_value=float(test.pvalue), num_pairs=len(gains))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
     """Mean of second less first over pairs, two or more, with the ends of its 95 % t interval."""
-    found = _paired_mean(np.asarray(second, dtype=float) - np.asarray(first, dtype=float))
-    half = found.half_width(0.975)
-    return found.mean, found.mean - half, found.mean + half
+    gains = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
+    low, high = map(float, _tested(gains).confidence_interval(0.95))
+    return float(gains.mean()), low, high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,15 +278,17 @@ def non_inferiority(
         is_rising: True if a larger metric is better.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    found = _paired_mean((b - a) if is_rising else (a - b))
-    is_judged = found.num_pairs > 1
-    low = found.mean - found.half_width(0.95) if is_judged else None
-    decided = found.mean if low is None else low
+    gains = (b - a) if is_rising else (a - b)
+    difference, low, p_value = float(gains.mean()), None, None
+    if len(gains) > 1:
+        test = _tested(gains, margin=margin, alternative="greater")
+        low, p_value = float(test.confidence_interval(0.95).low), float(test.pvalue)
+    decided = difference if low is None else low
     return NonInferiority(
-        difference=found.mean,
+        difference=difference,
         low=low,
-        p_value=found.chance_beyond(found.mean + margin) if is_judged else None,
+        p_value=p_value,
         margin=margin,
-        is_not_inferior=bool(decided >= -margin),
-        num_pairs=found.num_pairs,
+        is_not_inferior=decided >= -margin,
+        num_pairs=len(gains),
     )

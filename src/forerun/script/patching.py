@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import sysconfig
+import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,12 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 Patch = Callable[[ModuleType], None]
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Answers that a captured script finds, and the names by which it is read, of ``capturing/tables.toml``."""
+    return tomllib.loads((Path(__file__).parent / "capturing" / "tables.toml").read_text(encoding="utf-8"))
 
 
 class RefusedError(RuntimeError):

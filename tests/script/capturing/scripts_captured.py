@@ -344,7 +344,7 @@ network.fit(numpy.ones((100, 8)), numpy.ones((100, 2)), batch_size=20, epochs=3,
 """
 
 MOMENTUM = """
-import torch
+import torch, tqdm
 from torch import nn
 
 class Contrast(nn.Module):
@@ -356,14 +356,16 @@ class Contrast(nn.Module):
 
     def forward(self, x):
         with torch.no_grad():
-            for a, b in zip(self.query.parameters(), self.key.parameters()):
-                b.data = b.data * 0.99 + a.data * 0.01
+            self.key.weight.data = self.key.weight.data * 0.99 + self.query.weight.data * 0.01
+            torch._foreach_mul_([self.key.bias], 0.99)
+            torch._foreach_add_([self.key.bias], [self.query.bias], alpha=0.01)
             k = self.key(x)
         return self.query(x) - k
 
 network, head = Contrast().cuda(), nn.utils.weight_norm(nn.Linear(8, 4, bias=False)).cuda()
 optimizer = torch.optim.SGD([*network.parameters(), *head.parameters()], lr=0.1)
-for step in range(1000):
+bar = tqdm.trange(1000)
+for step in bar:
     if step % 50 == 0:
         print("step", step)
         if step > 0 and step % 200 == 0:

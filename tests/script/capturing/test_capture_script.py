@@ -47,7 +47,7 @@ from forerun.base.errors import (
 )
 from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
-from forerun.script.capture_script import ScriptServer, capture_command, captured_by
+from forerun.script.capture_script import ScriptServer, capture, captured_by
 from forerun.script.capturing.job import enclosing_loops
 from forerun.script.capturing.pretend import ValueNeededError
 from forerun.script.command_words import parse_command
@@ -420,7 +420,7 @@ def test_what_cannot_be_captured_is_said_in_one_line_(words, captured):
 )
 def test_a_command_that_is_no_python_is_a_wrong_question(command, words):
     with pytest.raises((UsageError, ScriptError), match=words):
-        capture_command(command)
+        capture(command)
 
 
 def test_a_program_that_runs_python_is_taken_off_or_its_python_named(tmp_path, monkeypatch):
@@ -448,7 +448,7 @@ def test_a_process_that_the_script_forks_ends_with_the_capture(tmp_path, monkeyp
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     with pytest.raises(TraceError, match="starts itself"):
-        capture_command([sys.executable, str(script)], timeout_s=240)
+        capture([sys.executable, str(script)], timeout_s=240)
     assert not running(script)
     assert not list((tmp_path / "tmp").iterdir())
 

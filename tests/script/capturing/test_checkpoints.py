@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from forerun.script.capture_script import capture_command
+from forerun.script.capture_script import capture
 
 SCRIPT = """
 import torch, safetensors.torch
@@ -49,6 +49,6 @@ def test_checkpoints_come_back_where_the_script_wants_them(tmp_path, monkeypatch
     torch.save({"bias": torch.ones(2)}, tmp_path / "earlier.pt")
     monkeypatch.chdir(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    found = capture_command([sys.executable, "script.py"], timeout_s=240)
+    found = capture([sys.executable, "script.py"], timeout_s=240)
     assert found.facts.batch_size == 4
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

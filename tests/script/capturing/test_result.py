@@ -1,9 +1,11 @@
 """The memory stream of captured steps is that which the trace of a model would have."""
 
 import pytest
+from torch import nn, zeros
 
 from forerun.graph.graph import AllocationKind, MemoryEvent
 from forerun.script.capturing.result import stream_of_steps
+from forerun.script.capturing.steps import is_sample
 from forerun.tracing.recorder import RecordedEvent
 
 KINDS = {
@@ -98,3 +100,10 @@ def test_blocks_of_earlier_micro_steps_are_left_out(num_earlier):
     spans = [(1, 2 + 3 * num_earlier), (1 + length, 1 + length + 1 + 3 * num_earlier)]
     stream, _ = stream_of_steps(events(words), 1, spans)
     assert shown(stream).count("+a") == 2
+
+
+def test_a_vector_as_long_as_the_first_layer_takes_is_one_sample():
+    policy = nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2))
+    assert is_sample(policy, (zeros(4),), {})
+    assert not is_sample(policy, (zeros(128),), {})  # such as the times of a batch
+    assert not is_sample(policy, (zeros(4), zeros(4, 3)), {})

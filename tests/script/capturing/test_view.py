@@ -47,7 +47,7 @@ def place():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         code = Path(folder, "code")
-        for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")):
+        for path in (each for kind in ("py", "pyi", "toml") for each in SOURCE.rglob(f"*.{kind}")):
             copy = code / path.relative_to(SOURCE)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script
+from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script, tables
 
 _ENDLESS = 1e9
 """Batches of a loader, rounds of a loop, or a setting, that stand for no limit."""
@@ -119,26 +119,21 @@ class Counters:
         # Commands that read what a script says of its job need no framework.
         from forerun.script.capturing.steps import first_tensor
 
-        for inner in frames_around(frame):
-            for loop in enclosing_loops(inner):
-                place = inner.f_code.co_filename, loop.lineno
-                values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
-                raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
-                values |= {ast.unparse(target): value_in(_loaded(target), inner) for target in raised}
-                if isinstance(loop, ast.For):
-                    names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
-                    items = [inner.f_locals.get(name) for name in names]
-                    # A round of data is another one, and its tensors are not kept alive.
-                    plain = [
-                        item
-                        for item in items
-                        if isinstance(item, (int, str, Mapping)) and first_tensor(item) is None
-                    ]
-                    self._rounds.setdefault(place, []).append(plain or object())
-                    values |= dict(zip(names, items, strict=True))
-                for counter, value in values.items():
-                    if type(value) is int:
-                        self._seen.setdefault((*place, counter), []).append(value)
+        for inner, loop in _loops_outwards(frame):
+            place = inner.f_code.co_filename, loop.lineno
+            values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
+            raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
+            values |= {ast.unparse(target): value_in(_loaded(target), inner) for target in raised}
+            if isinstance(loop, ast.For):
+                names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+                items = [inner.f_locals.get(name) for name in names]
+                # A round of data is another one, and its tensors are not kept alive.
+                plain = [i for i in items if isinstance(i, (int, str, Mapping)) and first_tensor(i) is None]
+                self._rounds.setdefault(place, []).append(plain or object())
+                values |= dict(zip(names, items, strict=True))
+            for counter, value in values.items():
+                if type(value) is int:
+                    self._seen.setdefault((*place, counter), []).append(value)
 
     def in_whole_rounds(self, frame: FrameType | None, num_steps: int, *, is_step: bool) -> int | None:
         """Steps of the job, once the outermost loop has begun its second round; None before.
@@ -149,9 +144,7 @@ class Counters:
             is_step: Whether a step ends now; else it is a pass before one, such as that of a rollout.
         """
         self._num_late += is_step
-        around = [
-            (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
-        ]
+        around = list(_loops_outwards(frame))
         # Rounds of which values decide how long they are, such as episodes, say nothing of one another.
         if len(around) < 2 or any(_is_open(loop, inner) for inner, loop in around[:-1]):
             return None
@@ -181,10 +174,7 @@ class Counters:
 
     def close(self, frame: FrameType | None) -> None:
         """Leaves out loops that are parts of a step: inner ones, of two rounds or more."""
-        around = [
-            (inner, loop) for inner in frames_around(frame) for loop in reversed(enclosing_loops(inner))
-        ]
-        for inner, loop in around[:-1]:
+        for inner, loop in list(_loops_outwards(frame))[:-1]:
             place = inner.f_code.co_filename, loop.lineno
             first, *more = self._rounds.pop(place, [None])
             is_same = (
@@ -248,7 +238,7 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     of_ranges = _of_ranges(loops, named_epochs.value, progress) if named_epochs is not None else None
     per_epoch = trainer.get("steps_per_epoch") or (of_ranges if len(loops) > 1 else None)
     per_epoch = per_epoch or _steps_per_epoch(loops, progress) or of_ranges
-    of_loops, limit = _counted(loops, progress, per_epoch)
+    of_loops, limit = _counted(loops, per_epoch)
     if len(loops) == 1 and per_epoch == 1 and limit == (named_epochs and named_epochs.value):
         limit = None
     limit_place = next((loop.place for loop in loops if loop.most_steps is not None), "")
@@ -359,9 +349,7 @@ def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int 
     return max(1, inner)
 
 
-def _counted(
-    loops: Sequence[Loop], progress: Progress, per_epoch: int | None
-) -> tuple[float | None, int | None]:
+def _counted(loops: Sequence[Loop], per_epoch: int | None) -> tuple[float | None, int | None]:
     """Epochs, and steps of the job, as far as the loops count them.
 
     An inner loop that is left after as many steps as an epoch has ends the epoch, and not the job.
@@ -416,11 +404,16 @@ def loops_around(frame: FrameType | None, num_steps: int = 1, counters: Counters
         counters: What these steps added to the counters of the loops.
     """
     found: list[Loop] = []
+    for inner, loop in _loops_outwards(frame):
+        found.append(_read(loop, inner, num_steps, counters or Counters(), is_outer=bool(found)))
+    return found[::-1]
+
+
+def _loops_outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, ast.For | ast.While]]:
+    """The loops around a frame's line, each with its own frame, the innermost first."""
     for inner in frames_around(frame):
         for loop in reversed(enclosing_loops(inner)):
-            is_outer = bool(found)
-            found.insert(0, _read(loop, inner, num_steps, counters or Counters(), is_outer=is_outer))
-    return found
+            yield inner, loop
 
 
 def frames_around(frame: FrameType | None) -> list[FrameType]:
@@ -576,15 +569,13 @@ def round_of(frame: FrameType | None) -> tuple[Any, ...]:
 
     They are told apart by what the loop goes through, or by the counters that end it.
     """
-    for inner in frames_around(frame):
-        for loop in reversed(enclosing_loops(inner)):
-            place = inner.f_code.co_filename, loop.lineno
-            if isinstance(loop, ast.While):
-                return place, *(limit.value for limit in _limits(loop, inner))
-            found = (
-                inner.f_locals.get(node.id) for node in ast.walk(loop.target) if isinstance(node, ast.Name)
-            )
-            return place, *(item if isinstance(item, int) else id(item) for item in found)
+    for inner, loop in _loops_outwards(frame):
+        place = inner.f_code.co_filename, loop.lineno
+        if isinstance(loop, ast.While):
+            return place, *(limit.value for limit in _limits(loop, inner))
+        names = (node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
+        found = map(inner.f_locals.get, names)
+        return place, *(item if isinstance(item, int) else id(item) for item in found)
     return ()
 
 
@@ -606,7 +597,7 @@ def _until(limit: _Limit, loop: ast.For | ast.While, frame: FrameType, first: in
         node.lineno
         for node in ast.walk(loop)
         if isinstance(node, (ast.AugAssign, ast.Assign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in _targets(node)
         if ast.unparse(target) == limit.counter
     )
     raised = next(raises, limit.line)
@@ -640,7 +631,9 @@ def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
     if isinstance(found, (ast.List, ast.Tuple)):  # written out, such as the lengths of phases
         return len(found.elts), False, False
     if not isinstance(found, ast.Call):
-        return _length(value_in(found, frame)), True, False
+        value = value_in(found, frame)
+        value = getattr(value, "__dict__", {}).get("iterable", value)  # of a bar of progress
+        return _length(value), not isinstance(value, range), False
     values = [value_in(argument, frame) for argument in found.args]
     if called_name(found.func) in RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
@@ -697,7 +690,7 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         ast.unparse(target)
         for node in ast.walk(loop)
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.For))
-        for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for part in _targets(node)
         for target in ast.walk(part)
         if isinstance(getattr(target, "ctx", None), ast.Store)
     }
@@ -771,6 +764,10 @@ def _compared(
                 yield _Limit(counter=counter, value=value, bound=first, line=node.lineno)
 
 
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
 def parts_in(expression: ast.AST) -> set[str]:
     """Names and attributes in an expression, as they are written."""
     return {ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))}
@@ -782,15 +779,27 @@ def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, 
     return isinstance(value, (int, float)) and value >= beyond
 
 
-def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
-    """An expression with a number in the place of a counter."""
+def substituted(tree: Any, instead: Callable[[ast.AST], ast.AST | None]) -> Any:
+    """A copy of syntax in which a function gives other nodes in the place of some; None keeps a node."""
 
     class Writer(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
-            is_counter = isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
-            return ast.copy_location(ast.Constant(number), node) if is_counter else super().visit(node)
+            new = instead(node)
+            return super().visit(node) if new is None else new
 
-    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(expression)))  # type: ignore[no-any-return]
+    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(tree)))
+
+
+def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
+    """An expression with a number in the place of a counter."""
+    return substituted(  # type: ignore[no-any-return]
+        expression,
+        lambda node: (
+            ast.Constant(number)
+            if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
+            else None
+        ),
+    )
 
 
 def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
@@ -800,7 +809,7 @@ def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
         for loop in enclosing_loops(frame)[:1]
         for node in ast.walk(loop)
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.For, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in _targets(node)
         for part in ast.walk(target)
     }
 
@@ -808,15 +817,13 @@ def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
 def written_out(test: ast.expr, frame: FrameType) -> ast.expr:
     """A condition with names such as ``last_step`` replaced by what the loop says they are."""
     names = [(part.id, node) for part, node in changed_around(frame).items() if isinstance(part, ast.Name)]
-    said = {name: node for name, node in names if sum(name == other for other, _ in names) == 1}
-
-    class Writer(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            value = getattr(said.get(node.id), "value", None)
-            return value if isinstance(value, (ast.Compare, ast.BoolOp)) else node
-
-    written: ast.expr = Writer().visit(copy.deepcopy(test))
-    return written
+    said = {
+        name: value
+        for name, node in names
+        if sum(name == other for other, _ in names) == 1
+        and isinstance(value := getattr(node, "value", None), (ast.Compare, ast.BoolOp))
+    }
+    return substituted(test, lambda node: said.get(getattr(node, "id", "")))  # type: ignore[no-any-return]
 
 
 def first_number(holds: Callable[[int], bool]) -> int | None:
@@ -864,14 +871,7 @@ def _is_harmless(node: ast.AST, frame: FrameType) -> bool:
 
 _OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
 
-EPOCH_NAMES = ("num_train_epochs", "epochs", "num_epochs", "n_epochs", "max_epochs", "nepochs", "niter", "max_epoch",
-               "total_epochs", "num_epoch", "n_epoch")  # fmt: skip
-STEP_NAMES = ("max_steps", "max_iters", "num_iterations", "max_train_steps", "train_iters", "total_steps", "num_steps",
-              "train_steps", "num_train_steps", "iterations", "max_iter", "num_iters", "n_iters", "total_iters",
-              "n_steps")  # fmt: skip
-_HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "hp", "flags", "training_args", "params",
-            "parsed_args", "hyperparameters", "options", "settings", "c", "self", "trainer", "train", "training",
-            "solver", "optim", "optimization", "schedule", "run", "t", "train_config", "train_cfg")  # fmt: skip
+EPOCH_NAMES, STEP_NAMES, _HOLDERS = tables()["lengths"].values()
 _DEEPEST = 3
 _SURE = ("max_", "total_", "train_", "num_train_")
 

@@ -427,7 +427,6 @@ class Loaders:
         return {
             "num_workers": self._workers.get(id(loader), 0),
             "num_batches": num_batches,
-            "batch_samples": self.num_samples,
             "dataset_size": size,
             "sample_cost_s": self._measured_cost_s() if self._settings.is_first else None,
         }

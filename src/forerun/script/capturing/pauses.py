@@ -234,7 +234,8 @@ def _around(frame: FrameType) -> list[Place | int]:
             found.append(_place(frame, node))
             raised = _raised(node.body, frame)
         body = getattr(node, "body", ())
-        before = body[: body.index(inner)] if inner in body else ()
+        # That of a lambda is an expression.
+        before = body[: body.index(inner)] if isinstance(body, list) and inner in body else ()
         tests = [test for one in before if (test := _left_over(one)) is not None]
         tests += [node.test] if isinstance(node, ast.If) else []
         found += [every for test in tests if (every := _interval(test, frame, raised))]
@@ -475,12 +476,11 @@ def _read_calls(
     raised = _raised(body, frame)
     draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
     found: list[tuple[bool, str, CapturedPause, bool]] = []
-    for call, tests, within in calls:
-        kind = _kind_of(call, within, frame)
+    others = _from_other_data(body)
+    kinds = ((*one, kind) for one in calls for kind in _kinds_of(one[0], one[2], frame, others))
+    for call, tests, _, kind in kinds:
         if called_name(call.func) == "eval" and (tests in draws or not _is_tried(call, body, frame)):
             continue  # it draws samples there, shows a few, or puts a network aside for a moment
-        if not kind:
-            continue
         asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
         if any(_is_false(test, frame) for test in (*tests, *asked)):
             continue
@@ -492,7 +492,7 @@ def _read_calls(
         elif every == 0 or (unit == "steps" and every is None and not is_last):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
-        is_of_values = any(map(_compares, tests))
+        is_of_values = any(map(_compares, (*tests, *asked)))
         pause = CapturedPause(unit="job" if is_last else unit, every=every or 1, num_samples=samples)
         found.append((is_of_values and every is None, kind, pause, bool(tests) and not is_of_values))
     # What comes for certain is said before what a better loss brings.
@@ -554,8 +554,29 @@ def _statements(
             yield node, tests, ()
 
 
-def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> str:
-    """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls."""
+def _from_other_data(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that are set in loops through other data, such as ``for images in dev_batches():``."""
+    loops = (node for top in body for node in ast.walk(top) if isinstance(node, ast.For))
+    inside = (node for loop in loops if _names_other_data(loop.iter) for node in ast.walk(loop))
+    return {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _kinds_of(
+    call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, others: set[str]
+) -> Iterator[str]:
+    """Kinds of a call: a function that evaluates may save as well, such as the best weights so far."""
+    if kind := _kind_of(call, within, frame, others):
+        yield kind
+    known = _function(call, frame) if kind == "validation" else None
+    if known is not None and _saves(known.__code__, known.__globals__):
+        yield "checkpoints"
+
+
+def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, others: set[str]) -> str:
+    """``validation``, ``checkpoints`` or nothing, by the name of what is called, and what a function itself calls.
+
+    ``others`` has the names of batches of other data.
+    """
     function, name = call.func, called_name(call.func)
     owner = getattr(getattr(function, "value", None), "id", "")
     if _EVALUATES.search(name) and (
@@ -569,7 +590,8 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType) -> st
     import torch  # commands that start a script read this module, and load no framework
 
     known = value_in(function, frame)
-    if isinstance(known, torch.nn.Module) and any(_names_other_data(given) for given in call.args):
+    is_network = isinstance(known, torch.nn.Module)
+    if is_network and any(_names_other_data(given) or parts_in(given) & others for given in call.args):
         return "validation"  # with gradients, and without evaluation mode
     known = None if set(name.split("_")) & set(_OTHER_SAVERS) else _function(call, frame)
     return "checkpoints" if known is not None and _saves(known.__code__, known.__globals__) else ""

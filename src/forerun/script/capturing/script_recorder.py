@@ -172,9 +172,9 @@ class ScriptRecorder(StepRecorder):
         ]
         changes = (AllocationKind.GRADIENT, AllocationKind.OPTIMIZER_STATE)
         # An optimizer may be given frozen weights too, such as those of a momentum encoder.
-        changed = {id(tensor) for tensor in trained if tensor.requires_grad}
+        changed = {id(tensor): self.block_of(tensor) for tensor in trained if tensor.requires_grad}
         self._num_trained, self._trained = len(changed), {id(tensor) for tensor in trained}
-        self._kept.update(alive - {self.block_of(tensor) for tensor in trained})
+        self._kept.update(alive - set(changed.values()))
         self._kept -= {block for block, kind in kinds.items() if kind in changes}
         shapes = {tensor.shape for tensor in trained}
         others = (p for p in _parameters() if id(p) not in changed and p.shape in shapes)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import multiprocessing.process
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,14 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.script.capturing.pretend import META, is_pretended
 from forerun.script.capturing.steps import Steps, first_tensor
-from forerun.script.patching import RefusedError, after_import, place_in_script, surround
+from forerun.script.patching import RefusedError, after_import, place_in_script, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
-
-_COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
-    "reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
-    "broadcast_object_list", "gather_object", "scatter_object_list", "all_reduce_coalesced", "all_gather_coalesced",
-)  # fmt: skip
 
 
 class _Done:
@@ -221,6 +215,10 @@ def _empty(form: tuple[Any, ...], sizes: _Sizes) -> Any:
     return pytree.tree_unflatten([made(leaf) for leaf in leaves], structure)
 
 
+def _nothing_held(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class _Replicated(nn.Module):
     """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
 
@@ -238,29 +236,10 @@ class _Replicated(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        yield
-
-    @contextlib.contextmanager
-    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    def register_comm_hook(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
-    @classmethod
-    @contextlib.contextmanager
-    def summon_full_params(cls, *args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    @staticmethod
-    @contextlib.contextmanager
-    def state_dict_type(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
+    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(_nothing_held)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -316,7 +295,7 @@ class Parallelism:
             module.init_process_group = init_process_group
             module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
             module.all_gather_object = _gather_objects
-            for name in _COLLECTIVES:
+            for name in tables()["collectives"]["names"]:
                 if hasattr(module, name):
                     setattr(module, name, self._collective(name))
         self._cover_wrappers()

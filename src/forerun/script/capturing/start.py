@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import collections
 import contextlib
 import faulthandler
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -169,21 +168,17 @@ class _End:
         atexit.register(lambda: self.note("end", **_caught()) if os.getpid() == self._pid else None)
 
     def _cover_input(self) -> None:
-        """Notes that the script read its standard input, which is empty."""
+        """Notes that the script read its standard input, which is empty; ``input`` reads a line of it."""
+        end = self
 
-        def noting(read: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(read)
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                self.note("input", place=place_in_script())
-                return read(*args, **kwargs)
+        class Empty(io.TextIOWrapper):
+            def readline(self, *args: Any) -> str:  # type: ignore[override]
+                end.note("input", place=place_in_script())
+                return ""
 
-            return noted
+            read = readline
 
-        builtins.input = noting(builtins.input)
-        stdin: Any = sys.stdin
-        sys.stdin = _Proxy(
-            stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")}
-        )
+        sys.stdin = Empty(sys.stdin.buffer)
 
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
@@ -197,19 +192,6 @@ class _End:
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(handle, (json.dumps(line) + "\n").encode())
         os.close(handle)
-
-
-class _Proxy:
-    """An object with some of its methods replaced."""
-
-    def __init__(self, inner: Any, own: dict[str, Any]) -> None:
-        vars(self).update(own, _inner=inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __iter__(self) -> Any:
-        return iter(self.readline, "")
 
 
 def _caught() -> dict[str, Any]:
@@ -237,23 +219,13 @@ class _Session:
 
     def tensorflow(self, module: Any) -> None:
         """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
-
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            self.refuse(
-                "it trains on TensorFlow; hand its model to forerun.keras, or name it as keras:FILE.keras"
-            )
-
-        module.GradientTape.__enter__ = refuse
+        why = "it trains on TensorFlow; hand its model to forerun.keras, or name it as keras:FILE.keras"
+        module.GradientTape.__enter__ = lambda *args, **kwargs: self.refuse(why)
 
     def jax(self, module: Any) -> None:
         """Refuses gradients of JAX."""
-
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            self.refuse(
-                "it trains on JAX, and a capture needs PyTorch; hand a model of Keras to forerun.keras"
-            )
-
-        module.grad = module.value_and_grad = refuse
+        why = "it trains on JAX, and a capture needs PyTorch; hand a model of Keras to forerun.keras"
+        module.grad = module.value_and_grad = lambda *args, **kwargs: self.refuse(why)
 
     def triton(self, module: Any) -> None:
         """Charges the launch of a Triton kernel by its traffic; its results have their shapes already."""
@@ -274,7 +246,6 @@ class _Session:
         """Patches PyTorch as soon as it is loaded."""
         from forerun.script.capturing import pretend
         from forerun.script.capturing.checkpoints import Checkpoints
-        from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
         from forerun.script.capturing.job import Counters, round_of
         from forerun.script.capturing.patches import Loaders, cover_ignite, cover_keras, cover_torch
         from forerun.script.capturing.pauses import Pauses
@@ -326,8 +297,8 @@ class _Session:
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder
-            pretend_cuda()
-            cover_attributes()
+            pretend.pretend_cuda()
+            pretend.cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
 
@@ -352,17 +323,13 @@ class _Session:
         if parameters and any(self.steps.recorder.is_traced(p) for p in parameters):
             self.pretence.notes_guesses = True
             return
-        self.refuse_pretence()
+        self._end.note("no device")  # the caller records it on the processor
+        self._end.leave(1)
 
     @property
     def counters(self) -> Counters:
         """Counters of the loops, as they were at each end of a step."""
         return self._by_optimizer[self.steps.last or 0]
-
-    def refuse_pretence(self) -> None:
-        """The script trains on the processor: the caller records it there."""
-        self._end.note("no device")
-        self._end.leave(1)
 
     def finish(self) -> None:
         """Writes the result; ends the process, or lets the script go on to what it does after an epoch."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.script.capturing.script_recorder import ScriptRecorder
@@ -287,14 +288,16 @@ class Steps:
         if first is not None and first.dim():
             if not self.first_sizes:
                 self.reads_tokens = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
-            self.input_shape = self.input_shape or tuple(first.shape[1:])
-            self.first_sizes = self.first_sizes or tuple(first.shape[:2])
+            is_one = first.dim() == 1 and is_sample(module, args, kwargs)
+            shape = (1, *first.shape) if is_one else tuple(first.shape)
+            self.input_shape = self.input_shape or shape[1:]
+            self.first_sizes = self.first_sizes or shape[:2]
             # Images of one channel are contiguous in both orders.
             if first.dim() == 4 and first.shape[1] > 1 and not first.is_contiguous():
                 self.is_channels_last |= first.is_contiguous(memory_format=torch.channels_last)
             # A module without weights, such as a loss, may take them in another order.
             if self._now is not None and (not self._now.samples or any(True for _ in module.parameters())):
-                self._now.samples.append(int(first.shape[0]))
+                self._now.samples.append(shape[0])
         if self._now is not None:
             self._now.num_forwards += 1
 
@@ -503,6 +506,15 @@ class Steps:
             for row in rows
             if row.step_part == StepPart.FORWARD and row.cost.op_class in _HEAVY
         ]
+
+
+def is_sample(module: torch.nn.Module, *given: Any) -> bool:
+    """True if a network is given vectors alone, the first as long as its first linear layer takes: no batch."""
+    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    if any(tensor.dim() != 1 for tensor in tensors):
+        return False
+    layer = next((inner for inner in module.modules() if isinstance(inner, torch.nn.Linear)), None)
+    return layer is not None and tensors[0].shape[0] == layer.in_features
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:
