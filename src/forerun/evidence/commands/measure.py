@@ -12,14 +12,6 @@ import typer
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import Protocol
-from forerun.evidence.measurement.session import (
-    Event,
-    JobFinished,
-    JobLost,
-    JobProgressed,
-    JobStarted,
-    SessionStarted,
-)
 from forerun.evidence.measurement.settings import (
     SYSTEM_A_SIZES,
     CompositionQuestion,
@@ -42,6 +34,7 @@ if TYPE_CHECKING:
     from forerun.evidence.measure import MeasurementRun
     from forerun.evidence.measure_curve import TrainedCurve
     from forerun.evidence.measure_loader import LoaderRun
+    from forerun.evidence.measurement.session import Event
     from forerun.evidence.records.measurement import Measurement
 
 Writer = Callable[["Iterable[Measurement]", Path], int]
@@ -388,6 +381,14 @@ class _Shown:
         self._num_done = 0
 
     def tell(self, event: Event) -> None:
+        from forerun.evidence.measurement.session import (
+            JobFinished,
+            JobLost,
+            JobProgressed,
+            JobStarted,
+            SessionStarted,
+        )
+
         bar, task = self._bar, self._task
         if isinstance(event, SessionStarted):
             bar.update(task, total=event.num_jobs, description=_skipped(event.num_skipped))

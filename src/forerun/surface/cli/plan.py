@@ -22,7 +22,7 @@ from forerun.surface.cli.settings import (
     known_models,
     model_of,
 )
-from forerun.surface.cli.verbs import told_in, verb
+from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
     from forerun.search.advise import Way
@@ -112,13 +112,13 @@ def format_of_job(name: str, answer: Any) -> str:
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
     page=_page,
     traces=True,
+    money=True,
     examples=(
         "forerun plan torchvision:resnet50 --on t4,l4 --batch-size 64,128 --dataset imagenet --epochs 90",
         "forerun plan llama-3.2-1b --on l4,rtx-4090 --tokens 100M --sequence-length 2048 --within 'cost<=20'",
         "forerun plan resnet50 --on 8xa100-sxm4-40gb --dataset imagenet --search all --format csv",
     ),
 )
-@told_in(money=True)
 def plan(
     model: Annotated[
         list[str],

@@ -75,7 +75,7 @@ _CORE = {
 _GROUP = "forerun.verbs"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Shown:
     """Places of the functions that show an answer, and the options that go with them."""
 
@@ -84,7 +84,7 @@ class _Shown:
     plot: str | Callable[[Path, Any], None] | None
     width: int
     after: Callable[[Any], None] | None
-    rows: Callable[[Any], Any] | None
+    rows: Callable[[Any], Any]
     money: bool
 
 
@@ -101,6 +101,8 @@ def verb(
     traces: bool = False,
     width: int = TABLE_WIDTH_IN_A_PIPE,
     after: Callable[[Any], None] | None = None,
+    rows: Callable[[Any], Any] = lambda answer: answer,
+    money: bool = False,
     examples: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
@@ -118,6 +120,8 @@ def verb(
         traces: Whether models are traced: the function receives ``use_cache``.
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
+        rows: Function from the answer to the part of it that has the rows of ``--format csv``.
+        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
     """
     known = {} if options is None else dict(declared(options))
@@ -125,20 +129,9 @@ def verb(
         known.pop(name, None)
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
-        told = {"rows": None, "money": False, **vars(ask)}  # see ``told_in``
-        shown = (
-            None
-            if page is None
-            else _Shown(
-                page=page,
-                as_dict=as_dict,
-                plot=plot,
-                width=width,
-                after=after,
-                rows=told["rows"],
-                money=told["money"],
-            )
-        )
+        shown = None
+        if page is not None:
+            shown = _Shown(page, as_dict, plot, width, after, rows, money)
         # The type of the answer may be known to type checkers only; the parser has no use for it.
         ask.__annotations__.pop("return", None)
         own = dict(inspect.signature(ask, eval_str=True).parameters)
@@ -182,23 +175,6 @@ def verb(
         return command
 
     return declare
-
-
-def told_in(
-    *, rows: Callable[[Any], Any] | None = None, money: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares more about the answer of a function that ``verb`` makes a command of.
-
-    Args:
-        rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.
-        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
-    """
-
-    def tell(ask: Callable[..., Any]) -> Callable[..., Any]:
-        vars(ask).update(rows=rows, money=money)
-        return ask
-
-    return tell
 
 
 def _common(
@@ -261,7 +237,7 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         else:
             from forerun.surface.report.objects import rows_of, rows_text
 
-            rows = rows_of(answer if shown.rows is None else shown.rows(answer), found)
+            rows = rows_of(shown.rows(answer), found)
             sys.stdout.write(rows_text(rows, form))
     if path is not None:
         typer.echo(f"plot written to {path}", err=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_REJECTED = 8
 
-_Cell = Callable[[PlanPoint], "str | Text | None"]
+_Cell = Callable[[Any], "str | Text | None"]
 
 
 def plan_page(plan: Plan) -> RenderableType:
@@ -200,14 +200,19 @@ def _sensitivity(plan: Plan) -> list[Text]:
 
 
 def _points(plan: Plan, points: Sequence[PlanPoint]) -> Table:
+    return table_of(points, point_columns(plan), left=_WORDS)
+
+
+def point_columns(plan: Plan) -> dict[str, _Cell]:
+    """The columns that say something about the candidates of a plan."""
     columns = {
         title: cell for title, cell in _COLUMNS.items() if title != "epochs" or plan.target is not None
     }
     # A column that is equal in all rows says nothing: the head of the page has it.
     for title in _SAID_ONCE:
-        if len({columns[title](point) for point in points}) < 2:
+        if len({columns[title](candidate) for candidate in plan.candidates}) < 2:
             del columns[title]
-    return table_of(points, columns, left=_WORDS)
+    return columns
 
 
 def _interval(name: str, kind: str) -> _Cell:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from forerun.search.scale import ScaleCurve
 
-_COLUMNS: Columns[ScalePoint] = {
+SCALE_COLUMNS: Columns[ScalePoint] = {
     "devices": lambda point: str(point.num_devices),
     "nodes": lambda point: str(point.num_nodes),
     "global batch": lambda point: str(point.batch_size_global),
@@ -58,7 +58,7 @@ def scale_page(curve: ScaleCurve) -> RenderableType:
         parts += [
             Text(""),
             Text(scaling_words(kind, points[0].batch_size_per_device, points[0].batch_size_global)),
-            table_of(points, _COLUMNS),
+            table_of(points, SCALE_COLUMNS),
             Text(paying_sentence(curve.stops_paying_at[kind])),
         ]
     return Group(*parts, Text(""), *(Text(f"- {note}") for note in curve.notes))
