@@ -170,7 +170,7 @@ def test_a_child_process_prints_json_and_nothing_else():
     ("ending", "words"),
     [
         ("html", ("<!doctype html>", "<svg", "Choice")),
-        ("md", ("# Plan: cnn:depth=2,base_filters=32", "## Choice", "| candidate |")),
+        ("md", ("# Plan: cnn:depth=2,base_filters=32", "## Choice", "| device | batch |")),
         ("json", ('"chosen"',)),
     ],
 )
@@ -240,3 +240,7 @@ def test_rows_of_accuracies_are_csv_as_others_write_it(tmp_path):
         csv.writer(file).writerows([("model", "accuracy"), ("cnn:depth=2,base_filters=32", 0.9)])
     result = invoke(*QUESTION, *JOB, "--accuracies", str(path), "--within", "accuracy>=85%", "--json")
     assert json.loads(result.stdout)["num_feasible"] == 8
+
+
+def test_ways_to_save_are_found_where_the_plan_assumed_the_dataset():
+    assert json.loads(invoke(*QUESTION, "--epochs", "3", "--json").stdout)["ways_to_save"]

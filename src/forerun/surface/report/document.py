@@ -29,6 +29,7 @@ from forerun.surface.report.objects import markdown_text
 from forerun.surface.report.page import quantities
 from forerun.surface.report.plan_page import (
     format_quantity,
+    pareto_figure,
     plan_choice_lines,
     point_columns,
     rejection_line,
@@ -113,6 +114,7 @@ def _plan_sections(plan: Plan) -> list[Section]:
     limits = ", ".join(plan.limits) or "no limits"
     kept = f"{plan.num_feasible:,} of {plan.num_candidates:,} candidates keep the limits"
     asked = f"Least {plan.minimize} within {limits}: {kept}."
+    picture = _svg(pareto_figure(plan)) if plan.candidates else ""
     tables = {
         "Best of each device": plan.best_by_device,
         "Front: nothing is better in both": plan.pareto,
@@ -120,7 +122,7 @@ def _plan_sections(plan: Plan) -> list[Section]:
         "Best candidates" if plan.chosen else "Nearest misses": plan.points,
     }
     sections = [
-        Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=_plan_picture(plan)),
+        Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=picture),
         *(
             Section(title, (), *cells_of(rows, point_columns(plan) | _OF_DOCUMENTS))
             for title, rows in tables.items()
@@ -142,14 +144,6 @@ _OF_DOCUMENTS: Columns[PlanPoint] = {
     "price": lambda point: point.price_source,
 }
 """Columns that a page has no room for, or only for their values."""
-
-
-def _plan_picture(plan: Plan) -> str:
-    from forerun.surface.report.plan_page import pareto_figure
-
-    if not plan.candidates:
-        return ""
-    return _svg(pareto_figure(plan))
 
 
 def _svg(figure: Figure) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from forerun.search.advise import AdvicePlan, Change
 from forerun.search.layout_search import LayoutPoint
 from forerun.search.layouts import LayoutPlan
 from forerun.search.scale import ScalePoint
-from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels, save_figure
+from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels
 from forerun.surface.report.tables import Columns, table_of
 from forerun.surface.report.wording import format_usd
 
@@ -87,11 +86,6 @@ def paying_sentence(number: int | None) -> str:
     if number is None:
         return "Every size pays: the devices that are added bring at least half of what the first does."
     return f"Adding devices stops paying at {number}: those that are added bring less than half of what the first does."
-
-
-def scale_plot(path: Path, curve: ScaleCurve) -> None:
-    """Writes ``scale_figure`` to a png, svg or pdf."""
-    save_figure(scale_figure(curve), path)
 
 
 def scale_figure(curve: ScaleCurve) -> Figure:
