@@ -229,7 +229,9 @@ def test_a_damaged_answer_is_refused(answer, tmp_path):
 
 
 def test_rejected_candidates_are_as_many_as_asked_for():
-    found = json.loads(invoke(*QUESTION, *JOB, "--within", "time<=1s", "--rejected", "2", "--json").stdout)
+    limits = ("--within", "time<=1s", "--within", "memory<=24GB")
+    found = json.loads(invoke(*QUESTION, *JOB, *limits, "--rejected", "2", "--json").stdout)
+    assert found["limits"] == ["time<=1s", "memory<=24GB"]
     assert len(found["rejected"]) == 2
     assert found["num_rejected_by_limit"][0]["num_rejected"] == 8
 
