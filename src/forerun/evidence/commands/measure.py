@@ -381,27 +381,21 @@ class _Shown:
         self._num_done = 0
 
     def tell(self, event: Event) -> None:
-        from forerun.evidence.measurement.session import (
-            JobFinished,
-            JobLost,
-            JobProgressed,
-            JobStarted,
-            SessionStarted,
-        )
+        from forerun.evidence.measurement import session  # with its locks, which the help does without
 
         bar, task = self._bar, self._task
-        if isinstance(event, SessionStarted):
+        if isinstance(event, session.SessionStarted):
             bar.update(task, total=event.num_jobs, description=_skipped(event.num_skipped))
-        elif isinstance(event, JobStarted):
+        elif isinstance(event, session.JobStarted):
             batch = event.job.parameters.get("batch_size")
             described = f"{event.job.subject}, batch size {batch}" if batch else event.job.subject
             bar.update(task, description=described, left=time_left(event.remaining_time_s))
-        elif isinstance(event, JobProgressed):
+        elif isinstance(event, session.JobProgressed):
             bar.update(task, completed=self._num_done + event.fraction)
-        elif isinstance(event, JobFinished):
+        elif isinstance(event, session.JobFinished):
             self._num_done += 1
             bar.update(task, completed=self._num_done, left=time_left(event.remaining_time_s))
-        elif isinstance(event, JobLost):
+        elif isinstance(event, session.JobLost):
             self._num_done += 1
             bar.update(task, completed=self._num_done)
 

@@ -77,66 +77,62 @@ _CORE = {
 _GROUP = "forerun.verbs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """Places of the functions that show an answer, and the options that go with them."""
+    """Ways to show an answer, and the options that go with them.
 
-    page: str | Callable[[Any], Any]
-    as_dict: Callable[[Any], Mapping[str, Any]] | None
-    plot: str | Callable[[Path, Any], None] | None
-    width: int
-    after: Callable[[Any], None] | None
-    rows: Callable[[Any], Any]
-    money: bool
-    job_formats: str
-
-
-def verb(
-    short_help: str = "",
-    *,
-    page: str | Callable[[Any], Any] | None = None,
-    as_dict: Callable[[Any], Mapping[str, Any]] | None = None,
-    plot: str | Callable[[Path, Any], None] | None = None,
-    options: type | None = None,
-    without: Iterable[str] = (),
-    aliases: Mapping[str, str] = MappingProxyType({}),
-    readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
-    traces: bool = False,
-    width: int = TABLE_WIDTH_IN_A_PIPE,
-    after: Callable[[Any], None] | None = None,
-    rows: Callable[[Any], Any] = lambda answer: answer,
-    money: bool = False,
-    job_formats: str = "",
-    examples: Sequence[str] = (),
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Makes a command of a function that asks.
-
-    Args:
-        short_help: Line of the verb in the list of all.
+    Attributes:
         page: Function from the answer to what is printed (a page, a text, or several in turn), as ``module:name`` or
-            itself; without it the function prints for itself and has no ``--json`` of its own.
+            itself.
         as_dict: Function from the answer to its JSON; without it the answer's own method of this name.
         plot: Function that draws the answer to a file, for ``--plot``.
-        options: Declaration of its settings; the function receives those that were used as ``settings``.
-        without: Settings of ``options`` that this command does not have.
-        aliases: Further names of options on this command line, by setting.
-        readers: Functions that read the text of a setting, where this command differs from the others.
-        traces: Whether models are traced: the function receives ``use_cache``.
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
         rows: Function from the answer to the part of it that has the rows of ``--format csv``.
         money: Whether the page has amounts of money, which ``--currency`` shows in another one.
         job_formats: Help of ``--format`` where the answer is also written as a job, see ``forerun.formats``.
-        examples: Commands for the help, which is short with them: ``--help-all`` has every option.
     """
+
+    page: str | Callable[[Any], Any]
+    as_dict: Callable[[Any], Mapping[str, Any]] | None = None
+    plot: str | Callable[[Path, Any], None] | None = None
+    width: int = TABLE_WIDTH_IN_A_PIPE
+    after: Callable[[Any], None] | None = None
+    rows: Callable[[Any], Any] = lambda answer: answer
+    money: bool = False
+    job_formats: str = ""
+
+
+def verb(
+    short_help: str = "",
+    *,
+    options: type | None = None,
+    without: Iterable[str] = (),
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
+    traces: bool = False,
+    examples: Sequence[str] = (),
+    **ways: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a command of a function that asks.
+
+    Args:
+        short_help: Line of the verb in the list of all.
+        options: Declaration of its settings; the function receives those that were used as ``settings``.
+        without: Settings of ``options`` that this command does not have.
+        aliases: Further names of options on this command line, by setting.
+        readers: Functions that read the text of a setting, where this command differs from the others.
+        traces: Whether models are traced: the function receives ``use_cache``.
+        examples: Commands for the help, which is short with them: ``--help-all`` has every option.
+        ways: Ways to show its answer, see ``_Shown``; without a ``page`` the function prints for itself and has no
+            ``--json`` of its own.
+    """
+    shown = _Shown(**ways) if ways else None
     known = {} if options is None else dict(declared(options))
     for name in without:
         known.pop(name, None)
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
-        shown = None
-        if page is not None:
-            shown = _Shown(page, as_dict, plot, width, after, rows, money, job_formats)
         # The type of the answer may be known to type checkers only; the parser has no use for it.
         ask.__annotations__.pop("return", None)
         own = dict(inspect.signature(ask, eval_str=True).parameters)

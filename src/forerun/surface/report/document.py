@@ -124,7 +124,7 @@ def _plan_sections(plan: Plan) -> list[Section]:
     sections = [
         Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=picture),
         *(
-            Section(title, (), *cells_of(rows, point_columns(plan) | _OF_DOCUMENTS))
+            Section(title, (), *cells_of(rows, {**point_columns(plan), **_OF_DOCUMENTS}))
             for title, rows in tables.items()
         ),
     ]

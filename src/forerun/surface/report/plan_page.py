@@ -204,7 +204,7 @@ def _points(plan: Plan, points: Sequence[PlanPoint]) -> Table:
 
 def point_columns(plan: Plan) -> dict[str, _Cell]:
     """The columns that say something about the candidates of a plan."""
-    columns = {
+    columns: dict[str, _Cell] = {
         title: cell for title, cell in _COLUMNS.items() if title != "epochs" or plan.target is not None
     }
     # A column that is equal in all rows says nothing: the head of the page has it.
