@@ -195,7 +195,7 @@ def test_a_model_that_devices_divide(sharing, precision, page):
     rate = swept.throughput_samples_per_s[0, 0, 0]
     assert rate == pytest.approx(own.throughput_samples_per_s.value, rel=1e-6)
     body = PredictBody(model=model, device="8xa100-sxm4-40gb", **of_batch, **setup, **job)
-    same(page.predict(body)["job_time_s"], own.job_time_s)
+    same(page.whole("predict", body)["job_time_s"], own.job_time_s)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -211,11 +211,11 @@ def test_the_step_of_several_devices_in_a_plan(case):
 )
 def test_the_page_says_what_python_says(case, page):
     own = forerun.predict(case.model, device="t4", **case.setup).as_dict()
-    assert page.predict(PredictBody(model=case.model, device="t4", **case.setup)) == own
+    assert page.whole("predict", PredictBody(model=case.model, device="t4", **case.setup)) == own
     for strategy in Strategy:
         words = {"model": case.model, "device": "2x4xt4", "strategy": str(strategy), **LINKS, **case.setup}
-        several = page.predict(PredictBody(**words))
-        (point,) = page.scale(ScaleBody(**words, num_devices=[8]))["points"]
+        several = page.whole("predict", PredictBody(**words))
+        (point,) = page.whole("scale", ScaleBody(**words, num_devices=[8]))["points"]
         for name in ("step_time_s", "throughput_samples_per_s"):
             same(several[name], point[name])
             same(several[name], getattr(forerun.predict(**words), name))
@@ -223,9 +223,9 @@ def test_the_page_says_what_python_says(case, page):
 
 def test_the_page_plans_what_python_predicts(page):
     case = PYTORCH[1]
-    (point,) = page.plan(PlanBody(models=[case.model], devices=["t4"], dataset_size=50_000, **case.axes))[
-        "points"
-    ]
+    (point,) = page.whole(
+        "plan", PlanBody(models=[case.model], devices=["t4"], dataset_size=50_000, **case.axes)
+    )["points"]
     own = forerun.predict(case.model, device="t4", **case.setup)
     same(point["step_time_s"], own.step_time_s)
     same(point["throughput_samples_per_s"], own.throughput_samples_per_s)
@@ -247,9 +247,9 @@ def test_every_verb_says_alike_that_positions_end(page, tmp_path):
         lambda: forerun.plan(**plan),
         lambda: forerun.scale(**words, device="t4", num_devices=[1, 2]),
         lambda: forerun.layouts(words["model"], device="2xt4", sequence_length=65, global_batch=2),
-        lambda: page.predict(PredictBody(**pasted, device="t4")),
-        lambda: page.scale(ScaleBody(**pasted, device="t4", num_devices=[1, 2])),
-        lambda: page.plan(PlanBody(models=[pasted["model"]], devices=["t4"], sequence_length=65)),
+        lambda: page.whole("predict", PredictBody(**pasted, device="t4")),
+        lambda: page.whole("scale", ScaleBody(**pasted, device="t4", num_devices=[1, 2])),
+        lambda: page.whole("plan", PlanBody(models=[pasted["model"]], devices=["t4"], sequence_length=65)),
     ]
     for ask in asked:
         with pytest.raises(UsageError, match="give --sequence-length 64 or less"):

@@ -148,7 +148,7 @@ class ModelRequest:
         http_high=4096,
     )
     sequence_length: int | None = setting(
-        None, help="Tokens of one sample.", group="model", low=1, high=100_000_000, http_high=1_000_000
+        None, help="Tokens of one sample.", group="model", low=1, high=1_000_000
     )
     image_size: int | None = setting(
         None, help="Height and width of images [pixels].", group="model", low=1, high=100_000, http_high=1024

@@ -70,7 +70,7 @@ def make_plan(
         exactly = engine.exactly([choice.table.key(int(row)) for row in missing])
         choice = Choice(choice.table.with_rows(missing, exactly), limits, goal)
         is_exact[missing] = True
-    return _plan(choice, engine.loader, num_points, max_rejected, job=job, target=target)
+    return _plan(choice, engine.search.run.loader, num_points, max_rejected, job=job, target=target)
 
 
 def _shown_rows(choice: Choice, num_points: int) -> Ints:

@@ -26,7 +26,6 @@ from forerun.prediction.replica_step import one_steps
 from forerun.prediction.run_step import fed_times, shared_times
 from forerun.prediction.step import PreparedModel, tier_of
 from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
-from forerun.question.job import InputPipeline
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, JobArrays, joined, quantities
@@ -136,11 +135,6 @@ class Engine:
         self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
         equal = self._epoch.runs(search.run) if self._epoch else ()
         self._at_lengths = [Engine(replace(search, run=run), models, terms, cost_model) for run in equal]
-
-    @property
-    def loader(self) -> InputPipeline | None:
-        """The input pipeline of each device, to count the workers that it needs."""
-        return self.search.run.loader
 
     @property
     def notes(self) -> tuple[str, ...]:

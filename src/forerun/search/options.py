@@ -74,6 +74,7 @@ class PlanOptions(CommonOptions, total=False):
             "Limits such as 'time<=2h, cost<=20, memory<=24GB'; also on epoch, step, energy, co2, "
             "throughput and accuracy.",
             metavar="LIMITS",
+            is_repeated=True,
         ),
     ]
     minimize: Annotated[

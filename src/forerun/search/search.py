@@ -404,6 +404,10 @@ def _image_sizes(given: str | int | Sequence[int]) -> list[dict[str, int]]:
     return [{"image_size": size} for size in sizes] or [{}]
 
 
+USUAL_PRECISIONS = ("fp32", "amp")
+"""Precisions of a plan where neither its user nor its models say any."""
+
+
 def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tuple[str, ...]:
     """The precisions asked for; without any, those of captured scripts and language models, or fp32 and amp."""
     if given is not None:
@@ -416,7 +420,7 @@ def _precisions(specs: Sequence[str], given: str | Sequence[str] | None) -> tupl
         raise InvalidSetupError(
             f"captured scripts of different precisions, {', '.join(sorted(held))}: plan them one by one"
         )
-    return tuple(held) or ("fp32", "amp")
+    return tuple(held) or USUAL_PRECISIONS
 
 
 def own_order(spec: str) -> str:

@@ -170,7 +170,7 @@ def test_a_child_process_prints_json_and_nothing_else():
     ("ending", "words"),
     [
         ("html", ("<!doctype html>", "<svg", "Choice")),
-        ("md", ("# Plan: cnn:depth=2,base_filters=32", "## Choice", "| candidate |")),
+        ("md", ("# Plan: cnn:depth=2,base_filters=32", "## Choice", "| device | batch |")),
         ("json", ('"chosen"',)),
     ],
 )
@@ -229,7 +229,9 @@ def test_a_damaged_answer_is_refused(answer, tmp_path):
 
 
 def test_rejected_candidates_are_as_many_as_asked_for():
-    found = json.loads(invoke(*QUESTION, *JOB, "--within", "time<=1s", "--rejected", "2", "--json").stdout)
+    limits = ("--within", "time<=1s", "--within", "memory<=24GB")
+    found = json.loads(invoke(*QUESTION, *JOB, *limits, "--rejected", "2", "--json").stdout)
+    assert found["limits"] == ["time<=1s", "memory<=24GB"]
     assert len(found["rejected"]) == 2
     assert found["num_rejected_by_limit"][0]["num_rejected"] == 8
 
@@ -240,3 +242,7 @@ def test_rows_of_accuracies_are_csv_as_others_write_it(tmp_path):
         csv.writer(file).writerows([("model", "accuracy"), ("cnn:depth=2,base_filters=32", 0.9)])
     result = invoke(*QUESTION, *JOB, "--accuracies", str(path), "--within", "accuracy>=85%", "--json")
     assert json.loads(result.stdout)["num_feasible"] == 8
+
+
+def test_ways_to_save_are_found_where_the_plan_assumed_the_dataset():
+    assert json.loads(invoke(*QUESTION, "--epochs", "3", "--json").stdout)["ways_to_save"]

@@ -12,14 +12,6 @@ import typer
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import Protocol
-from forerun.evidence.measurement.session import (
-    Event,
-    JobFinished,
-    JobLost,
-    JobProgressed,
-    JobStarted,
-    SessionStarted,
-)
 from forerun.evidence.measurement.settings import (
     SYSTEM_A_SIZES,
     CompositionQuestion,
@@ -43,6 +35,7 @@ if TYPE_CHECKING:
     from forerun.evidence.measure import MeasurementRun
     from forerun.evidence.measure_curve import TrainedCurve
     from forerun.evidence.measure_loader import LoaderRun
+    from forerun.evidence.measurement.session import Event
     from forerun.evidence.records.measurement import Measurement
 
 Writer = Callable[["Iterable[Measurement]", Path], int]
@@ -374,19 +367,21 @@ class _Shown:
         self._num_done = 0
 
     def tell(self, event: Event) -> None:
+        from forerun.evidence.measurement import session  # with its locks, which the help does without
+
         bar, task = self._bar, self._task
-        if isinstance(event, SessionStarted):
+        if isinstance(event, session.SessionStarted):
             bar.update(task, total=event.num_jobs, description=_skipped(event.num_skipped))
-        elif isinstance(event, JobStarted):
+        elif isinstance(event, session.JobStarted):
             batch = event.job.parameters.get("batch_size")
             described = f"{event.job.subject}, batch size {batch}" if batch else event.job.subject
             bar.update(task, description=described, left=time_left(event.remaining_time_s))
-        elif isinstance(event, JobProgressed):
+        elif isinstance(event, session.JobProgressed):
             bar.update(task, completed=self._num_done + event.fraction)
-        elif isinstance(event, JobFinished):
+        elif isinstance(event, session.JobFinished):
             self._num_done += 1
             bar.update(task, completed=self._num_done, left=time_left(event.remaining_time_s))
-        elif isinstance(event, JobLost):
+        elif isinstance(event, session.JobLost):
             self._num_done += 1
             bar.update(task, completed=self._num_done)
 

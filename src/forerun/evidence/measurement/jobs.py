@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.settings import setting
+
+if TYPE_CHECKING:
+    from forerun.evidence.records.measurement import JobKind, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class MeasurementJob:
     @classmethod
     def from_json(cls, text: str) -> MeasurementJob:
         """The job from the output of ``to_json``."""
+        from forerun.evidence.records.measurement import JobKind
+
         values = json.loads(text)
         return cls(
             kind=JobKind(values["kind"]),

@@ -7,15 +7,12 @@ beside them ``groups``, ``sequence_length`` and ``num_heads``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.evidence.records.measured_run import flag_of, text_of, whole_of
-from forerun.evidence.records.measurement import Scalar
-
-Parameters = Mapping[str, Scalar]
+from forerun.evidence.records.measured_run import Parameters, flag_of, text_of, whole_of
 
 _NORM_FLOPS = 8  # per element: mean, variance, difference, product with the scale, sum with the shift
 _SOFTMAX_FLOPS = 5  # per element: maximum, difference, exponential, sum, quotient

@@ -352,11 +352,9 @@ def _none_message(name: str) -> str:
 
 def this_device() -> Device:
     """The first GPU a CUDA program would see on this machine; without a GPU, its CPU."""
-    from forerun.question.devices.here import describe_host, visible_gpus
+    from forerun.question.devices.here import visible_gpus
 
-    host = describe_host()
-    gpus = visible_gpus(host.gpus)
-    return gpu_device(gpus[0]) if gpus else cpu_device(host)
+    return device_at(0 if visible_gpus() else None)
 
 
 def device_at(gpu_index: int | None) -> Device:

@@ -74,10 +74,6 @@ class Cluster:
         """
         check_num_devices(num_devices)
         nodes = num_nodes or max(1, -(-num_devices // self.num_devices_per_node))
-        if nodes < 1:
-            raise InvalidSetupError(
-                f"the number of nodes must be at least 1, got {nodes}; give a positive number"
-            )
         if num_devices % nodes:
             raise InvalidSetupError(
                 f"{num_devices} devices cannot be spread evenly over {nodes} nodes; "

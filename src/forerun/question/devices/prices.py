@@ -406,6 +406,9 @@ class Currency:
         return f"{self.sign}{price_usd / self.usd:.2f}"
 
 
+DOLLAR = Currency(code="USD", usd=1.0, source="")
+
+
 @cache
 def currencies() -> dict[str, Currency]:
     """The currencies of the catalogue by code, through the euro, for which the rates are published."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import __version__
-from forerun.base.answers import Answer, plain
+from forerun.base.answers import Answer, fields_of, plain
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
 from forerun.question.model import flat_names
@@ -230,21 +230,9 @@ hardware = Verbs(
 )
 
 
-_OF_PRICE = (
-    "device",
-    "provider",
-    "instance",
-    "num_devices",
-    "kind",
-    "region",
-    "usd_per_hour",
-    "is_community",
-)
-
-
 def _row(price: InstancePrice) -> dict[str, Any]:
-    found = {name: plain(getattr(price, name)) for name in _OF_PRICE}
-    return {**found, "date": price.date.isoformat(), "source": price.source}
+    found = fields_of(price) | {"date": price.date.isoformat(), "is_community": price.is_community}
+    return dict(plain(found))
 
 
 @verb(

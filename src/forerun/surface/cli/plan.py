@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.base.errors import UsageError
-from forerun.base.extras import plugin, plugin_names
 from forerun.search.options import PlanOptions
-from forerun.surface.cli.output import json_text
 from forerun.surface.cli.settings import (
     COMMAND_HELP,
-    FORMATS,
     UnsafeFilesOption,
     known_devices,
     known_models,
     model_of,
 )
-from forerun.surface.cli.verbs import told_in, verb
+from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
     from forerun.search.advise import Way
@@ -50,19 +46,21 @@ class _Planned:
 
     plan: Plan
     settings: dict[str, Any]
-    form: str
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
         """Changes that would make the chosen candidate faster and were not asked about."""
         if self.plan.chosen is None:
             return ()
+        from forerun.question.job import JobOptions
         from forerun.question.options import RunOptions
         from forerun.question.settings import declared
         from forerun.search.advise import ways_to_save
         from forerun.search.predict import predict
 
-        best, of_runs = self.plan.chosen, set(declared(RunOptions)) - _OF_CHOICE
+        best = self.plan.chosen
+        # The job decides nothing about a step, and its dataset may be one that the plan assumed.
+        of_runs = declared(RunOptions).keys() - declared(JobOptions).keys() - _OF_CHOICE
         own = {
             **{name: value for name, value in self.settings.items() if name in of_runs},
             "batch_size": best.batch_size_per_device,
@@ -81,28 +79,13 @@ class _Planned:
 
 
 def _page(found: _Planned) -> Iterator[Any]:
-    if found.form == "json":
-        yield json_text(found.as_dict())
-    elif found.form in FORMATS[2:]:
-        from forerun.surface.report.objects import rows_of, rows_text
+    from forerun.surface.report.plan_page import plan_page
 
-        yield rows_text(rows_of(found.plan), found.form).removesuffix("\n")
-    elif found.form != "table":
-        yield format_of_job(found.form, found.plan)
-    else:
-        from forerun.surface.report.plan_page import plan_page
-
-        yield plan_page(found.plan)
-        if found.ways:
-            yield "Also worth trying with the chosen one"
-        for way in found.ways:
-            yield f"  -  {way.words}: {100 * way.gain:.0f} % less time"
-
-
-def format_of_job(name: str, answer: Any) -> str:
-    """The job of an answer in the format of a scheduler, see ``forerun.formats``."""
-    found = plugin("forerun.formats", name)(answer)
-    return found if isinstance(found, str) else json_text(found)
+    yield plan_page(found.plan)
+    if found.ways:
+        yield "Also worth trying with the chosen one"
+    for way in found.ways:
+        yield f"  -  {way.words}: {100 * way.gain:.0f} % less time"
 
 
 @verb(
@@ -112,13 +95,16 @@ def format_of_job(name: str, answer: Any) -> str:
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
     page=_page,
     traces=True,
+    rows=lambda found: found.plan,
+    money=True,
+    job_formats="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler), slurm-time "
+    "(a --time with a margin), or sbatch, sky, dstack or ray (what each is told).",
     examples=(
         "forerun plan torchvision:resnet50 --on t4,l4 --batch-size 64,128 --dataset imagenet --epochs 90",
         "forerun plan llama-3.2-1b --on l4,rtx-4090 --tokens 100M --sequence-length 2048 --within 'cost<=20'",
         "forerun plan resnet50 --on 8xa100-sxm4-40gb --dataset imagenet --search all --format csv",
     ),
 )
-@told_in(money=True)
 def plan(
     model: Annotated[
         list[str],
@@ -143,21 +129,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE.png", help="Plot time against cost, with the Pareto front marked."),
     ] = None,
-    output: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler), slurm-time "
-            "(a --time with a margin), or sbatch, sky, dstack or ray (what each is told).",
-        ),
-    ] = "table",
     unsafe_files: UnsafeFilesOption = False,
 ) -> _Planned:
     """Find the best device, batch size and precision within limits on time, money, memory and energy."""
-    known = (*FORMATS, *plugin_names("forerun.formats"))
-    if output not in known:
-        raise UsageError(f"the format of a plan must be one of {', '.join(known)}, got '{output}'")
     if pareto is not None:
         from forerun.surface.report.figure import check_plot_path
 
@@ -167,8 +141,8 @@ def plan(
     name = model_of(model, unsafe_files=unsafe_files)
     found = forerun.plan(name, devices=on, use_cache=use_cache, **settings)
     if pareto is not None:
-        from forerun.surface.report.plan_page import pareto_plot
+        from forerun.surface.report.objects import save_plot
 
-        pareto_plot(pareto, found)
+        save_plot(pareto, found)
         typer.echo(f"plot written to {pareto}", err=True)
-    return _Planned(found, settings, output)
+    return _Planned(found, settings)

@@ -12,7 +12,7 @@ from forerun.base.errors import UsageError
 from forerun.question.options import RunOptions
 from forerun.surface.cli.output import page_width
 from forerun.surface.cli.settings import ModelOrCommand, OnDevice, UnsafeFilesOption, model_of
-from forerun.surface.cli.verbs import told_in, verb
+from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
     from forerun.prediction.estimate import Estimate
@@ -115,13 +115,14 @@ def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[
     plot=_plot,
     width=96,
     traces=True,
+    rows=lambda found: found.estimate,
+    money=True,
     examples=(
         "forerun predict torchvision:resnet50 --on l4 --batch-size 128 --precision amp --dataset imagenet --epochs 90",
         "forerun predict llama-3.1-8b --on rtx-4090 --lora 16 --quantize nf4 --sequence-length 2048",
         "forerun predict --on a100-sxm4-80gb -- python train.py --batch-size 64",
     ),
 )
-@told_in(rows=lambda found: found.estimate, money=True)
 def predict(
     model: ModelOrCommand,
     on: OnDevice,

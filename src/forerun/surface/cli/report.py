@@ -12,8 +12,7 @@ from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import plugin_names
 from forerun.base.kept import write_whole
 from forerun.surface.cli.output import json_text, quiet_libraries
-from forerun.surface.cli.plan import format_of_job
-from forerun.surface.cli.verbs import verb
+from forerun.surface.cli.verbs import format_of_job, verb
 
 if TYPE_CHECKING:
     from forerun.surface.report.document import Readable

@@ -216,7 +216,8 @@ def _read(path: Path) -> Any:
 
 
 def _chosen(words: Sequence[str]) -> str:
-    return "answers" if words and words[0].endswith(".json") else "runs"
+    is_script = "--" in words  # which may take a configuration in JSON
+    return "answers" if not is_script and any(word.endswith(".json") for word in words) else "runs"
 
 
 compare = Verbs(

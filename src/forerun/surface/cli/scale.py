@@ -15,7 +15,7 @@ from forerun.surface.cli.settings import (
     model_of,
     parse_numbers,
 )
-from forerun.surface.cli.verbs import Verbs, told_in, verb
+from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
     from forerun.search.advise import AdvicePlan
@@ -32,14 +32,14 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     aliases={"accumulation": "accumulation-steps"},
     readers={"num_devices": lambda text: parse_numbers("devices", text)},
     page="forerun.surface.report.scale_page:scale_page",
-    plot="forerun.surface.report.scale_page:scale_plot",
+    plot="forerun.surface.report.objects:save_plot",
     traces=True,
+    money=True,
     examples=(
         "forerun scale torchvision:resnet50 --on a100-sxm4-40gb --devices 1,2,4,8 --precision amp",
         "forerun scale llama-3.2-1b --on 4x8xh100-sxm --inter ethernet-100g --sequence-length 2048",
     ),
 )
-@told_in(money=True)
 def devices(
     model: ModelOrCommand,
     on: OnDevice,
@@ -93,12 +93,12 @@ def _page(found: _Layouts) -> Any:
     options=LayoutOptions,
     page=_page,
     traces=True,
+    rows=lambda found: found.plan,
     examples=(
         "forerun layouts llama-3.1-70b --on 8x8xh100-sxm --inter infiniband-ndr --global-batch 512 "
         "--sequence-length 4096",
     ),
 )
-@told_in(rows=lambda found: found.plan)
 def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
     """Find the best way to divide MODEL among the devices of a cluster."""
     import forerun

@@ -324,15 +324,13 @@ def _completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return completed
 
 
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="NAME",
-        help="Format: table, json, or the rows of the answer as csv or markdown.",
-        autocompletion=_completed(FORMATS),
-    ),
-]
+def format_option(help_text: str) -> Any:
+    """The option ``--format`` of a command."""
+    option = typer.Option("--format", metavar="NAME", help=help_text, autocompletion=_completed(FORMATS))
+    return Annotated[str, option]
+
+
+FormatOption = format_option("Format: table, json, or the rows of the answer as csv or markdown.")
 
 CurrencyOption = Annotated[
     str | None,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from forerun.base.extras import loaded, plugin, plugin_names
 from forerun.question.settings import declared
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
+    json_text,
     page_width,
-    print_json,
     print_page,
     quiet_libraries,
 )
@@ -43,6 +44,7 @@ from forerun.surface.cli.settings import (
     PlainValues,
     PlotOption,
     TimeoutOption,
+    format_option,
     parse_time_s,
     read_settings,
     setting_parameters,
@@ -77,68 +79,60 @@ _GROUP = "forerun.verbs"
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """Places of the functions that show an answer, and the options that go with them."""
+    """Ways to show an answer, and the options that go with them.
+
+    Attributes:
+        page: Function from the answer to what is printed (a page, a text, or several in turn), as ``module:name`` or
+            itself.
+        as_dict: Function from the answer to its JSON; without it the answer's own method of this name.
+        plot: Function that draws the answer to a file, for ``--plot``.
+        width: Largest width of the page [columns].
+        after: Called with the answer once it is printed, to fail.
+        rows: Function from the answer to the part of it that has the rows of ``--format csv``.
+        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
+        job_formats: Help of ``--format`` where the answer is also written as a job, see ``forerun.formats``.
+    """
 
     page: str | Callable[[Any], Any]
-    as_dict: Callable[[Any], Mapping[str, Any]] | None
-    plot: str | Callable[[Path, Any], None] | None
-    width: int
-    after: Callable[[Any], None] | None
-    rows: Callable[[Any], Any] | None
-    money: bool
+    as_dict: Callable[[Any], Mapping[str, Any]] | None = None
+    plot: str | Callable[[Path, Any], None] | None = None
+    width: int = TABLE_WIDTH_IN_A_PIPE
+    after: Callable[[Any], None] | None = None
+    rows: Callable[[Any], Any] = lambda answer: answer
+    money: bool = False
+    job_formats: str = ""
 
 
 def verb(
     short_help: str = "",
     *,
-    page: str | Callable[[Any], Any] | None = None,
-    as_dict: Callable[[Any], Mapping[str, Any]] | None = None,
-    plot: str | Callable[[Path, Any], None] | None = None,
     options: type | None = None,
     without: Iterable[str] = (),
     aliases: Mapping[str, str] = MappingProxyType({}),
     readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
     traces: bool = False,
-    width: int = TABLE_WIDTH_IN_A_PIPE,
-    after: Callable[[Any], None] | None = None,
     examples: Sequence[str] = (),
+    **ways: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
 
     Args:
         short_help: Line of the verb in the list of all.
-        page: Function from the answer to what is printed (a page, a text, or several in turn), as ``module:name`` or
-            itself; without it the function prints for itself and has no ``--json`` of its own.
-        as_dict: Function from the answer to its JSON; without it the answer's own method of this name.
-        plot: Function that draws the answer to a file, for ``--plot``.
         options: Declaration of its settings; the function receives those that were used as ``settings``.
         without: Settings of ``options`` that this command does not have.
         aliases: Further names of options on this command line, by setting.
         readers: Functions that read the text of a setting, where this command differs from the others.
         traces: Whether models are traced: the function receives ``use_cache``.
-        width: Largest width of the page [columns].
-        after: Called with the answer once it is printed, to fail.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
+        ways: Ways to show its answer, see ``_Shown``; without a ``page`` the function prints for itself and has no
+            ``--json`` of its own.
     """
+    shown = _Shown(**ways) if ways else None
     known = {} if options is None else dict(declared(options))
     for name in without:
         known.pop(name, None)
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
-        told = {"rows": None, "money": False, **vars(ask)}  # see ``told_in``
-        shown = (
-            None
-            if page is None
-            else _Shown(
-                page=page,
-                as_dict=as_dict,
-                plot=plot,
-                width=width,
-                after=after,
-                rows=told["rows"],
-                money=told["money"],
-            )
-        )
         # The type of the answer may be known to type checkers only; the parser has no use for it.
         ask.__annotations__.pop("return", None)
         own = dict(inspect.signature(ask, eval_str=True).parameters)
@@ -184,23 +178,6 @@ def verb(
     return declare
 
 
-def told_in(
-    *, rows: Callable[[Any], Any] | None = None, money: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares more about the answer of a function that ``verb`` makes a command of.
-
-    Args:
-        rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.
-        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
-    """
-
-    def tell(ask: Callable[..., Any]) -> Callable[..., Any]:
-        vars(ask).update(rows=rows, money=money)
-        return ask
-
-    return tell
-
-
 def _common(
     shown: _Shown | None, own: Mapping[str, inspect.Parameter], *, traces: bool
 ) -> list[inspect.Parameter]:
@@ -211,7 +188,7 @@ def _common(
         # In an annotation, the first name of an option stands where its default does elsewhere.
         hints = [hint for part in own.values() for hint in getattr(part.annotation, "__metadata__", ())]
         if all(getattr(hint, "default", None) != "--format" for hint in hints):  # none of its own
-            kinds["form"] = (FormatOption, "table")
+            kinds["form"] = (format_option(shown.job_formats) if shown.job_formats else FormatOption, "table")
     if shown is not None and shown.money:
         kinds["currency"] = (CurrencyOption, None)
     if shown is not None and shown.plot is not None:
@@ -232,7 +209,11 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
     if shown is None:
         ask(**given)
         return
-    form, path, currency = _form(given), given.pop("plot", None), given.pop("currency", None)
+    form, path, currency = (
+        _form(given, jobs=bool(shown.job_formats)),
+        given.pop("plot", None),
+        given.pop("currency", None),
+    )
     if currency is not None:
         from forerun.question.devices.prices import find_currency
 
@@ -245,7 +226,9 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         answer = ask(**given)
         if path is not None and shown.plot is not None:
             (loaded(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
-    if form == "table":
+    if form not in FORMATS:
+        typer.echo(format_of_job(form, shown.rows(answer)))
+    elif form == "table":
         page = loaded(shown.page) if isinstance(shown.page, str) else shown.page
         with _in_currency(currency):
             for part in _parts(page, answer, debug=debug):
@@ -254,30 +237,37 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
                 else:
                     print_page(part, page_width(shown.width))
     else:
+        as_dict = partial(shown.as_dict, answer) if shown.as_dict is not None else answer.as_dict
         with quiet_libraries(debug=debug):
-            found = answer.as_dict() if shown.as_dict is None else shown.as_dict(answer)
-        if form == "json":
-            print_json(found)
-        else:
-            from forerun.surface.report.objects import rows_of, rows_text
+            if form == "json":
+                text = json_text(as_dict()) + "\n"
+            else:
+                from forerun.surface.report.objects import rows_of, rows_text
 
-            rows = rows_of(answer if shown.rows is None else shown.rows(answer), found)
-            sys.stdout.write(rows_text(rows, form))
+                text = rows_text(rows_of(shown.rows(answer), as_dict), form)
+        sys.stdout.write(text)
     if path is not None:
         typer.echo(f"plot written to {path}", err=True)
     if shown.after is not None:
         shown.after(answer)
 
 
-def _form(given: dict[str, Any]) -> str:
+def format_of_job(name: str, answer: Any) -> str:
+    """The job of an answer in the format of a scheduler, see ``forerun.formats``."""
+    found = plugin("forerun.formats", name)(answer)
+    return found if isinstance(found, str) else json_text(found)
+
+
+def _form(given: dict[str, Any], *, jobs: bool) -> str:
     """The format that was asked for.
 
     Raises:
         UsageError: There is no such format, or two were asked for.
     """
     as_json, form = given.pop("as_json"), given.pop("form", "table")
-    if form not in FORMATS:
-        raise UsageError(f"the format must be one of {', '.join(FORMATS)}, got '{form}'")
+    known = (*FORMATS, *(plugin_names("forerun.formats") if jobs else ()))
+    if form not in known:
+        raise UsageError(f"the format must be one of {', '.join(known)}, got '{form}'")
     if as_json and form not in ("table", "json"):
         raise UsageError(f"--json and --format {form} contradict each other; give one of them")
     return "json" if as_json else form

@@ -17,22 +17,26 @@ from typing import TYPE_CHECKING, Any
 from forerun import __version__
 from forerun.base.answers import from_plain, needed_fields
 from forerun.base.errors import MissingExtraError, UsageError
+from forerun.base.units import format_bytes
 from forerun.prediction.estimate import Estimate
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.search.plan_answer import Plan, PlanPoint
-from forerun.search.scale import ScaleCurve, ScalePoint
+from forerun.search.scale import ScaleCurve
 from forerun.surface.report.figure import COLOURS, new_figure
 from forerun.surface.report.objects import markdown_text
+from forerun.surface.report.page import quantities
 from forerun.surface.report.plan_page import (
     format_quantity,
+    pareto_figure,
     plan_choice_lines,
-    point_words,
+    point_columns,
     rejection_line,
     with_range,
 )
 from forerun.surface.report.scale_page import (
+    SCALE_COLUMNS,
     paying_sentence,
     points_by_scaling,
     scale_figure,
@@ -43,6 +47,7 @@ from forerun.surface.report.wording import (
     bound_sentence,
     fit_sentence,
     provenance_sentence,
+    range_words,
     setup_words,
 )
 
@@ -109,12 +114,19 @@ def _plan_sections(plan: Plan) -> list[Section]:
     limits = ", ".join(plan.limits) or "no limits"
     kept = f"{plan.num_feasible:,} of {plan.num_candidates:,} candidates keep the limits"
     asked = f"Least {plan.minimize} within {limits}: {kept}."
+    picture = _svg(pareto_figure(plan)) if plan.candidates else ""
+    tables = {
+        "Best of each device": plan.best_by_device,
+        "Front: nothing is better in both": plan.pareto,
+        "Without a known price: the fastest of each device": plan.unpriced,
+        "Best candidates" if plan.chosen else "Nearest misses": plan.points,
+    }
     sections = [
-        Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=_plan_picture(plan)),
-        Section("Best of each device", (), *cells_of(plan.best_by_device, _POINTS)),
-        Section("Front: nothing is better in both", (), *cells_of(plan.pareto, _POINTS)),
-        Section("Without a known price: the fastest of each device", (), *cells_of(plan.unpriced, _POINTS)),
-        Section("Best candidates" if plan.chosen else "Nearest misses", (), *cells_of(plan.points, _POINTS)),
+        Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=picture),
+        *(
+            Section(title, (), *cells_of(rows, {**point_columns(plan), **_OF_DOCUMENTS}))
+            for title, rows in tables.items()
+        ),
     ]
     if plan.rejected:
         lines = tuple((rejection_line(item),) for item in plan.rejected[:_MOST_REJECTED])
@@ -126,22 +138,12 @@ def _plan_sections(plan: Plan) -> list[Section]:
     return [section for section in sections if section.paragraphs or section.rows]
 
 
-_POINTS: Columns[PlanPoint] = {
-    "candidate": point_words,
-    "job": lambda point: with_range(point.job_time_s, "time"),
-    "cost": lambda point: with_range(point.cost_usd, "money"),
-    "energy": lambda point: with_range(point.energy_j, "energy"),
+_OF_DOCUMENTS: Columns[PlanPoint] = {
+    "energy": lambda point: None if point.energy_j is None else with_range(point.energy_j, "energy"),
     "memory": lambda point: with_range(point.peak_memory_bytes, "memory"),
     "price": lambda point: point.price_source,
 }
-
-
-def _plan_picture(plan: Plan) -> str:
-    from forerun.surface.report.plan_page import pareto_figure
-
-    if not plan.candidates:
-        return ""
-    return _svg(pareto_figure(plan))
+"""Columns that a page has no room for, or only for their values."""
 
 
 def _svg(figure: Figure) -> str:
@@ -168,16 +170,10 @@ def _bars(parts: Sequence[tuple[str, float]], kind: str) -> str:
 
 
 def _estimate_sections(estimate: Estimate) -> list[Section]:
-    figures = (
-        ("step", estimate.step_time_s, "time"),
-        ("throughput", estimate.throughput_samples_per_s, "rate"),
-        ("epoch", estimate.epoch_time_s, "time"),
-        ("job", estimate.job_time_s, "time"),
-        ("cost", estimate.cost_usd, "money"),
-        ("energy", estimate.energy_j, "energy"),
-        ("peak memory", estimate.peak_memory_bytes, "memory"),
+    figures = [*quantities(estimate), ("peak memory", estimate.peak_memory_bytes, format_bytes)]
+    rows = tuple(
+        (name, f"{words(each.value)} ({range_words(each, words)})") for name, each, words in figures if each
     )
-    rows = tuple((name, with_range(value, kind)) for name, value, kind in figures if value is not None)
     memory = tuple((part.name, format_quantity(part.size_bytes, "memory")) for part in estimate.memory_parts)
     step = tuple((part.name, format_quantity(part.time_s, "time")) for part in estimate.breakdown)
     rests = (provenance_sentence(estimate), *estimate.notes)
@@ -220,7 +216,7 @@ def _scale_sections(curve: ScaleCurve) -> list[Section]:
         words = scaling_words(kind, points[0].batch_size_per_device, points[0].batch_size_global)
         title = words[0].upper() + words[1:]
         sections.append(
-            Section(title, (paying_sentence(curve.stops_paying_at[kind]),), *cells_of(points, _SCALE))
+            Section(title, (paying_sentence(curve.stops_paying_at[kind]),), *cells_of(points, SCALE_COLUMNS))
         )
     sections += [Section("Notes", curve.notes)] if curve.notes else []
     if curve.run is not None:
@@ -229,23 +225,6 @@ def _scale_sections(curve: ScaleCurve) -> list[Section]:
         command = f"{command_of(curve.run, 'scale')} --devices {numbers} --scaling {scaling}"
         sections.append(Section("Ask again", (command,)))
     return sections
-
-
-_SCALE: Columns[ScalePoint] = {
-    "devices": lambda point: str(point.num_devices),
-    "step": lambda point: with_range(point.step_time_s, "time"),
-    "throughput": lambda point: with_range(point.throughput_samples_per_s, "rate"),
-    "speed-up": lambda point: f"{point.speedup:.2f}",
-    "efficiency": lambda point: format_quantity(point.efficiency, "share"),
-    "memory of each": lambda point: (
-        format_quantity(point.peak_memory_bytes, "memory")
-        + ("" if point.fits in (None, "yes") else f", {fit_sentence(point.fits)}")
-    ),
-    "epoch": lambda point: None if point.epoch_time_s is None else with_range(point.epoch_time_s, "time"),
-    "cost of an epoch": lambda point: (
-        None if point.cost_usd_per_epoch is None else format_quantity(point.cost_usd_per_epoch, "money")
-    ),
-}
 
 
 def command_of(run: Run, verb: str = "predict") -> str:

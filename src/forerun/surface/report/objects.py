@@ -132,12 +132,12 @@ def frame_of(answer: Any) -> pd.DataFrame:
     return pd.DataFrame(rows_of(answer))
 
 
-def rows_of(answer: Any, found: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def rows_of(answer: Any, as_dict: Callable[[], Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
     """The rows of an answer as plain values, each under a name without a table in it.
 
     Args:
         answer: The answer; one whose rows are not declared has those of its longest list, or is one row.
-        found: Its JSON, where the answer cannot say it itself.
+        as_dict: Gives its JSON, where the answer cannot say it itself.
     """
     if type(answer).__name__ == "Sweep":
         return _sweep_rows(answer)
@@ -146,7 +146,7 @@ def rows_of(answer: Any, found: Mapping[str, Any] | None = None) -> list[dict[st
     field = _ROWS.get(type(answer).__name__)
     if field is not None:
         return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in getattr(answer, field)]
-    known = answer.as_dict() if found is None else found
+    known = answer.as_dict() if as_dict is None else as_dict()
     lists = {name: value for name, value in known.items() if isinstance(value, list) and value}
     # An answer may hold several lists; its longest table is what a data frame is wanted for.
     tables = [value for value in lists.values() if all(isinstance(row, Mapping) for row in value)]

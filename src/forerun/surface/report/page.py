@@ -114,14 +114,15 @@ def _grid(sides: str, rows: Iterable[Sequence[str | Text]]) -> RenderableType:
 
 def _headline(estimate: Estimate) -> RenderableType:
     rows: list[Sequence[str | Text]] = [("", "", Text("90 % interval", style="dim"))]
-    for name, interval, format_value in _quantities(estimate):
+    for name, interval, format_value in quantities(estimate):
         if interval is not None:
             value = Text(format_value(interval.value), style="bold")
             rows.append((name, value, range_words(interval, format_value)))
     return _grid("lrl", rows)
 
 
-def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
+def quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
+    """Names and values of an estimate with the functions that write them, in the order of the page."""
     # Cost and energy are those of the longest span in the question.
     span = "job" if estimate.job_time_s else "epoch" if estimate.epoch_time_s else "step"
     num_steps = estimate.num_steps_per_epoch

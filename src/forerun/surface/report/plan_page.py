@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -25,7 +24,7 @@ from forerun.search.plan_answer import (
     Rejection,
 )
 from forerun.search.search import QUANTITIES, Quantity
-from forerun.surface.report.figure import check_plot_path, look_of, new_figure, plain_log_ticks, save_figure
+from forerun.surface.report.figure import look_of, new_figure, plain_log_ticks
 from forerun.surface.report.tables import Columns, table_of
 from forerun.surface.report.wording import format_percent, format_price, format_usd, format_whole, range_words
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 _MOST_REJECTED = 8
 
-_Cell = Callable[[PlanPoint], "str | Text | None"]
+_Cell = Callable[[Any], "str | Text | None"]
 
 
 def plan_page(plan: Plan) -> RenderableType:
@@ -200,14 +199,19 @@ def _sensitivity(plan: Plan) -> list[Text]:
 
 
 def _points(plan: Plan, points: Sequence[PlanPoint]) -> Table:
-    columns = {
+    return table_of(points, point_columns(plan), left=_WORDS)
+
+
+def point_columns(plan: Plan) -> dict[str, _Cell]:
+    """The columns that say something about the candidates of a plan."""
+    columns: dict[str, _Cell] = {
         title: cell for title, cell in _COLUMNS.items() if title != "epochs" or plan.target is not None
     }
     # A column that is equal in all rows says nothing: the head of the page has it.
     for title in _SAID_ONCE:
-        if len({columns[title](point) for point in points}) < 2:
+        if len({columns[title](candidate) for candidate in plan.candidates}) < 2:
             del columns[title]
-    return table_of(points, columns, left=_WORDS)
+    return columns
 
 
 def _interval(name: str, kind: str) -> _Cell:
@@ -304,16 +308,6 @@ def _quantity_of(limit: str) -> Quantity:
 
 
 _UNITS = ((1.0, "s"), (60.0, "min"), (3600.0, "h"), (86400.0, "d"))
-
-
-def pareto_plot(path: Path, plan: Plan) -> None:
-    """Writes time against cost (or energy, without prices) of the plan's candidates, with the front marked.
-
-    Raises:
-        UsageError, FailureError: The file cannot be written.
-    """
-    check_plot_path(path)
-    save_figure(pareto_figure(plan), path)
 
 
 def pareto_figure(plan: Plan) -> Figure:

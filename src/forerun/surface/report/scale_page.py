@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from forerun.search.advise import AdvicePlan, Change
 from forerun.search.layout_search import LayoutPoint
 from forerun.search.layouts import LayoutPlan
 from forerun.search.scale import ScalePoint
-from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels, save_figure
+from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels
 from forerun.surface.report.tables import Columns, table_of
 from forerun.surface.report.wording import format_usd
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from forerun.search.scale import ScaleCurve
 
-_COLUMNS: Columns[ScalePoint] = {
+SCALE_COLUMNS: Columns[ScalePoint] = {
     "devices": lambda point: str(point.num_devices),
     "nodes": lambda point: str(point.num_nodes),
     "global batch": lambda point: str(point.batch_size_global),
@@ -58,7 +57,7 @@ def scale_page(curve: ScaleCurve) -> RenderableType:
         parts += [
             Text(""),
             Text(scaling_words(kind, points[0].batch_size_per_device, points[0].batch_size_global)),
-            table_of(points, _COLUMNS),
+            table_of(points, SCALE_COLUMNS),
             Text(paying_sentence(curve.stops_paying_at[kind])),
         ]
     return Group(*parts, Text(""), *(Text(f"- {note}") for note in curve.notes))
@@ -87,11 +86,6 @@ def paying_sentence(number: int | None) -> str:
     if number is None:
         return "Every size pays: the devices that are added bring at least half of what the first does."
     return f"Adding devices stops paying at {number}: those that are added bring less than half of what the first does."
-
-
-def scale_plot(path: Path, curve: ScaleCurve) -> None:
-    """Writes ``scale_figure`` to a png, svg or pdf."""
-    save_figure(scale_figure(curve), path)
 
 
 def scale_figure(curve: ScaleCurve) -> Figure:

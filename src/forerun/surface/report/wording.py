@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from forerun.base.units import format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
-from forerun.question.devices.prices import Currency
+
+if TYPE_CHECKING:
+    from forerun.question.devices.prices import Currency
 
 _PHASES = {"train": "training step", "forward": "forward pass", "inference": "inference"}
 
@@ -44,8 +47,7 @@ def range_words(interval: Interval, format_value: Callable[[float], str]) -> str
     return f"{number if unit == high.partition(' ')[2] else low} to {high}"
 
 
-_DOLLAR = Currency(code="USD", usd=1.0, source="")
-_shown: ContextVar[Currency] = ContextVar("forerun_currency", default=_DOLLAR)
+_shown: ContextVar[Currency | None] = ContextVar("forerun_currency", default=None)
 
 
 @contextmanager
@@ -58,14 +60,20 @@ def amounts_in(currency: Currency) -> Iterator[None]:
         _shown.reset(token)
 
 
+def _currency() -> Currency:
+    from forerun.question.devices.prices import DOLLAR  # a page without money does without tables of prices
+
+    return _shown.get() or DOLLAR
+
+
 def format_usd(amount_usd: float) -> str:
     """An amount of money, in dollars or the currency of ``amounts_in``: '$0.0123', '$4.20', '$1,234'."""
-    return _shown.get().format(amount_usd)
+    return _currency().format(amount_usd)
 
 
 def format_price(price_usd: float) -> str:
     """A price to the hundredth, in dollars or the currency of ``amounts_in``: '$0.50'."""
-    return _shown.get().format_price(price_usd)
+    return _currency().format_price(price_usd)
 
 
 def format_flops(work_flop: float) -> str:

@@ -14,6 +14,7 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forerun import __version__
+from forerun.base.answers import plain
 from forerun.base.errors import ForerunError, UsageError
 from forerun.base.received import in_a_line
 from forerun.prediction.models import kept_model_names, model_names
@@ -77,23 +78,6 @@ class Prediction(BaseModel):
     provenance: str
     notes: list[str]
     ways_to_fit: list[WayToFit]
-
-
-class DeviceRow(BaseModel):
-    """A device of the catalogue."""
-
-    name: str
-    title: str
-    vendor: str
-    kind: str
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-
-
-class DeviceList(BaseModel):
-    """Devices of the catalogue."""
-
-    devices: list[DeviceRow]
 
 
 class _OneLineServer(MCPServer[Any]):
@@ -329,14 +313,13 @@ def _compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return predict(**first).compare(predict(**second)).as_dict()
 
 
-def _hardware(device: str | None = None) -> DeviceList:
+def _hardware(device: str | None = None) -> dict[str, Any]:
     """The devices of the catalogue, or the one of a name. Example: {"device": "h100-sxm"}."""
     found = load_catalog().values() if device is None else [find_device(device)]
-    return DeviceList(
-        devices=[
-            DeviceRow(**{name: getattr(each, name) for name in DeviceRow.model_fields}) for each in found
-        ]
-    )
+    return {"devices": [{name: plain(getattr(each, name)) for name in _OF_DEVICE} for each in found]}
+
+
+_OF_DEVICE = ("name", "title", "vendor", "kind", "memory_bytes", "memory_bandwidth_bytes_per_s")
 
 
 def _models(word: str = "") -> dict[str, list[str]]:

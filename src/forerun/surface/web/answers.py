@@ -74,10 +74,6 @@ class Answers:
         """Size of the answers that are kept [bytes]."""
         return self._kept.size_bytes
 
-    def predict(self, body: PredictBody) -> dict[str, Any]:
-        """The JSON of ``forerun predict``."""
-        return self._whole("predict", body.arguments())
-
     def predict_of(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The same of settings by their names, checked as those of a request.
 
@@ -90,17 +86,11 @@ class Answers:
             part = error.errors()[0]
             place = ".".join(map(str, part["loc"]))
             raise UsageError(f"{place}: {part['msg']}, got {part.get('input')!r}; correct it") from None
-        return self.predict(body)
+        return self.whole("predict", body)
 
-    def scale(self, body: ScaleBody) -> dict[str, Any]:
-        """The JSON of ``forerun scale`` for devices."""
-        return self._whole("scale", body.arguments())
-
-    def plan(self, body: PlanBody) -> dict[str, Any]:
-        """The JSON of ``forerun plan``."""
-        return self._whole("plan", body.arguments())
-
-    def _whole(self, kind: Kind, arguments: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, kind: Kind, body: PredictBody | ScaleBody | PlanBody) -> dict[str, Any]:
+        """The JSON of ``forerun predict``, ``scale`` or ``plan``."""
+        arguments = body.arguments()
         for trace in self.missing(kind, arguments):
             self.trace(trace)
         answer: dict[str, Any] = json.loads(self.make(kind, arguments))

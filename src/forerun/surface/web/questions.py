@@ -12,7 +12,7 @@ from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.options import PlanOptions
-from forerun.search.search import expand_models, searched_values
+from forerun.search.search import USUAL_PRECISIONS, expand_models, searched_values
 from forerun.surface.web.reach import (
     CAPTURE_NAME,
     CONFIG_NAME,
@@ -236,7 +236,7 @@ class PlanRequest(_Body):
         _check_links(found)
         configurations = (
             len(models)
-            * len(found.get("precisions") or ("fp32", "amp"))
+            * len(found.get("precisions") or USUAL_PRECISIONS)
             * len(found.get("layouts") or [None])
             * max(1, len(found["image_sizes"]))
         )
