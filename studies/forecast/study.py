@@ -44,7 +44,6 @@ from studies.forecast.sweeps import (
     DivergenceScore,
     SweepScore,
     divergence_score,
-    looks_of_all,
     sweep_scores,
     winning_score,
 )
@@ -121,7 +120,7 @@ def forecast_study(
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
         sweeps=sweep_scores(runs),
         divergence=divergence_score(read_trials_as_logged(folder)),
-        winning=winning_score(looks_of_all(runs)),
+        winning=winning_score(runs),
     )
 
 

@@ -20,11 +20,11 @@ from forerun.jobs.forecasting.curve import (
 from forerun.jobs.forecasting.forecast import forecast_curve
 from forerun.jobs.forecasting.forecast_answer import (
     chance_to_diverge,
-    chance_to_win,
     diverged_later,
     stop_advice,
 )
 from forerun.jobs.forecasting.forecaster import Tier
+from forerun.jobs.forecasting.next_trial import chance_to_win
 from forerun.jobs.forecasting.schedule import parse_schedule
 
 TABLE = shipped_table()

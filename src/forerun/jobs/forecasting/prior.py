@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, read_json
 from forerun.jobs.forecasting.curve import FINAL_SHARE, Floats, MetricKind, relative_noise
@@ -326,7 +325,7 @@ class LearnedPrior:
         is_used = members_of(tier) & np.isfinite(ends)
         features = told(evidence.features, tier)
         # As in the fit: the networks have never seen a larger number.
-        given = self._outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
+        given = self.outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
         logits = np.where(is_used, given[..., : len(MEMBERS)], -np.inf)
         # The largest is taken off, so that no exponential overflows.
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -348,8 +347,8 @@ class LearnedPrior:
             scale = np.hypot(scale, np.minimum(_SCATTER_SHARE * figures[..., 5], _FALL_SHARE * fall))
         return forecast, scale, weights.mean(axis=0)
 
-    def _outputs(self, features: Floats) -> Floats:
-        """Outputs of each network, (networks, ..., outputs)."""
+    def outputs(self, features: Floats) -> Floats:
+        """Outputs of each network to features in units of their spread, (networks, ..., outputs)."""
         flat = features.reshape(-1, features.shape[-1])
         hidden: Floats = flat[None]
         for index in range(0, len(self.layers), 2):
@@ -489,21 +488,6 @@ def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
     return {"schema": _SCHEMA, "source": source, **rounded, "layers": layers}
 
 
-_Table = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    """A file."""
-
-    schema: int
-    source: str
-    middle: tuple[float, ...]
-    spread: tuple[float, ...]
-    shares: tuple[float, ...]
-    layers: tuple[tuple[_Table, ...], ...]
-
-
 def load_prior(path: Path) -> LearnedPrior:
     """Reads a prior.
 
@@ -511,32 +495,22 @@ def load_prior(path: Path) -> LearnedPrior:
         CostModelError: The file is missing, damaged or of another version.
     """
     try:
-        document = from_plain(_Document, read_json(path), least=-np.inf)
-        if document.schema != _SCHEMA:
-            raise ValueError(f"expected schema {_SCHEMA}, got {document.schema}")
-        middle, spread = (np.asarray(given, dtype=float) for given in (document.middle, document.spread))
-        layers = tuple(np.asarray(layer, dtype=float) for layer in document.layers)
-        shares = np.asarray(document.shares, dtype=float)
-        check_array("shares", shares, "float64", (len(CUTS),), 0.0, 1.0)
-        _check(middle, spread, layers)
+        document = read_json(path)
+        if document["schema"] != _SCHEMA:
+            raise ValueError(f"expected schema {_SCHEMA}, got {document['schema']}")
+        tables = {name: np.asarray(document[name], dtype=float) for name in ("middle", "spread", "shares")}
+        prior = LearnedPrior(
+            **tables, layers=tuple(np.asarray(layer, dtype=float) for layer in document["layers"])
+        )
+        check_array("shares", prior.shares, "float64", (len(CUTS),), 0.0, 1.0)
+        check_array("spread", prior.spread, "float64", prior.middle.shape, 1e-9, _MOST)
+        # Tables that do not fit each other, or hold no numbers, show in an answer to the extreme features.
+        for feature in (-4.0, 0.0, 4.0):
+            given = prior.outputs(np.full(prior.middle.shape, feature))
+            check_array("layers", given, "float64", (len(prior.layers[0]), len(MEMBERS) + 1), -_MOST, _MOST)
     except DAMAGE as error:
         raise CostModelError(
             f"{path}: expected a learned prior of curves as JSON, got {type(error).__name__}: {in_a_line(error)}; "
             "install forerun again"
         ) from error
-    return LearnedPrior(middle=middle, spread=spread, layers=layers, shares=shares)
-
-
-def _check(middle: Floats, spread: Floats, layers: tuple[Floats, ...]) -> None:
-    check_array("middle", middle, "float64", middle.shape, -_MOST, _MOST)
-    check_array("spread", spread, "float64", middle.shape, 1e-9, _MOST)
-    if len(layers) % 2 or not layers:
-        raise ValueError(f"expected weights and biases of some layers, got {len(layers)} tables")
-    num, width = len(layers[0]), len(middle)
-    for index in range(0, len(layers), 2):
-        out = layers[index].shape[-1]
-        check_array(f"layer {index}", layers[index], "float64", (num, width, out), -_MOST, _MOST)
-        check_array(f"layer {index + 1}", layers[index + 1], "float64", (num, 1, out), -_MOST, _MOST)
-        width = out
-    if width <= len(MEMBERS):
-        raise ValueError(f"expected outputs for {len(MEMBERS)} members and a scale, got {width}")
+    return prior
