@@ -180,8 +180,9 @@ def stage_logs(curve: Curve, scale: ErrorScale, end: float) -> Floats:
     found = np.full(len(STAGES), np.nan)
     width = max(1, round(FINAL_SHARE * len(curve) * end / float(curve.epochs[-1])))
     for stage, share in enumerate(STAGES):
-        seen = int(np.searchsorted(curve.epochs, share * end * (1 + 1e-9), "right"))
-        if seen and curve.epochs[-1] >= share * end * (1 - 1e-9):
+        # A trial that was first looked at later had that error, as far as anybody knows.
+        seen = max(1, int(np.searchsorted(curve.epochs, share * end * (1 + 1e-9), "right")))
+        if curve.epochs[-1] >= share * end * (1 - 1e-9):
             found[stage] = np.log(max(float(np.median(errors[max(0, seen - width) : seen])), _LEAST_ERROR))
     return found
 
