@@ -45,7 +45,7 @@ from forerun.jobs.forecasting.log_files import (
     read_wandb,
     runs_of_store,
 )
-from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
+from forerun.jobs.forecasting.text_logs import MARKDOWN, TEXT_SUFFIXES, is_text_log, read_text_log
 
 _STEP_NAMES = (
     *("step", "global_step", "opt_step", "iteration", "iter", "batch", "round", "time/total_timesteps"),
@@ -53,6 +53,7 @@ _STEP_NAMES = (
 )
 # YOLO's first group are biases, whose rate comes down from 0.1 in the warm-up.
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
+_RATE = re.compile(r"(^|[_/. -])lr($|[-_/. ])")  # lr-Adam of Lightning, g_lr of a GAN
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time", "time/time_elapsed")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
@@ -208,7 +209,7 @@ def _read_json(file: Path) -> LogColumns:
 
 
 _READERS = {".json": _read_json, ".jsonl": read_history, ".wandb": read_wandb}
-_READERS |= dict.fromkeys(TEXT_SUFFIXES, read_text_log)
+_READERS |= dict.fromkeys((*TEXT_SUFFIXES, MARKDOWN), read_text_log)
 
 
 def _of_run(columns: Mapping[str, Floats], run: str) -> dict[str, Floats]:
@@ -286,7 +287,7 @@ def _named(columns: Mapping[str, Floats], names: Sequence[str]) -> str | None:
     lowered = {name.lower(): name for name in columns}
     found = next((lowered[name] for name in names if name in lowered), None)
     if found is None and "lr" in names:
-        found = next((name for key, name in lowered.items() if key.startswith("lr-")), None)
+        found = next((name for key, name in lowered.items() if _RATE.search(key)), None)
     return found
 
 
@@ -304,6 +305,8 @@ def curve_of_columns(
     """The curve in some columns of equal length, as in ``LogColumns``; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
     counted: tuple[str, ...] = ()
+    if epoch is not None and step is not None and _falls(columns[epoch]) and not _falls(columns[step]):
+        epoch, counted = None, ("epochs begin anew while steps go on: points stand at their steps",)
     if epoch is None and step is None:
         if not any("loss" in column.lower() for column in columns):
             raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
@@ -318,7 +321,7 @@ def curve_of_columns(
             f"{name}: no column '{wanted}' with the learning rate{near_matches(wanted, columns)}; the file has "
             f"{', '.join(columns)}"
         )
-    counts = [c for c in columns if c.lower() in _STEP_NAMES]
+    counts = [c for c in columns if c.lower() in _STEP_NAMES or _RATE.search(c.lower())]
     places = list(dict.fromkeys(c for c in (epoch, step, rate, elapsed, *counts) if c is not None))
     chosen = _metric_column(columns, name, metric, places, seen)
     if not np.isfinite(columns[chosen]).any():
@@ -439,6 +442,10 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
         )
 
     return min(names, key=rank)
+
+
+def _falls(places: Floats) -> bool:
+    return bool(np.any(np.diff(places[np.isfinite(places)]) < 0))
 
 
 def _filled(values: Floats) -> Floats:
