@@ -102,7 +102,7 @@ def _coverage(study: ForecastStudy) -> str:
     for tier in found.coverage_90:
         rows.append((tier, "coverage", *(_percent(found.coverage_90[tier].get(c)) for c in cuts)))
         rows.append(("", "width", *(_three(found.width_90[tier].get(c)) for c in cuts)))
-        if tier in (Tier.BOTH, Tier.HISTORY):  # those of the others stand above
+        if tier == Tier.HISTORY:  # those of the others stand above
             rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
     return "### Coverage of 90 % intervals\n\n" + markdown_table(
         ("what is known", "", *(f"{c:.0%}" for c in cuts)), rows

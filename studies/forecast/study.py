@@ -50,7 +50,7 @@ from studies.forecast.sweeps import (
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 11
+FORECAST_STUDY_VERSION = 12
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -134,7 +134,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
         for name in names
     }
-    for tier in (Tier.SCHEDULE, Tier.BOTH):
+    for tier in (Tier.SCHEDULE, Tier.HISTORY):
         of_tier = [h for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors(
             [(h.result, _target_times(h).epochs_to_target[1]) for h in of_tier]

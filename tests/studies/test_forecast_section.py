@@ -48,7 +48,7 @@ def test_own_curves_are_forecast_without_what_came(own):
         assert row.outcome.epochs[0] == 19
         assert row.outcome.epochs[-1] == 60
         assert abs(row.forecast.final.value - row.outcome.final_value) < 0.05
-    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history and schedule"] * 4
+    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history"] * 4
 
 
 def test_the_law_of_batches_and_the_noise_scale_agree_on_own_runs(own):

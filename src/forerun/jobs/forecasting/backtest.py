@@ -334,19 +334,14 @@ def leave_origins_out(
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
     quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
-    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, kept, q) for q in (0.05, 0.95, 0.1, 0.9))
-    ends = (low_90, high_90, low_80, high_80)
-    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles, kept=kept)
-
-
-def _end(forecast: TierResult, quantiles: Floats, kept: float, level: float) -> float:
-    """End of an interval of the final value, on the side of the forecast that the level says."""
-    error, moved = (
-        float(forecast.errors[-1]),
-        float(forecast.scale[-1] * np.interp(level, LEVELS, quantiles[-1])),
-    )
-    back = float(share_kept(level, kept)) * max(forecast.result.prefix.level - error, 0.0)
-    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, back)))
+    levels, error = np.asarray((0.05, 0.95, 0.1, 0.9)), float(forecast.errors[-1])
+    moved = forecast.scale[-1] * np.interp(levels, LEVELS, quantiles[-1])
+    # No end lies on the wrong side of the forecast, and the upper ones hold a part of the way back.
+    back = share_kept(levels, kept) * max(forecast.result.prefix.level - error, 0.0)
+    ends = error + np.where(levels < 0.5, np.minimum(moved, 0.0), np.maximum(moved, back))
+    low_90, high_90, low_80, high_80 = np.maximum(ends, 0.0).tolist()
+    ends_of = (low_90, high_90, low_80, high_80)
+    return HeldOutForecast(**fields_of(forecast), ends=ends_of, quantiles=quantiles, kept=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
-_SCHEMA = 3
+_SCHEMA = 4
 _MOST = 1e6
 
 _DRAWS_OF_AN_ORIGIN = 5

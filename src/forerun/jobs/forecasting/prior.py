@@ -19,8 +19,8 @@ with laws in place of their transformer, for two thousand real curves do not det
 
 A schedule may only help. Its effect is learnt from few origins and differs among them, so that the answer without the
 schedule keeps a share of the weight, by how much of the run is done: at each cut the share is the one by which origins
-gained most in the mean, where what an origin loses counts four times what another gains. Finished runs show the drops
-themselves: beside them the schedule moves no forecast, only the interval, which always has half of its scale from each.
+gained most in the mean, where what an origin loses counts four times what another gains. The scale is the mean of both.
+Finished runs show the drops themselves: beside them no schedule is asked for.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ MEMBERS = (*_LAWS, *_ANNEALING, *_SIBLINGS)
 
 CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
 """Shares of a run at which forecasters are tested and stored figures are kept."""
-
-WITHHELD = {Tier.SCHEDULE: Tier.CURVE, Tier.BOTH: Tier.HISTORY}
-"""Tiers that know a schedule, and the same without it."""
 
 _LAW_SHARE = 0.5
 """Weight of the power law where nothing is known beside the curve: there, networks learn little more."""
@@ -311,10 +308,10 @@ class LearnedPrior:
             tier: What may be used.
         """
         found = self.weigh_alone(evidence, tier)
-        if tier not in WITHHELD:
+        if tier is not Tier.SCHEDULE:
             return _staying(found, evidence.figures) if tier is Tier.CURVE else found
-        rest = self.weigh_alone(evidence, WITHHELD[tier])
-        share = np.interp(evidence.figures[..., 6], CUTS, self.shares) * (tier is Tier.SCHEDULE)
+        rest = self.weigh_alone(evidence, Tier.CURVE)
+        share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
         forecast = share * found[0] + (1 - share) * rest[0]
         weights = share[..., None] * found[2] + (1 - share[..., None]) * rest[2]
         return forecast, 0.5 * (found[1] + rest[1]), weights
@@ -322,8 +319,9 @@ class LearnedPrior:
     def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
         """As ``weigh``, without a share for what does not know the schedule."""
         ends, figures = evidence.ends, evidence.figures
-        is_used = members_of(tier) & np.isfinite(ends)
-        features = told(evidence.features, tier)
+        has_schedule, has_siblings = tier is Tier.SCHEDULE, tier is Tier.HISTORY
+        is_used = members_of(has_schedule, has_siblings) & np.isfinite(ends)
+        features = told(evidence.features, has_schedule, has_siblings)
         # As in the fit: the networks have never seen a larger number.
         given = self.outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
         logits = np.where(is_used, given[..., : len(MEMBERS)], -np.inf)
@@ -334,7 +332,6 @@ class LearnedPrior:
             weights = (1 - _LAW_SHARE) * weights + _LAW_SHARE * _IS_POWER_LAW
         # Zero, since a weight of zero does not hide a NaN.
         members = np.where(is_used, ends, 0.0)
-        has_siblings = tier in (Tier.HISTORY, Tier.BOTH)
         if has_siblings:
             answer = is_used[..., _IS_SIBLING].all(axis=-1, keepdims=True)
             weights = np.where(answer, _followed(weights, members, figures[..., 3]), weights)
@@ -381,20 +378,17 @@ def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
     return np.asarray((1 - share[..., None]) * weights + moved, dtype=float)
 
 
-def members_of(tier: Tier) -> npt.NDArray[np.bool_]:
-    """True for each member that may be used in a tier, (members,)."""
-    has_schedule, has_siblings = tier in (Tier.SCHEDULE, Tier.BOTH), tier in (Tier.HISTORY, Tier.BOTH)
+def members_of(has_schedule: bool, has_siblings: bool) -> npt.NDArray[np.bool_]:
+    """True for each member that may be used with what is told, (members,)."""
     allowed = {**dict.fromkeys(_ANNEALING, has_schedule), **dict.fromkeys(_SIBLINGS, has_siblings)}
     return np.asarray([allowed.get(name, True) for name in MEMBERS])
 
 
-def told(features: Floats, tier: Tier) -> Floats:
-    """Features with zeros in place of what a tier does not know."""
+def told(features: Floats, has_schedule: bool, has_siblings: bool) -> Floats:
+    """Features with zeros in place of what is not told."""
     found, begin = features.copy(), features.shape[-1] - NUM_OF_SCHEDULE - NUM_OF_SIBLINGS
-    if tier not in (Tier.SCHEDULE, Tier.BOTH):
-        found[..., begin : begin + NUM_OF_SCHEDULE] = 0.0
-    if tier not in (Tier.HISTORY, Tier.BOTH):
-        found[..., begin + NUM_OF_SCHEDULE :] = 0.0
+    found[..., begin : begin + NUM_OF_SCHEDULE] *= has_schedule
+    found[..., begin + NUM_OF_SCHEDULE :] *= has_siblings
     return found
 
 

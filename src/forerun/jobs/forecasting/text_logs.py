@@ -72,7 +72,9 @@ _YOLO_HEADER, _YOLO_ROW = (
 )
 _YOLO_END = "epochs completed in"
 _WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
-_MARKED_CELL = re.compile(rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE)  # 98.0% or 3.06 with a tick, not 49 min
+_MARKED_CELL = re.compile(
+    rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE
+)  # 98.0% or 3.06 with a tick, not 49 min
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
