@@ -10,7 +10,6 @@ from forerun.jobs.forecasting.backtest import (
     cut_results,
     leave_origins_out,
     mean_of_origins,
-    points_seen,
     summarise,
     summary_of,
     tier_results,
@@ -56,7 +55,7 @@ def results():
 
 def test_a_forecaster_sees_only_what_came_before_the_cut(results):
     for result in results:
-        seen = points_seen(60, result.cut)
+        seen = round(60 * result.cut)
         assert result.prefix.num_seen == seen
         np.testing.assert_array_equal(result.prefix.errors, without_outliers(result.run.errors[:seen])[0])
 

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.jobs.forecasting.curve import clean, parse_target
-from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve, read_target_curve
+from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.jobs.forecasting.text_logs import read_text_log
 
 
@@ -258,9 +258,7 @@ def test_results_of_yolo(tmp_path):
     np.testing.assert_allclose(curve.values, 0.05 * np.arange(1, 6))
     np.testing.assert_allclose(curve.learning_rates, 0.01 - 0.001 * np.arange(1, 6))
     assert curve.epoch_time_s() == 60
-    assert (
-        read_target_curve(tmp_path / "results.csv", parse_target("mAP50>=0.9")).metric == "metrics/mAP50(B)"
-    )
+    assert read_curve(tmp_path / "results.csv", "mAP50", True).metric == "metrics/mAP50(B)"
 
 
 def test_results_of_yolov5_have_the_rate_of_its_weights_not_of_its_biases(tmp_path):

@@ -40,6 +40,7 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.jobs.forecasting.forecast import FEWEST_POINTS
 from forerun.jobs.forecasting.forecaster import (
     MOST_SIBLINGS,
     Prefix,
@@ -59,8 +60,6 @@ from forerun.jobs.forecasting.prior import (
     stacked,
 )
 from forerun.jobs.forecasting.schedule import LearningRateSchedule, is_logged, rate_column, schedule_from
-
-_FEWEST_POINTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +126,10 @@ class CutResult:
         return abs(float(self.horizons[name][-1]) - float(self.actual[-1]))
 
 
-def points_seen(num_points: int, cut: float) -> int:
-    """Number of points seen at a cut, in a run of ``num_points``."""
-    return round(cut * num_points)
-
-
 def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Prefix:
     """The run as it is known at a cut, cleaned as ``forecast_curve`` cleans it."""
     share = run.epochs / run.epochs[-1]
-    seen, _ = without_outliers(run.errors[: points_seen(len(run.errors), cut)])
+    seen, _ = without_outliers(run.errors[: round(cut * len(run.errors))])
     return Prefix(
         epochs=run.epochs,
         errors=np.maximum(seen, 1e-9),
@@ -163,7 +157,7 @@ def cut_results(
     for index, run in enumerate(runs, start=1):
         siblings = [other for other in runs if _are_siblings(other, run)]
         for cut in run.cuts:
-            if not _FEWEST_POINTS <= points_seen(len(run.errors), cut) < len(run.errors):
+            if not FEWEST_POINTS <= round(cut * len(run.errors)) < len(run.errors):
                 continue
             prefix = prefix_at(run, cut, siblings)
             if not _is_refused(prefix):
@@ -313,9 +307,7 @@ class HeldOutForecast(TierResult):
 
 
 def leave_origins_out(
-    results: Sequence[CutResult],
-    prior_of: PriorOf = lambda origin: shipped_prior(),
-    most_kept: float = 0.0,
+    results: Sequence[CutResult], prior_of: PriorOf = lambda origin: shipped_prior(), most_kept: float = 0.0
 ) -> list[HeldOutForecast]:
     """Every result in every tier it has the data for, its origin left out of the quantiles.
 
@@ -423,11 +415,7 @@ def summary_of(
 
 
 def backtest(
-    folder: str | Path,
-    *,
-    metric: str | None = None,
-    schedule: Any = None,
-    save: str | Path | None = None,
+    folder: str | Path, *, metric: str | None = None, schedule: Any = None, save: str | Path | None = None
 ) -> Backtest:
     """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import encoding_of
-from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, Target, is_rising_metric, metric_kind
+from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, is_rising_metric, metric_kind
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
@@ -107,11 +107,6 @@ def read_curve(
     curve = curve_of_columns(log.columns, run or file.name, metric, is_rising, rate, seen=seen, **how)
     planned = log.planned_end if log.planned_unit == curve.unit else None
     return replace(curve, planned_end=planned)
-
-
-def read_target_curve(path: str | Path, target: Target, rate: str | None = None) -> Curve:
-    """The curve of a target's metric, with the target's sense of better."""
-    return read_curve(path, target.metric, target.is_rising, rate)
 
 
 def find_curve_files(folder: str | Path) -> list[Path]:

@@ -37,14 +37,7 @@ import numpy.typing as npt
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, read_json
 from forerun.jobs.forecasting.curve import FINAL_SHARE, Floats, MetricKind, relative_noise
-from forerun.jobs.forecasting.forecaster import (
-    Prefix,
-    Tier,
-    can_answer,
-    path_of,
-    sibling_trust,
-    spread_of,
-)
+from forerun.jobs.forecasting.forecaster import Prefix, Tier, can_answer, path_of, sibling_trust, spread_of
 from forerun.jobs.forecasting.laws import DROP_SHARES, MEAN_SPAN, annealing_name, felt_rates
 
 HORIZONS = (0.25, 0.5, 1.0)
