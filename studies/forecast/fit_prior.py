@@ -45,8 +45,8 @@ _SHARES = np.linspace(0, 1, 6)
 _LOSS_COUNTS = 3.0
 """Shares of the schedule that are tried, and what a loss counts beside the error itself."""
 
-_TIERS = (Tier.CURVE, Tier.SCHEDULE, Tier.HISTORY, Tier.BOTH)
-"""By whether the schedule is told, and twice whether finished runs are."""
+_KNOWN = ((False, False), (True, False), (False, True), (True, True))
+"""Whether the schedule is told, and finished runs; no tier has both, and to have seen both helps either."""
 
 _FIRST = {"last value": 1.0, "power law": 4.0, "optimus": 1.5, "siblings": 3.0, "scaled siblings": 3.0}
 _FIRST |= {"annealing 5%": 2.0, "annealing 20%": 2.0, "annealing 50%": 1.0}
@@ -77,11 +77,11 @@ def fit_priors(results: Sequence[CutResult], *, steps: int = 500, seed: int = 0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=_RATE, total_steps=steps, pct_start=0.1)
     generator = np.random.default_rng(seed)
     for _ in range(steps):
-        rows, tiers = data.draw(generator, begin)
-        features = np.choose(tiers[:, None], [told(data.features[rows], tier) for tier in _TIERS])
+        rows, known = data.draw(generator, begin)
+        features = np.choose(known[:, None], [told(data.features[rows], *facts) for facts in _KNOWN])
         features = np.clip((features - middle) / spread, -4.0, 4.0)
         jittered = features + _JITTER * generator.standard_normal(features.shape)
-        loss = _loss(net(_tensor(jittered)), data, rows, tiers)
+        loss = _loss(net(_tensor(jittered)), data, rows, known)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -172,7 +172,7 @@ class _Data:
         self.counts = np.repeat(np.repeat(left_out, num, axis=1), _NETWORKS, axis=0)
 
     def draw(self, generator: np.random.Generator, begin: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, and the tier of each by its number in ``_TIERS``."""
+        """Rows, and what each is told by its number in ``_KNOWN``."""
         rows = generator.choice(len(self.chance), _DRAWN, p=self.chance)
         has = self.features[rows][:, [begin, begin + NUM_OF_SCHEDULE]] > 0
         schedule, siblings = (has & (generator.random((_DRAWN, 2)) < _TOLD)).T
@@ -203,13 +203,13 @@ class _Networks(torch.nn.Module):
         return hidden
 
 
-def _loss(given: torch.Tensor, data: _Data, rows: np.ndarray, tiers: np.ndarray) -> torch.Tensor:
+def _loss(given: torch.Tensor, data: _Data, rows: np.ndarray, known: np.ndarray) -> torch.Tensor:
     ends = data.ends[rows]
-    is_used = np.isfinite(ends) & np.stack([members_of(tier) for tier in _TIERS])[tiers]
+    is_used = np.isfinite(ends) & np.stack([members_of(*facts) for facts in _KNOWN])[known]
     members = _tensor(np.where(is_used, ends, 0.0))
     logits = given[..., :-1].masked_fill(~torch.tensor(is_used), -30.0)
     forecast = (torch.softmax(logits, dim=-1) * members).sum(dim=-1)
-    figures, siblings = _tensor(data.figures[rows]), _tensor(tiers >= 2)
+    figures, siblings = _tensor(data.figures[rows]), _tensor(known >= 2)
     base = scale_base(forecast.detach(), members, _tensor(is_used & IS_CORE), figures, siblings)
     log_scale = torch.log(base) + SCALE_REACH * torch.tanh(given[..., -1] / SCALE_REACH)
     miss = (_tensor(data.actual[rows]) - forecast).abs()

@@ -12,7 +12,7 @@ import numpy as np
 from forerun.jobs.forecasting.backtest_table import shipped_table
 from forerun.jobs.forecasting.convergence import fit_batch_scaling
 from forerun.jobs.forecasting.curve import Curve, Target, parse_target
-from forerun.jobs.forecasting.curve_files import read_target_curve
+from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
 from forerun.jobs.forecasting.forecast_answer import RunOutcome, outcome_of
 from forerun.jobs.forecasting.forecaster import Tier
@@ -102,7 +102,7 @@ def _coverage(study: ForecastStudy) -> str:
     for tier in found.coverage_90:
         rows.append((tier, "coverage", *(_percent(found.coverage_90[tier].get(c)) for c in cuts)))
         rows.append(("", "width", *(_three(found.width_90[tier].get(c)) for c in cuts)))
-        if tier in (Tier.BOTH, Tier.HISTORY):  # those of the others stand above
+        if tier == Tier.HISTORY:  # those of the others stand above
             rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
     return "### Coverage of 90 % intervals\n\n" + markdown_table(
         ("what is known", "", *(f"{c:.0%}" for c in cuts)), rows
@@ -316,7 +316,10 @@ def own_curves() -> OwnCurves:
     """All shipped curves forecast, to which nothing was fitted; a second."""
     document = json.loads((own_curves_folder() / "curves.json").read_text(encoding="utf-8"))
     target = parse_target(TARGET)
-    runs = [read_target_curve(own_curves_folder() / run["file"], target) for run in document["runs"]]
+    runs = [
+        read_curve(own_curves_folder() / run["file"], target.metric, target.is_rising)
+        for run in document["runs"]
+    ]
     rows = [_row(run, [], document["schedule"], target) for run in runs]
     rows += [_row(run, [r for r in runs if r is not run], document["schedule"], target) for run in runs]
     return OwnCurves(

@@ -44,14 +44,13 @@ from studies.forecast.sweeps import (
     DivergenceScore,
     SweepScore,
     divergence_score,
-    looks_of_all,
     sweep_scores,
     winning_score,
 )
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 11
+FORECAST_STUDY_VERSION = 12
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -121,7 +120,7 @@ def forecast_study(
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
         sweeps=sweep_scores(runs),
         divergence=divergence_score(read_trials_as_logged(folder)),
-        winning=winning_score(looks_of_all(runs)),
+        winning=winning_score(runs),
     )
 
 
@@ -135,7 +134,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
         for name in names
     }
-    for tier in (Tier.SCHEDULE, Tier.BOTH):
+    for tier in (Tier.SCHEDULE, Tier.HISTORY):
         of_tier = [h for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors(
             [(h.result, _target_times(h).epochs_to_target[1]) for h in of_tier]

@@ -3,7 +3,7 @@
 Trials of one pool are drawn in a random order, sixteen at a time; a policy says which trial runs on, and how far, until
 the budget is spent; any may pause a trial. It looks at each at the cuts of the back-tests. Pools are AlgoPerf's
 workloads by framework, and jobs of other origins with six runs or more that do not end at a target. Settings of
-``next_trial`` were chosen on AlgoPerf and ``CHOSEN_ON``; ``chance_to_win`` is fitted without the workload or origin.
+``next_trial``, on which ``chance_to_win`` rests, were chosen on AlgoPerf and ``CHOSEN_ON``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from forerun.jobs.forecasting.backtest import StoredRun
 from forerun.jobs.forecasting.curve import Curve, MetricKind, clean, error_scale, final_error
-from forerun.jobs.forecasting.forecast_answer import chance_to_diverge, chance_to_win, winning_features
-from forerun.jobs.forecasting.next_trial import STAGES, chosen, stage_logs, standings_of
+from forerun.jobs.forecasting.forecast_answer import HOPELESS, chance_to_diverge
+from forerun.jobs.forecasting.next_trial import STAGES, chance_to_win, chosen, stage_logs, standings_of
 from forerun.jobs.forecasting.prior import CUTS
 
 _NUM_TRIALS, _FEWEST_OF_WORKLOAD, _FEWEST_OF_POOL = 16, 20, 6
@@ -30,7 +30,6 @@ OURS = "**forerun**, pausing"
 _DRAWS = 2000
 """Draws behind an interval."""
 _RUNGS, _ETA, _FEWEST_FINISHED = (0.1, 0.3, 1.0), 3, 4
-_HOPELESS = 0.05
 BUDGETS = (2.0, 4.0, 8.0, 12.0)
 """Work of a search, in whole trials."""
 
@@ -57,64 +56,18 @@ class SweepScore:
     ahead_90: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
-    """Trials at cuts in searches that stop none: features of ``chance_to_win``, (looks, 5), and what came of each.
-
-    Attributes:
-        workloads: First word of the pool of each, (looks,).
-        features: (looks, 5).
-        won: 1 where the trial ended better than all before it, (looks,).
-    """
-
-    workloads: np.ndarray
-    features: np.ndarray
-    won: np.ndarray
-
-
-def looks_of(pools: Mapping[str, Trials], num_searches: int = 6) -> Looks:
-    """Looks at the trials of some searches of each pool."""
-    words, rows, won = [], [], []
-    for name, trials in _searches(pools, num_searches):
+def winning_score(runs: Sequence[StoredRun], num_searches: int = 6) -> tuple[float, float]:
+    """Brier scores of ``chance_to_win`` at cuts of trials in searches that stop none, and of 1 / (n + 1) after n."""
+    pools = {name: trials for of_group in trial_pools(runs).values() for name, trials in of_group.items()}
+    misses = []
+    for _, trials in _searches(pools, num_searches):
         for index in range(1, len(trials)):
-            finished, best = trials[:index], min(_end(t) for t in trials[:index])
+            won = _end(trials[index]) < min(map(_end, trials[:index]))
             for cut in CUTS:
-                words.append(_workload(name))
-                rows.append(winning_features(_at(trials[index], cut), finished, cut))
-                won.append(_end(trials[index]) < best)
-    return Looks(
-        workloads=np.asarray(words), features=np.asarray(rows, dtype=float), won=np.asarray(won, dtype=float)
-    )
-
-
-def fit_chance(looks: Looks, without: str = "") -> list[float]:
-    """Constant and coefficients of ``chance_to_win``, by logistic regression with a ridge of 1.
-
-    Args:
-        looks: The looks.
-        without: Workload that is left out.
-    """
-    kept = looks.workloads != without
-    features, won = looks.features[kept], looks.won[kept]
-    middle, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
-    design = np.column_stack([np.ones(len(won)), (features - middle) / spread])
-    ridge = np.diag([0.0, *np.ones(features.shape[1])])
-    found = np.zeros(design.shape[1])
-    for _ in range(20):  # Newton's steps
-        chance = 1 / (1 + np.exp(-design @ found))
-        bent = design.T @ (design * (chance * (1 - chance))[:, None]) + ridge
-        found += np.linalg.solve(bent, design.T @ (won - chance) - ridge @ found)
-    slopes = found[1:] / spread
-    return [float(found[0] - slopes @ middle), *map(float, slopes)]
-
-
-def winning_score(looks: Looks) -> tuple[float, float]:
-    """Brier scores of ``chance_to_win``, the workload or origin left out, and of 1 / (n + 1) after n trials."""
-    fits = {workload: fit_chance(looks, workload) for workload in np.unique(looks.workloads).tolist()}
-    weights = np.asarray([fits[workload] for workload in looks.workloads.tolist()])
-    chance = 1 / (1 + np.exp(-weights[:, 0] - np.sum(weights[:, 1:] * looks.features, axis=1)))
-    usual = np.exp(-looks.features[:, 3])
-    return float(np.mean((chance - looks.won) ** 2)), float(np.mean((usual - looks.won) ** 2))
+                chance = chance_to_win(_at(trials[index], cut), trials[:index], cut)
+                misses.append(((chance or 0.0) - won, 1 / (index + 1) - won))
+    ours, usual = np.mean(np.square(misses), axis=0).tolist()
+    return ours, usual
 
 
 def trial_pools(runs: Sequence[StoredRun]) -> dict[str, dict[str, list[Curve]]]:
@@ -155,27 +108,18 @@ def sweep_scores(
         runs: All runs.
         num_searches: Of each pool.
     """
-    groups, looks = trial_pools(runs), looks_of_all(runs)
-    return {group: _scores_of(pools, looks, num_searches) for group, pools in groups.items()}
+    return {group: _scores_of(pools, num_searches) for group, pools in trial_pools(runs).items()}
 
 
-def looks_of_all(runs: Sequence[StoredRun]) -> Looks:
-    """Looks at the trials of all pools, by which ``chance_to_win`` is fitted."""
-    return looks_of({name: trials for pools in trial_pools(runs).values() for name, trials in pools.items()})
-
-
-def _scores_of(
-    pools: Mapping[str, Trials], looks: Looks, num_searches: int
-) -> dict[str, dict[float, SweepScore]]:
-    weights = {workload: fit_chance(looks, workload) for workload in dict.fromkeys(map(_workload, pools))}
+def _scores_of(pools: Mapping[str, Trials], num_searches: int) -> dict[str, dict[float, SweepScore]]:
     found: dict[str, list[dict[float, tuple[float, float]]]] = defaultdict(list)
-    for name, trials in _searches(pools, num_searches):
+    for _, trials in _searches(pools, num_searches):
         policies: dict[str, Policy] = {
             "no stopping": _one_by_one(lambda *_: False),
             "median stopping": _one_by_one(_median),
             "ASHA": _asha,
             "Hyperband": _hyperband,
-            "forerun, stopping": _one_by_one(_by_chance(weights[_workload(name)])),
+            "forerun, stopping": _one_by_one(_by_chance),
             OURS: _next_trials,
         }
         for policy, proposes in policies.items():
@@ -273,12 +217,10 @@ def _end(trial: Curve) -> float:
     return float(final_error(trial.values))
 
 
-def _by_chance(weights: Sequence[float]) -> Stops:
-    def stops(trial: Curve, cut: float, finished: Trials) -> bool:
-        chance = chance_to_win(trial, finished, cut, weights)
-        return chance is not None and chance <= _HOPELESS * (1 - cut)
-
-    return stops
+def _by_chance(trial: Curve, cut: float, finished: Trials) -> bool:
+    """The rule of ``ForecastPruner``."""
+    chance = chance_to_win(trial, finished, cut)
+    return chance is not None and chance <= HOPELESS * (1 - cut)
 
 
 def _median(trial: Curve, cut: float, finished: Trials) -> bool:

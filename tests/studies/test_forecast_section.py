@@ -15,8 +15,6 @@ from studies.forecast.sweeps import (
     OURS,
     DivergenceScore,
     divergence_score,
-    fit_chance,
-    looks_of,
     sweep_scores,
 )
 from studies.tables.public import reference_folder
@@ -50,7 +48,7 @@ def test_own_curves_are_forecast_without_what_came(own):
         assert row.outcome.epochs[0] == 19
         assert row.outcome.epochs[-1] == 60
         assert abs(row.forecast.final.value - row.outcome.final_value) < 0.05
-    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history and schedule"] * 4
+    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history"] * 4
 
 
 def test_the_law_of_batches_and_the_noise_scale_agree_on_own_runs(own):
@@ -135,18 +133,6 @@ def test_jobs_whose_trials_diverge_tell_of_the_next():
     score = divergence_score(jobs)
     assert score.ours < 0.5 * score.base
     assert (score.num_looks, score.num_diverged) == (2 * 6 * (6 + 5), 2 * 6 * 5)
-
-
-def test_the_chance_to_win_has_not_seen_the_workload_that_is_left_out():
-    pools = {
-        f"{run.job.split()[1]} jax": [
-            Curve(name=r.name, metric="error", epochs=r.epochs, values=r.errors, is_rising=False)
-            for r in made_trials((run.job.split()[1],))
-        ]
-        for run in made_trials()
-    }
-    alone = fit_chance(looks_of({"a jax": pools["a jax"]}, 1))
-    np.testing.assert_allclose(fit_chance(looks_of(pools, 1), "b"), alone)
 
 
 def test_the_section_has_every_study_as_a_table(own, made_runs):

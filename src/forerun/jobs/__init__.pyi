@@ -11,7 +11,7 @@ from forerun.jobs.forecasting.curve_files import read_curve as read_curve
 from forerun.jobs.forecasting.forecast import CurveForecast as CurveForecast
 from forerun.jobs.forecasting.forecast import forecast_curve as forecast_curve
 from forerun.jobs.forecasting.forecast_answer import HOPELESS as HOPELESS
-from forerun.jobs.forecasting.forecast_answer import chance_to_win as chance_to_win
+from forerun.jobs.forecasting.next_trial import chance_to_win as chance_to_win
 from forerun.jobs.forecasting.next_trial import next_stage as next_stage
 from forerun.jobs.forecasting.next_trial import next_trial as next_trial
 from forerun.jobs.forecasting.schedule import LearningRateSchedule as LearningRateSchedule

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.jobs.forecasting.curve import clean, parse_target
-from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve, read_target_curve
+from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.jobs.forecasting.text_logs import read_text_log
 
 
@@ -258,9 +258,7 @@ def test_results_of_yolo(tmp_path):
     np.testing.assert_allclose(curve.values, 0.05 * np.arange(1, 6))
     np.testing.assert_allclose(curve.learning_rates, 0.01 - 0.001 * np.arange(1, 6))
     assert curve.epoch_time_s() == 60
-    assert (
-        read_target_curve(tmp_path / "results.csv", parse_target("mAP50>=0.9")).metric == "metrics/mAP50(B)"
-    )
+    assert read_curve(tmp_path / "results.csv", "mAP50", True).metric == "metrics/mAP50(B)"
 
 
 def test_results_of_yolov5_have_the_rate_of_its_weights_not_of_its_biases(tmp_path):
@@ -512,6 +510,46 @@ def test_the_table_of_spacy_is_read_by_its_header(tmp_path):
     curve = read_curve(file)
     assert (curve.metric, curve.unit, curve.is_rising) == ("score", "step", True)
     assert curve.epochs.tolist() == [200.0 * k for k in range(1, 8)]
+
+
+def test_a_table_in_markdown_is_read_by_its_header(tmp_path):
+    rows = [
+        "| 1 | 0.268 | 95.5% | 49 min |",
+        "| 2 | .136 | 95.1% | 51 min |",
+        "| **3** | **0.102** | 97.4% ✓ | |",
+    ]
+    text = [
+        "# Model",
+        "",
+        "| Epoch | Val loss | Val accuracy | Time |",
+        "|---:|:---|---|---|",
+        *rows,
+        "",
+        "Done.",
+    ]
+    curve = read_curve(write(tmp_path, "\n".join(text), "README.md"))
+    assert (curve.metric, curve.unit, curve.values.tolist()) == ("val_accuracy", "epoch", [95.5, 95.1, 97.4])
+    curve = read_curve(write(tmp_path, "\n".join(text), "README.md"), "val_loss")
+    assert curve.values.tolist() == [0.268, 0.136, 0.102]
+    with pytest.raises(RecordError, match="holds no CSV"):
+        find_curve_files(tmp_path)  # most notes beside logs are none
+
+
+def test_streamed_data_whose_epochs_begin_anew_stand_at_their_steps(tmp_path):
+    places = [(1, 0.01), (2, 0.02), (3, 0.03), (4, 0.01), (5, 0.02), (6, 0.03), (7, 0.04)]
+    history = [{"step": 1000 * s, "epoch": e, "eval_wer": 60 - s} for s, e in places]
+    state = json.dumps({"log_history": history, "max_steps": 100_000})
+    curve = read_curve(write(tmp_path, state, "trainer_state.json"))
+    assert (curve.unit, curve.planned_end) == ("step", 100_000)
+    assert curve.epochs.tolist() == [1000.0 * s for s, _ in places]
+    assert "begin anew" in curve.notes[0]
+
+
+def test_rates_of_two_optimizers_are_no_metric(tmp_path):
+    text = "epoch,g_lr,d_lr,g_loss\n" + "\n".join(f"{e},0.0002,{0.001 / e},{5 / e}" for e in range(1, 6))
+    curve = read_curve(write(tmp_path, text))
+    assert curve.metric == "g_loss"
+    assert curve.learning_rates is not None
 
 
 def test_tokens_are_a_place_and_no_metric(tmp_path):

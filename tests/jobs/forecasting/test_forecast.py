@@ -20,11 +20,11 @@ from forerun.jobs.forecasting.curve import (
 from forerun.jobs.forecasting.forecast import forecast_curve
 from forerun.jobs.forecasting.forecast_answer import (
     chance_to_diverge,
-    chance_to_win,
     diverged_later,
     stop_advice,
 )
 from forerun.jobs.forecasting.forecaster import Tier
+from forerun.jobs.forecasting.next_trial import chance_to_win
 from forerun.jobs.forecasting.schedule import parse_schedule
 
 TABLE = shipped_table()
@@ -53,7 +53,9 @@ def test_tiers_follow_from_what_is_known():
     assert ask(schedule=parse_schedule("cosine:epochs=100")).tier is Tier.SCHEDULE
     sibling = accuracy_curve(100, seed=4)
     assert ask(siblings=[sibling]).tier is Tier.HISTORY
-    assert ask(siblings=[sibling], schedule=parse_schedule("cosine:epochs=100")).tier is Tier.BOTH
+    both = ask(siblings=[sibling], schedule=parse_schedule("cosine:epochs=100"))
+    assert both.tier is Tier.HISTORY
+    assert "finished runs show" in both.notes[-1]
 
 
 @pytest.mark.parametrize(

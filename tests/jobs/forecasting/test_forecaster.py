@@ -30,9 +30,7 @@ def contract(name, **attributes):
 
 TestOptimus = contract("optimus")
 TestPow3 = contract("pow3")
-TestPow4 = contract("pow4")
 TestExp3 = contract("exp3")
-TestWeibull4 = contract("weibull4")
 TestMmf4 = contract("mmf4")
 TestPowerLaw = contract("power law")
 TestSmallDrop = contract("annealing 5%")

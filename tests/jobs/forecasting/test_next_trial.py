@@ -7,8 +7,15 @@ import pytest
 
 from forerun.base.errors import ForecastError, InvalidSetupError
 from forerun.jobs.forecast import forecast_next
-from forerun.jobs.forecasting.curve import Curve
-from forerun.jobs.forecasting.next_trial import STAGES, chosen, next_stage, next_trial, standings_of
+from forerun.jobs.forecasting.curve import Curve, error_scale
+from forerun.jobs.forecasting.next_trial import (
+    STAGES,
+    chosen,
+    next_stage,
+    next_trial,
+    stage_logs,
+    standings_of,
+)
 
 
 def trial(floor, num=40, seen=40, name="", *, metric="val_loss", is_rising=False):
@@ -118,3 +125,16 @@ def test_logs_in_a_folder_say_which_runs_next(tmp_path):
         forecast_next(tmp_path, epochs=30)
     with pytest.raises(InvalidSetupError, match="0 or more waiting trials"):
         forecast_next(tmp_path, epochs=40, waiting=-1)
+
+
+def test_a_trial_first_looked_at_late_had_that_error_before():
+    late = Curve(
+        name="late",
+        metric="loss",
+        epochs=np.asarray([3.0, 6.0]),
+        values=np.asarray([0.5, 0.4]),
+        is_rising=False,
+    )
+    logs = stage_logs(late, error_scale([1.0], False), 10.0)
+    np.testing.assert_allclose(np.exp(logs[:4]), [0.5, 0.5, 0.5, 0.5])
+    assert np.isnan(logs[4:]).all()

@@ -51,13 +51,13 @@ def test_what_a_tier_does_not_know_changes_nothing():
 
 def test_stacked_runs_get_the_answers_of_each_alone():
     several = [evidence(seed=seed) for seed in range(3)]
-    together = shipped_prior().weigh(stacked(several), Tier.BOTH)
+    together = shipped_prior().weigh(stacked(several), Tier.HISTORY)
     for index, one in enumerate(several):
-        for alone, of_all in zip(shipped_prior().weigh(one, Tier.BOTH), together, strict=True):
+        for alone, of_all in zip(shipped_prior().weigh(one, Tier.HISTORY), together, strict=True):
             np.testing.assert_allclose(alone, of_all[index])
 
 
-def test_a_schedule_has_its_share_alone_and_moves_only_the_interval_beside_finished_runs():
+def test_a_schedule_has_its_share():
     known = evidence(rates="cosine")
     told, alone = (
         shipped_prior().weigh(known, Tier.SCHEDULE),
@@ -67,9 +67,6 @@ def test_a_schedule_has_its_share_alone_and_moves_only_the_interval_beside_finis
     share = np.interp(known.figures[0, 6], CUTS, shipped_prior().shares)
     np.testing.assert_allclose(told[0], share * alone[0] + (1 - share) * withheld[0])
     np.testing.assert_allclose(told[1], (alone[1] + withheld[1]) / 2)
-    both, history = (shipped_prior().weigh(known, tier) for tier in (Tier.BOTH, Tier.HISTORY))
-    np.testing.assert_array_equal(both[0], history[0])
-    assert not np.array_equal(both[1], history[1])
 
 
 def test_finished_runs_that_agree_are_followed_and_those_that_fell_differently_widen():
@@ -118,7 +115,7 @@ def test_the_shipped_prior_is_small_and_fast():
     taken_s = []
     for _ in range(5):
         begin_s = time.process_time()
-        prior.weigh(known, Tier.BOTH)
+        prior.weigh(known, Tier.HISTORY)
         taken_s.append(time.process_time() - begin_s)
     assert min(taken_s) < 0.02
     assert len(MEMBERS) == prior.layers[-1].shape[-1] - 1

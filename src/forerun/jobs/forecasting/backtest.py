@@ -40,6 +40,7 @@ from forerun.jobs.forecasting.curve import (
     without_outliers,
 )
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.jobs.forecasting.forecast import FEWEST_POINTS
 from forerun.jobs.forecasting.forecaster import (
     MOST_SIBLINGS,
     Prefix,
@@ -59,8 +60,6 @@ from forerun.jobs.forecasting.prior import (
     stacked,
 )
 from forerun.jobs.forecasting.schedule import LearningRateSchedule, is_logged, rate_column, schedule_from
-
-_FEWEST_POINTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +126,10 @@ class CutResult:
         return abs(float(self.horizons[name][-1]) - float(self.actual[-1]))
 
 
-def points_seen(num_points: int, cut: float) -> int:
-    """Number of points seen at a cut, in a run of ``num_points``."""
-    return round(cut * num_points)
-
-
 def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Prefix:
     """The run as it is known at a cut, cleaned as ``forecast_curve`` cleans it."""
     share = run.epochs / run.epochs[-1]
-    seen, _ = without_outliers(run.errors[: points_seen(len(run.errors), cut)])
+    seen, _ = without_outliers(run.errors[: round(cut * len(run.errors))])
     return Prefix(
         epochs=run.epochs,
         errors=np.maximum(seen, 1e-9),
@@ -163,7 +157,7 @@ def cut_results(
     for index, run in enumerate(runs, start=1):
         siblings = [other for other in runs if _are_siblings(other, run)]
         for cut in run.cuts:
-            if not _FEWEST_POINTS <= points_seen(len(run.errors), cut) < len(run.errors):
+            if not FEWEST_POINTS <= round(cut * len(run.errors)) < len(run.errors):
                 continue
             prefix = prefix_at(run, cut, siblings)
             if not _is_refused(prefix):
@@ -313,9 +307,7 @@ class HeldOutForecast(TierResult):
 
 
 def leave_origins_out(
-    results: Sequence[CutResult],
-    prior_of: PriorOf = lambda origin: shipped_prior(),
-    most_kept: float = 0.0,
+    results: Sequence[CutResult], prior_of: PriorOf = lambda origin: shipped_prior(), most_kept: float = 0.0
 ) -> list[HeldOutForecast]:
     """Every result in every tier it has the data for, its origin left out of the quantiles.
 
@@ -334,19 +326,14 @@ def leave_origins_out(
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
     quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
-    low_90, high_90, low_80, high_80 = (_end(forecast, quantiles, kept, q) for q in (0.05, 0.95, 0.1, 0.9))
-    ends = (low_90, high_90, low_80, high_80)
-    return HeldOutForecast(**fields_of(forecast), ends=ends, quantiles=quantiles, kept=kept)
-
-
-def _end(forecast: TierResult, quantiles: Floats, kept: float, level: float) -> float:
-    """End of an interval of the final value, on the side of the forecast that the level says."""
-    error, moved = (
-        float(forecast.errors[-1]),
-        float(forecast.scale[-1] * np.interp(level, LEVELS, quantiles[-1])),
-    )
-    back = float(share_kept(level, kept)) * max(forecast.result.prefix.level - error, 0.0)
-    return max(0.0, error + (min(moved, 0.0) if level < 0.5 else max(moved, back)))
+    levels, error = np.asarray((0.05, 0.95, 0.1, 0.9)), float(forecast.errors[-1])
+    moved = forecast.scale[-1] * np.interp(levels, LEVELS, quantiles[-1])
+    # No end lies on the wrong side of the forecast, and the upper ones hold a part of the way back.
+    back = share_kept(levels, kept) * max(forecast.result.prefix.level - error, 0.0)
+    ends = error + np.where(levels < 0.5, np.minimum(moved, 0.0), np.maximum(moved, back))
+    low_90, high_90, low_80, high_80 = np.maximum(ends, 0.0).tolist()
+    ends_of = (low_90, high_90, low_80, high_80)
+    return HeldOutForecast(**fields_of(forecast), ends=ends_of, quantiles=quantiles, kept=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,11 +415,7 @@ def summary_of(
 
 
 def backtest(
-    folder: str | Path,
-    *,
-    metric: str | None = None,
-    schedule: Any = None,
-    save: str | Path | None = None,
+    folder: str | Path, *, metric: str | None = None, schedule: Any = None, save: str | Path | None = None
 ) -> Backtest:
     """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
 

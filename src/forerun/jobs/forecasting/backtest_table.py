@@ -29,7 +29,7 @@ LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
-_SCHEMA = 3
+_SCHEMA = 4
 _MOST = 1e6
 
 _DRAWS_OF_AN_ORIGIN = 5
@@ -165,13 +165,16 @@ def load_table(path: Path) -> BacktestTable:
                 f"{path}: expected back-test figures of schema {_SCHEMA}, got {in_a_line(document['schema'])[:20]}; "
                 "make them anew with 'forerun forecast backtest DIR --save FILE'"
             )
-        read: _Document = from_plain(_Document, document, least=-np.inf)
-        coverage = read.provenance.get("coverage_90", {})
-        from_plain(Mapping[str, Mapping[str, float | None]], coverage, "provenance coverage_90")
-        rows = enumerate(read.summaries)
-        summaries = {(Tier(row.tier), row.cut): row.summary(f"summaries {n}") for n, row in rows}
-        check_array("most_kept", np.asarray([read.most_kept]), "float64", (1,), 0.0, 1.0)
-        return BacktestTable(summaries=summaries, provenance=read.provenance, most_kept=read.most_kept)
+        provenance, most_kept = document["provenance"], float(document.get("most_kept", 0.0))
+        from_plain(Mapping[str, Mapping[str, float | None]], provenance.get("coverage_90", {}), "coverage_90")
+        check_array("most_kept", np.asarray([most_kept]), "float64", (1,), 0.0, 1.0)
+        summaries = {}
+        for number, row in enumerate(document["summaries"]):
+            tier, cut = Tier(row.pop("tier")), row.pop("cut")
+            if cut not in CUTS:
+                raise ValueError(f"summaries {number} cut: expected one of {CUTS}, got {cut}")
+            summaries[tier, cut] = _summary(f"summaries {number}", row)
+        return BacktestTable(summaries=summaries, provenance=provenance, most_kept=most_kept)
     except DAMAGE as error:
         raise CostModelError(
             f"{path}: expected back-test figures as JSON, got {type(error).__name__}: {in_a_line(error)}; make them "
@@ -179,42 +182,16 @@ def load_table(path: Path) -> BacktestTable:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A summary in a file; names as in ``CutSummary``."""
-
-    tier: str
-    cut: float
-    num_runs: int
-    num_jobs: int
-    num_origins: int
-    quantiles: tuple[tuple[float, ...], ...]
-
-    def summary(self, name: str) -> CutSummary:
-        """The summary, looked at."""
-        if self.cut not in CUTS:
-            raise ValueError(f"{name} cut: expected one of {CUTS}, got {self.cut}")
-        quantiles = np.asarray(self.quantiles, dtype=float)
-        check_array(f"{name} quantiles", quantiles, "float64", (len(HORIZONS), len(LEVELS)), -_MOST, _MOST)
-        refuse_row(
-            f"{name} quantiles", quantiles, np.diff(quantiles, axis=1).min(axis=1) < 0, "ascending figures"
-        )
-        counts = {"num_runs": self.num_runs, "num_jobs": self.num_jobs, "num_origins": self.num_origins}
-        others = np.asarray(list(counts.values()), dtype=float)
-        check_array(f"{name} numbers", others, "float64", others.shape, 0.0, _MOST)
-        return CutSummary(**counts, quantiles=quantiles)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    """A file."""
-
-    schema: int
-    provenance: Mapping[str, Any]
-    horizons: tuple[float, ...]
-    levels: tuple[float, ...]
-    summaries: tuple[_Row, ...]
-    most_kept: float = 0.0
+def _summary(name: str, row: dict[str, Any]) -> CutSummary:
+    """A summary of a file, looked at."""
+    quantiles = np.asarray(row.pop("quantiles"), dtype=float)
+    check_array(f"{name} quantiles", quantiles, "float64", (len(HORIZONS), len(LEVELS)), -_MOST, _MOST)
+    refuse_row(
+        f"{name} quantiles", quantiles, np.diff(quantiles, axis=1).min(axis=1) < 0, "ascending figures"
+    )
+    others = np.asarray(list(row.values()), dtype=float)
+    check_array(f"{name} numbers", others, "float64", others.shape, 0.0, _MOST)
+    return CutSummary(**row, quantiles=quantiles)
 
 
 RANKS = np.linspace(0.025, 0.975, 191)

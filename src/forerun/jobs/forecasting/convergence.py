@@ -243,14 +243,8 @@ def _fit_line(x: Floats, y: Floats) -> Floats:
 _Fit = Callable[[Floats, Floats], Floats]
 _Predict = Callable[[Floats, Floats], Floats]
 _FORMS: dict[str, tuple[_Fit, _Predict]] = {
-    "power": (
-        lambda x, y: _fit_line(np.log(x), np.log(y)),
-        lambda x, c: np.exp(c[0] + c[1] * np.log(x)),
-    ),
-    "saturating": (
-        lambda x, y: relative_coefficients(_with_ones(1.0 / x), y),
-        lambda x, c: c[0] + c[1] / x,
-    ),
+    "power": (lambda x, y: _fit_line(np.log(x), np.log(y)), lambda x, c: np.exp(c[0] + c[1] * np.log(x))),
+    "saturating": (lambda x, y: relative_coefficients(_with_ones(1.0 / x), y), lambda x, c: c[0] + c[1] / x),
     "constant": (lambda x, y: np.exp([np.mean(np.log(y))]), lambda x, c: np.full(len(x), c[0])),
 }
 _FORMS_WITH_ZEROS: dict[str, tuple[_Fit, _Predict]] = {

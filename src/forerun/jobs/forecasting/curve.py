@@ -293,11 +293,7 @@ def parse_target(text: str) -> Target:
         raise InvalidSetupError(
             f"a target must compare a metric with a number, such as 'accuracy>=0.92' or 'loss<=1.5', got '{text}'"
         )
-    return Target(
-        metric=found[1],
-        value=value / 100 if found[4] else value,
-        is_rising=is_rising,
-    )
+    return Target(metric=found[1], value=value / 100 if found[4] else value, is_rising=is_rising)
 
 
 def _sense(metric: str, sign: str) -> bool | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import encoding_of
-from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, Target, is_rising_metric, metric_kind
+from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, is_rising_metric, metric_kind
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
@@ -45,7 +45,7 @@ from forerun.jobs.forecasting.log_files import (
     read_wandb,
     runs_of_store,
 )
-from forerun.jobs.forecasting.text_logs import TEXT_SUFFIXES, is_text_log, read_text_log
+from forerun.jobs.forecasting.text_logs import MARKDOWN, TEXT_SUFFIXES, is_text_log, read_text_log
 
 _STEP_NAMES = (
     *("step", "global_step", "opt_step", "iteration", "iter", "batch", "round", "time/total_timesteps"),
@@ -53,6 +53,7 @@ _STEP_NAMES = (
 )
 # YOLO's first group are biases, whose rate comes down from 0.1 in the warm-up.
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
+_RATE = re.compile(r"(^|[_/. -])lr($|[-_/. ])")  # lr-Adam of Lightning, g_lr of a GAN
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time", "time/time_elapsed")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
@@ -106,11 +107,6 @@ def read_curve(
     curve = curve_of_columns(log.columns, run or file.name, metric, is_rising, rate, seen=seen, **how)
     planned = log.planned_end if log.planned_unit == curve.unit else None
     return replace(curve, planned_end=planned)
-
-
-def read_target_curve(path: str | Path, target: Target, rate: str | None = None) -> Curve:
-    """The curve of a target's metric, with the target's sense of better."""
-    return read_curve(path, target.metric, target.is_rising, rate)
 
 
 def find_curve_files(folder: str | Path) -> list[Path]:
@@ -208,7 +204,7 @@ def _read_json(file: Path) -> LogColumns:
 
 
 _READERS = {".json": _read_json, ".jsonl": read_history, ".wandb": read_wandb}
-_READERS |= dict.fromkeys(TEXT_SUFFIXES, read_text_log)
+_READERS |= dict.fromkeys((*TEXT_SUFFIXES, MARKDOWN), read_text_log)
 
 
 def _of_run(columns: Mapping[str, Floats], run: str) -> dict[str, Floats]:
@@ -286,7 +282,7 @@ def _named(columns: Mapping[str, Floats], names: Sequence[str]) -> str | None:
     lowered = {name.lower(): name for name in columns}
     found = next((lowered[name] for name in names if name in lowered), None)
     if found is None and "lr" in names:
-        found = next((name for key, name in lowered.items() if key.startswith("lr-")), None)
+        found = next((name for key, name in lowered.items() if _RATE.search(key)), None)
     return found
 
 
@@ -304,6 +300,8 @@ def curve_of_columns(
     """The curve in some columns of equal length, as in ``LogColumns``; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
     counted: tuple[str, ...] = ()
+    if epoch is not None and step is not None and _falls(columns[epoch]) and not _falls(columns[step]):
+        epoch, counted = None, ("epochs begin anew while steps go on: points stand at their steps",)
     if epoch is None and step is None:
         if not any("loss" in column.lower() for column in columns):
             raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
@@ -318,7 +316,7 @@ def curve_of_columns(
             f"{name}: no column '{wanted}' with the learning rate{near_matches(wanted, columns)}; the file has "
             f"{', '.join(columns)}"
         )
-    counts = [c for c in columns if c.lower() in _STEP_NAMES]
+    counts = [c for c in columns if c.lower() in _STEP_NAMES or _RATE.search(c.lower())]
     places = list(dict.fromkeys(c for c in (epoch, step, rate, elapsed, *counts) if c is not None))
     chosen = _metric_column(columns, name, metric, places, seen)
     if not np.isfinite(columns[chosen]).any():
@@ -328,18 +326,19 @@ def curve_of_columns(
     # An empty cell is a row of another metric; in a table, a NaN that was written is not told from it.
     keep = ~np.isnan(columns[chosen]) | _lost(columns, chosen) if is_sparse else _measured(columns[chosen])
     cut = {c: columns[c][keep] for c in dict.fromkeys((*places, chosen))}
-    rows = _Rows(
-        epochs=_filled(columns[epoch])[keep] if epoch else None,
-        steps=cut[step] if step else None,
-        learning_rates=_between_rows(columns[step or epoch or ""], columns[rate])[keep] if rate else None,
-        elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
-        training_losses=_training_losses(columns, chosen, keep),
-        values=np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
-    )
+    rows = {
+        "epochs": _filled(columns[epoch])[keep] if epoch else None,
+        "steps": cut[step] if step else None,
+        "learning_rates": _between_rows(columns[step or epoch or ""], columns[rate])[keep] if rate else None,
+        "elapsed_s": _since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
+        "training_losses": _training_losses(columns, chosen, keep),
+        "values": np.where(np.isinf(cut[chosen]), np.nan, cut[chosen]),
+    }
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
-    curve = rows.as_curve(name, chosen, rising, by_step=by_step)
+    known, passes = _last_pass({column: values for column, values in rows.items() if values is not None})
+    curve = _curve_of_rows(known, name, chosen, rising, by_step=by_step)
     return replace(
-        curve, notes=(*curve.notes, *counted, *_row_notes(chosen, keep, len(rows.values), len(curve)))
+        curve, notes=(*passes, *counted, *_row_notes(chosen, keep, len(known["values"]), len(curve)))
     )
 
 
@@ -440,6 +439,10 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
     return min(names, key=rank)
 
 
+def _falls(places: Floats) -> bool:
+    return bool(np.any(np.diff(places[np.isfinite(places)]) < 0))
+
+
 def _filled(values: Floats) -> Floats:
     """Gaps filled with the value before, or else the one after: loggers write rates in rows of their own."""
     finite = np.flatnonzero(np.isfinite(values))
@@ -466,91 +469,79 @@ def _since_start(times_s: Floats) -> Floats:
     return times_s - times_s[0] if len(times_s) and times_s[0] > 1e8 else times_s
 
 
-@dataclass(slots=True, kw_only=True)
-class _Rows:
-    """Rows that hold the metric, by the columns of a curve."""
+def _curve_of_rows(
+    rows: dict[str, Floats], name: str, metric: str, is_rising: bool, *, by_step: bool = False
+) -> Curve:
+    """The curve of rows that hold the metric, by the columns of a curve."""
+    epochs, steps = rows.get("epochs"), _steps_of(rows, name)
+    unit, groups = "step", None
+    is_one_epoch = epochs is not None and len(np.unique(epochs)) == 1  # how long it is is not known
+    if epochs is None or (steps is not None and (by_step or is_one_epoch)):
+        where = _from_one(rows["steps"] if steps is None else steps)
+    else:
+        unit = "epoch"
+        where, groups = _epoch_positions(epochs, steps)
+    given: dict[str, Any] = {key: column for key, column in rows.items() if key != "steps"} | {
+        "epochs": where
+    }
+    given |= {} if steps is None else {"steps": steps}
+    if groups is not None:
+        given = {key: _per_group(column, groups, key) for key, column in given.items()}
+    if not np.all(np.isfinite(given["epochs"])):
+        raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
+    whole = {key: c for key, c in given.items() if key == "values" or np.all(np.isfinite(c))}
+    return Curve(name=name, metric=metric, is_rising=is_rising, unit=unit, **whole)
 
-    epochs: Floats | None
-    steps: Floats | None
-    learning_rates: Floats | None
-    elapsed_s: Floats | None
-    training_losses: Floats | None
-    values: Floats
 
-    def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
-        notes: tuple[str, ...] = ()
-        if self.epochs is not None:
-            self.epochs = _filled(self.epochs)
-            notes = self._keep_last_pass()
-            self._join_restarting_steps(name)
-        unit, groups = "step", None
-        is_one_epoch = (
-            self.epochs is not None and len(np.unique(self.epochs)) == 1
-        )  # how long it is is not known
-        if self.steps is not None and (self.epochs is None or by_step or is_one_epoch):
-            where = _from_one(self.steps)
-        else:
-            unit = "epoch"
-            where, groups = self._epoch_positions()
-        columns = {"epochs": where, "values": self.values, "steps": self.steps}
-        columns |= {name: getattr(self, name) for name in ("learning_rates", "elapsed_s", "training_losses")}
-        given: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
-        if groups is not None:
-            given = {key: _per_group(column, groups, key) for key, column in given.items()}
-        if not np.all(np.isfinite(given["epochs"])):
-            raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
-        whole = {key: c for key, c in given.items() if key == "values" or np.all(np.isfinite(c))}
-        return Curve(name=name, metric=metric, is_rising=is_rising, unit=unit, notes=notes, **whole)
+def _last_pass(rows: dict[str, Floats]) -> tuple[dict[str, Floats], tuple[str, ...]]:
+    """Leaves out what was logged before a run began anew, where the last pass is the longest; a note of it."""
+    if "epochs" not in rows:
+        return rows, ()
+    epochs = rows["epochs"]
+    begins = 1 + np.flatnonzero((np.diff(epochs) < 0) & (epochs[1:] == epochs[0]))
+    lengths = np.diff([0, *begins, len(epochs)])
+    if not len(begins) or lengths[-1] <= lengths[:-1].max():
+        return rows, ()
+    note = f"the run began anew: {begins[-1]} rows of earlier passes are left out"
+    return {key: column[begins[-1] :] for key, column in rows.items()}, (note,)
 
-    def _keep_last_pass(self) -> tuple[str, ...]:
-        """Leaves out what was logged before a run began anew, where the last pass is the longest; a note of it."""
-        assert self.epochs is not None
-        begins = 1 + np.flatnonzero((np.diff(self.epochs) < 0) & (self.epochs[1:] == self.epochs[0]))
-        lengths = np.diff([0, *begins, len(self.epochs)])
-        if not len(begins) or lengths[-1] <= lengths[:-1].max():
-            return ()
-        for column in fields(self):
-            if (values := getattr(self, column.name)) is not None:
-                setattr(self, column.name, values[begins[-1] :])
-        return (f"the run began anew: {begins[-1]} rows of earlier passes are left out",)
 
-    def _join_restarting_steps(self, name: str) -> None:
-        """Steps that begin anew in each epoch become steps since the start of training."""
-        if self.steps is None or self.epochs is None or not np.all(np.isfinite(self.steps)):
-            self.steps = None
-            return
-        falls, rises = np.diff(self.steps) < 0, np.diff(self.epochs) > 0
-        if not falls.any():
-            return
-        if np.any(falls & ~rises):
-            row = int(np.argmax(falls & ~rises)) + 2
-            raise RecordError(
-                f"{name}: steps must rise from row to row within an epoch, got {self.steps[row - 1]:g} after "
-                f"{self.steps[row - 2]:g} in row {row}; keep the rows of one run, in order"
-            )
-        # Steps that count from 0 have one more in an epoch than their largest number.
-        per_epoch = float(self.steps.max()) + (1 if self.steps.min() == 0 else 0)
-        offset = 0 if self.epochs[0] == 0 else self.epochs[0]
-        self.steps = self.steps + (self.epochs - offset) * per_epoch
+def _steps_of(rows: Mapping[str, Floats], name: str) -> Floats | None:
+    """Steps since the start of training: those that begin anew in each epoch are joined."""
+    steps, epochs = rows.get("steps"), rows.get("epochs")
+    if steps is None or epochs is None:
+        return steps
+    if not np.all(np.isfinite(steps)):
+        return None
+    falls, rises = np.diff(steps) < 0, np.diff(epochs) > 0
+    if not falls.any():
+        return steps
+    if np.any(falls & ~rises):
+        row = int(np.argmax(falls & ~rises)) + 2
+        raise RecordError(
+            f"{name}: steps must rise from row to row within an epoch, got {steps[row - 1]:g} after "
+            f"{steps[row - 2]:g} in row {row}; keep the rows of one run, in order"
+        )
+    # Steps that count from 0 have one more in an epoch than their largest number.
+    per_epoch = float(steps.max()) + (1 if steps.min() == 0 else 0)
+    offset = 0 if epochs[0] == 0 else epochs[0]
+    return np.asarray(steps + (epochs - offset) * per_epoch, dtype=float)
 
-    def _epoch_positions(self) -> tuple[Floats, Floats | None]:
-        """Epochs done at each row, and the group of each row where rows of an epoch become one point."""
-        assert self.epochs is not None
-        epochs = self.epochs
-        distinct = np.unique(epochs)
-        if len(distinct) == len(epochs) or np.any(np.diff(epochs) < 0):
-            return _from_one(epochs), None
-        if len(distinct) >= _FEWEST_EPOCHS:
-            return epochs + (distinct[0] == 0), epochs
-        if self.steps is None:
-            place = np.concatenate(
-                [np.arange(1.0, n + 1) / n for n in np.unique(epochs, return_counts=True)[1]]
-            )
-            return epochs - (0 if epochs[0] == 0 else 1) + place, None
-        # Few epochs: each row at its fraction of them, a whole epoch being the most steps that one has.
-        first = np.asarray([self.steps[epochs == e].max() for e in distinct])
-        per_epoch = float(np.diff(first).mean()) if len(first) > 1 else float(first[0])
-        return _from_one(self.steps) / max(per_epoch, 1.0), None
+
+def _epoch_positions(epochs: Floats, steps: Floats | None) -> tuple[Floats, Floats | None]:
+    """Epochs done at each row, and the group of each row where rows of an epoch become one point."""
+    distinct = np.unique(epochs)
+    if len(distinct) == len(epochs) or np.any(np.diff(epochs) < 0):
+        return _from_one(epochs), None
+    if len(distinct) >= _FEWEST_EPOCHS:
+        return epochs + (distinct[0] == 0), epochs
+    if steps is None:
+        place = np.concatenate([np.arange(1.0, n + 1) / n for n in np.unique(epochs, return_counts=True)[1]])
+        return epochs - (0 if epochs[0] == 0 else 1) + place, None
+    # Few epochs: each row at its fraction of them, a whole epoch being the most steps that one has.
+    first = np.asarray([steps[epochs == e].max() for e in distinct])
+    per_epoch = float(np.diff(first).mean()) if len(first) > 1 else float(first[0])
+    return _from_one(steps) / max(per_epoch, 1.0), None
 
 
 def _from_one(places: Floats) -> Floats:

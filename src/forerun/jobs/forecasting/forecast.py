@@ -308,6 +308,10 @@ def _notes(tier: Tier, table: BacktestTable, prefix: Prefix, follows_metric: boo
             "a rate that is reduced when the metric stalls is not known beforehand: the interval is that of runs whose "
             "schedule was not known"
         )
+    elif tier is Tier.HISTORY and prefix.rates is not None:
+        notes.append(
+            "finished runs show the drops of their rate: beside them only the length of a schedule counts"
+        )
     elif tier is Tier.CURVE:
         notes.append(
             "the schedule of the learning rate is not known (--schedule): the interval is that of runs whose schedule "

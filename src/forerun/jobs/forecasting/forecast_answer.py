@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 
 from forerun.base.answers import Answer, fields_of
-from forerun.jobs.forecasting.curve import (
-    FINAL_SHARE,
-    Curve,
-    ErrorScale,
-    Floats,
-    clean,
-    error_scale,
-    final_error,
-)
+from forerun.jobs.forecasting.curve import Curve, Floats, clean, final_error
 from forerun.jobs.forecasting.forecast import CurveForecast, finished_of
+from forerun.jobs.forecasting.next_trial import chance_to_win
 from forerun.jobs.forecasting.prior import CUTS
 from forerun.prediction.estimate import Interval
 
@@ -163,66 +156,6 @@ class Decision(Answer):
     saved_epochs: float
     saved_s: Interval | None
     saved_usd: Interval | None
-
-
-_OF_WINNING = (0.919, -0.159, 0.647, -0.736, -1.121, -0.086)
-"""Constant, and coefficients of ``winning_features``: trials of 27 pools in 162 simulated searches of up to
-sixteen (``studies.forecast.sweeps``)."""
-
-_LEAST_FALL_SPREAD, _LEAST_SPREAD, _LEAST_ERROR, _FARTHEST = 0.1, 0.02, 1e-4, 8.0
-
-
-def chance_to_win(
-    curve: Curve, finished: Sequence[Curve], progress: float, weights: Sequence[float] = _OF_WINNING
-) -> float | None:
-    """Probability that a run ends better than the best of some finished ones; None without any.
-
-    A forecast of each run alone is too sure that it can: the best is an extreme. So the probability is learned, a
-    logistic function of where the run stands among the finished ones and of what these still fell from here. Over
-    searches of 27 pools of trials, the workload or origin left out, its Brier score is .109, and that of
-    1 / (n + 1) for every run .122. Coefficients from before, fitted to losses over the first value of each run, have
-    .110. As a rule to stop trials neither is better than none (``studies.forecast.sweeps``): ``next_trial`` is.
-
-    Args:
-        curve: The run so far.
-        finished: Finished runs of its job.
-        progress: Share of the run that is done.
-        weights: As ``_OF_WINNING``.
-    """
-    features = winning_features(curve, finished, progress)
-    if features is None:
-        return None
-    return float(1 / (1 + np.exp(-weights[0] - np.dot(features, weights[1:]))))
-
-
-def winning_features(curve: Curve, finished: Sequence[Curve], progress: float) -> Floats | None:
-    """Figures that ``chance_to_win`` rests on, (5,); None without a finished run.
-
-    With e the logarithm of errors now, and c the share that is done: how much less than usual it must fall to win, in
-    spreads of the falls of finished runs; the same times c; its distance from the best of these at c, in spreads;
-    log(n + 1) for n finished runs; c.
-    """
-    known = [run for run in finished if np.isfinite(final_error(run.values))]
-    if not known:
-        return None
-    values = np.concatenate([curve.values, *(run.values for run in known)])
-    scale = error_scale(values, curve.is_rising, curve.kind)
-    own = _log_error(scale, curve.values, max(1, round(FINAL_SHARE * len(curve) / max(progress, 1e-3))))
-    then, ends = [], []
-    for run in known:
-        width = max(1, round(FINAL_SHARE * len(run)))
-        then.append(_log_error(scale, run.values[: run.num_seen(progress)], width))
-        ends.append(_log_error(scale, np.asarray([final_error(run.values)]), 1))
-    falls = np.asarray(ends) - then
-    less = (min(ends) - own - falls.mean()) / np.hypot(falls.std(), _LEAST_FALL_SPREAD)
-    behind = (own - min(then)) / (np.std([*then, own]) + _LEAST_SPREAD)
-    found = [less, less * progress, behind, np.log(len(known) + 1), progress]
-    return np.asarray(np.clip(found, -_FARTHEST, _FARTHEST), dtype=float)
-
-
-def _log_error(scale: ErrorScale, values: Floats, width: int) -> float:
-    """Logarithm of the median error of the last points."""
-    return float(np.log(max(float(np.nanmedian(scale.errors(values[-width:]))), _LEAST_ERROR)))
 
 
 def decision_of(forecast: CurveForecast, siblings: Sequence[Curve], clock: Clock | None) -> Decision:

@@ -206,9 +206,8 @@ def scaled_sibling_path(prefix: Prefix) -> Floats:
 
 
 class Tier(StrEnum):
-    """Evidence of a forecast beside the curve."""
+    """Evidence of a forecast beside the curve; finished runs show the drops of their schedule themselves."""
 
-    BOTH = "history and schedule"
     HISTORY = "history"
     SCHEDULE = "schedule"
     CURVE = "curve alone"
@@ -220,14 +219,8 @@ _UNLIKE = 0.8
 def tiers_of(prefix: Prefix) -> tuple[Tier, ...]:
     """Tiers that the prefix has the data for, the most informed first."""
     has_siblings = prefix.siblings is not None and len(prefix.siblings) > 0
-    has_rates = prefix.rates is not None
-    needed = {
-        Tier.BOTH: has_siblings and has_rates,
-        Tier.HISTORY: has_siblings,
-        Tier.SCHEDULE: has_rates,
-        Tier.CURVE: True,
-    }
-    return tuple(tier for tier, has in needed.items() if has)
+    has = {Tier.HISTORY: has_siblings, Tier.SCHEDULE: prefix.rates is not None, Tier.CURVE: True}
+    return tuple(tier for tier in Tier if has[tier])
 
 
 def sibling_trust(prefix: Prefix) -> float:

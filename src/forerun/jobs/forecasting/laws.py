@@ -26,10 +26,8 @@ where no curve is explained better than to 3 % of its level, and steep powers pa
 with every point alike, the best shape chosen:
 
     pow3      c + a x^-alpha                             c, a >= 0, alpha 0.1 to 2
-    pow4      c + a (x + b)^-alpha                       b 0 to the epochs seen
     exp3      c + a exp(-alpha x)
     log line  c - a log x
-    weibull4  c + a exp(-(kappa x)^delta)
     mmf4      c + a / (1 + (kappa x)^delta)
 
 For fixed shape parameters each is linear in c and a: the shapes are scanned and c, a solved by non-negative least
@@ -323,25 +321,16 @@ def log_line_path(prefix: Prefix) -> Floats:
     return np.asarray(level + slope * places, dtype=float)
 
 
-def _shifted_alphas(prefix: Prefix) -> Floats:
-    last = float(prefix.epochs[prefix.num_seen - 1])
-    shifts = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 7) * last])
-    alphas, offsets = (grid.ravel()[:, None] for grid in np.meshgrid(_ALPHAS[::2], shifts))
-    return np.asarray((_places(prefix) + offsets) ** -alphas, dtype=float)
-
-
 def _stretched(prefix: Prefix) -> Floats:
     rates, deltas = (grid.ravel()[:, None] for grid in np.meshgrid(_rates(prefix), _DELTAS))
-    return np.asarray(np.minimum((rates * prefix.epochs) ** deltas, 500.0), dtype=float)
+    return np.asarray(1.0 / (1.0 + np.minimum((rates * prefix.epochs) ** deltas, 500.0)), dtype=float)
 
 
 _BASELINES: dict[str, Forecaster] = {
     "pow3": partial(_best_shape, shapes_of=lambda prefix: _places(prefix) ** -_ALPHAS[:, None]),
     "log line": log_line_path,
-    "pow4": partial(_best_shape, shapes_of=_shifted_alphas),
     "exp3": partial(_best_shape, shapes_of=lambda prefix: np.exp(-_rates(prefix)[:, None] * prefix.epochs)),
-    "weibull4": partial(_best_shape, shapes_of=lambda prefix: np.exp(-_stretched(prefix))),
-    "mmf4": partial(_best_shape, shapes_of=lambda prefix: 1.0 / (1.0 + _stretched(prefix))),
+    "mmf4": partial(_best_shape, shapes_of=_stretched),
 }
 for _name, _path in _BASELINES.items():
     forecaster(_name)(_path)

@@ -84,7 +84,8 @@ def read_trainer_state(file: Path) -> LogColumns:
     )
     last = history[-1]
     steps, end = document.get("max_steps"), None
-    has_epochs = "epoch" in columns and bool(np.all(np.isfinite(columns["epoch"])))
+    # Epochs of streamed data begin anew where the run was resumed.
+    has_epochs = "epoch" in columns and bool(np.all(np.diff(columns["epoch"]) >= 0))
     if isinstance(steps, (int, float)) and steps > 0 and last["step"] > 0:
         end = float(steps) * (float(last["epoch"]) / float(last["step"]) if has_epochs else 1.0)
     return LogColumns(columns=columns, planned_end=end, planned_unit="epoch" if has_epochs else "step")

@@ -34,6 +34,7 @@ from forerun.jobs.forecasting.curve import (
     ErrorScale,
     Floats,
     error_scale,
+    final_error,
     is_share_metric,
 )
 from forerun.jobs.forecasting.prior import CUTS
@@ -49,7 +50,7 @@ _NOISE = (0.45, 0.35, 0.35, 0.35, 0.3, 0.3)
 _FIRST_SPREAD, _NUM_PRIOR = 0.3, 2.0
 """Spread of log errors before trials are known, and how many of them it is worth."""
 
-_LEAST_ERROR, _LEAST_SPREAD = 1e-4, 0.02
+_LEAST_ERROR, _LEAST_SPREAD, _FARTHEST = 1e-4, 0.02, 8.0
 _GRID = np.linspace(-6.0, 6.0, 121)
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
@@ -138,6 +139,34 @@ def next_trial(
     )
 
 
+def chance_to_win(curve: Curve, finished: Sequence[Curve], progress: float) -> float | None:
+    """Probability that a run ends better than the best of n finished ones; None without any.
+
+        odds = sqrt(odds by the chain * 1 / n)
+
+    The chain alone is too hopeful, since the best end is an extreme, and 1 / (n + 1) knows nothing of the run: half of
+    each has a Brier score of .109 over searches of 27 pools of trials, the two have .134 and .122.
+
+    Args:
+        curve: The run so far.
+        finished: Finished runs of its job.
+        progress: Share of the run that is done.
+    """
+    from scipy.special import log_ndtr  # slow to import
+
+    known = [run for run in finished if np.isfinite(final_error(run.values))]
+    if not known:
+        return None
+    runs, ends = [curve, *known], [float(curve.epochs[-1]) / progress, *(float(r.epochs[-1]) for r in known)]
+    scale = error_scale(np.concatenate([run.values for run in runs]), curve.is_rising, curve.kind)
+    logs = np.stack([stage_logs(run, scale, end) for run, end in zip(runs, ends, strict=True)])
+    found = standings_of(logs, np.append(progress, np.ones(len(known))))
+    best = float(np.log(max(float(scale.errors([final_error(r.values) for r in known]).min()), _LEAST_ERROR)))
+    ahead = np.clip((best - found.mean[0]) / max(float(found.spread[0]), 1e-9), -_FARTHEST, _FARTHEST)
+    log_odds = 0.5 * float(log_ndtr(ahead) - log_ndtr(-ahead)) - 0.5 * np.log(len(known))
+    return float(1 / (1 + np.exp(-log_odds)))
+
+
 def next_stage(done: float) -> float:
     """The next of ``STAGES`` after a share that is done."""
     return next(stage for stage in (*STAGES, 1.0) if stage > done * (1 + 1e-9) or stage == 1.0)
@@ -151,8 +180,9 @@ def stage_logs(curve: Curve, scale: ErrorScale, end: float) -> Floats:
     found = np.full(len(STAGES), np.nan)
     width = max(1, round(FINAL_SHARE * len(curve) * end / float(curve.epochs[-1])))
     for stage, share in enumerate(STAGES):
-        seen = int(np.searchsorted(curve.epochs, share * end * (1 + 1e-9), "right"))
-        if seen and curve.epochs[-1] >= share * end * (1 - 1e-9):
+        # A trial that was first looked at later had that error, as far as anybody knows.
+        seen = max(1, int(np.searchsorted(curve.epochs, share * end * (1 + 1e-9), "right")))
+        if curve.epochs[-1] >= share * end * (1 - 1e-9):
             found[stage] = np.log(max(float(np.median(errors[max(0, seen - width) : seen])), _LEAST_ERROR))
     return found
 

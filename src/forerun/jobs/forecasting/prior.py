@@ -19,8 +19,8 @@ with laws in place of their transformer, for two thousand real curves do not det
 
 A schedule may only help. Its effect is learnt from few origins and differs among them, so that the answer without the
 schedule keeps a share of the weight, by how much of the run is done: at each cut the share is the one by which origins
-gained most in the mean, where what an origin loses counts four times what another gains. Finished runs show the drops
-themselves: beside them the schedule moves no forecast, only the interval, which always has half of its scale from each.
+gained most in the mean, where what an origin loses counts four times what another gains. The scale is the mean of both.
+Finished runs show the drops themselves: beside them no schedule is asked for.
 """
 
 from __future__ import annotations
@@ -34,18 +34,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, read_json
 from forerun.jobs.forecasting.curve import FINAL_SHARE, Floats, MetricKind, relative_noise
-from forerun.jobs.forecasting.forecaster import (
-    Prefix,
-    Tier,
-    can_answer,
-    path_of,
-    sibling_trust,
-    spread_of,
-)
+from forerun.jobs.forecasting.forecaster import Prefix, Tier, can_answer, path_of, sibling_trust, spread_of
 from forerun.jobs.forecasting.laws import DROP_SHARES, MEAN_SPAN, annealing_name, felt_rates
 
 HORIZONS = (0.25, 0.5, 1.0)
@@ -58,9 +50,6 @@ MEMBERS = (*_LAWS, *_ANNEALING, *_SIBLINGS)
 
 CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
 """Shares of a run at which forecasters are tested and stored figures are kept."""
-
-WITHHELD = {Tier.SCHEDULE: Tier.CURVE, Tier.BOTH: Tier.HISTORY}
-"""Tiers that know a schedule, and the same without it."""
 
 _LAW_SHARE = 0.5
 """Weight of the power law where nothing is known beside the curve: there, networks learn little more."""
@@ -312,10 +301,10 @@ class LearnedPrior:
             tier: What may be used.
         """
         found = self.weigh_alone(evidence, tier)
-        if tier not in WITHHELD:
+        if tier is not Tier.SCHEDULE:
             return _staying(found, evidence.figures) if tier is Tier.CURVE else found
-        rest = self.weigh_alone(evidence, WITHHELD[tier])
-        share = np.interp(evidence.figures[..., 6], CUTS, self.shares) * (tier is Tier.SCHEDULE)
+        rest = self.weigh_alone(evidence, Tier.CURVE)
+        share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
         forecast = share * found[0] + (1 - share) * rest[0]
         weights = share[..., None] * found[2] + (1 - share[..., None]) * rest[2]
         return forecast, 0.5 * (found[1] + rest[1]), weights
@@ -323,10 +312,11 @@ class LearnedPrior:
     def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
         """As ``weigh``, without a share for what does not know the schedule."""
         ends, figures = evidence.ends, evidence.figures
-        is_used = members_of(tier) & np.isfinite(ends)
-        features = told(evidence.features, tier)
+        has_schedule, has_siblings = tier is Tier.SCHEDULE, tier is Tier.HISTORY
+        is_used = members_of(has_schedule, has_siblings) & np.isfinite(ends)
+        features = told(evidence.features, has_schedule, has_siblings)
         # As in the fit: the networks have never seen a larger number.
-        given = self._outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
+        given = self.outputs(np.clip((features - self.middle) / self.spread, -4.0, 4.0))
         logits = np.where(is_used, given[..., : len(MEMBERS)], -np.inf)
         # The largest is taken off, so that no exponential overflows.
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -335,7 +325,6 @@ class LearnedPrior:
             weights = (1 - _LAW_SHARE) * weights + _LAW_SHARE * _IS_POWER_LAW
         # Zero, since a weight of zero does not hide a NaN.
         members = np.where(is_used, ends, 0.0)
-        has_siblings = tier in (Tier.HISTORY, Tier.BOTH)
         if has_siblings:
             answer = is_used[..., _IS_SIBLING].all(axis=-1, keepdims=True)
             weights = np.where(answer, _followed(weights, members, figures[..., 3]), weights)
@@ -348,8 +337,8 @@ class LearnedPrior:
             scale = np.hypot(scale, np.minimum(_SCATTER_SHARE * figures[..., 5], _FALL_SHARE * fall))
         return forecast, scale, weights.mean(axis=0)
 
-    def _outputs(self, features: Floats) -> Floats:
-        """Outputs of each network, (networks, ..., outputs)."""
+    def outputs(self, features: Floats) -> Floats:
+        """Outputs of each network to features in units of their spread, (networks, ..., outputs)."""
         flat = features.reshape(-1, features.shape[-1])
         hidden: Floats = flat[None]
         for index in range(0, len(self.layers), 2):
@@ -382,20 +371,17 @@ def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
     return np.asarray((1 - share[..., None]) * weights + moved, dtype=float)
 
 
-def members_of(tier: Tier) -> npt.NDArray[np.bool_]:
-    """True for each member that may be used in a tier, (members,)."""
-    has_schedule, has_siblings = tier in (Tier.SCHEDULE, Tier.BOTH), tier in (Tier.HISTORY, Tier.BOTH)
+def members_of(has_schedule: bool, has_siblings: bool) -> npt.NDArray[np.bool_]:
+    """True for each member that may be used with what is told, (members,)."""
     allowed = {**dict.fromkeys(_ANNEALING, has_schedule), **dict.fromkeys(_SIBLINGS, has_siblings)}
     return np.asarray([allowed.get(name, True) for name in MEMBERS])
 
 
-def told(features: Floats, tier: Tier) -> Floats:
-    """Features with zeros in place of what a tier does not know."""
+def told(features: Floats, has_schedule: bool, has_siblings: bool) -> Floats:
+    """Features with zeros in place of what is not told."""
     found, begin = features.copy(), features.shape[-1] - NUM_OF_SCHEDULE - NUM_OF_SIBLINGS
-    if tier not in (Tier.SCHEDULE, Tier.BOTH):
-        found[..., begin : begin + NUM_OF_SCHEDULE] = 0.0
-    if tier not in (Tier.HISTORY, Tier.BOTH):
-        found[..., begin + NUM_OF_SCHEDULE :] = 0.0
+    found[..., begin : begin + NUM_OF_SCHEDULE] *= has_schedule
+    found[..., begin + NUM_OF_SCHEDULE :] *= has_siblings
     return found
 
 
@@ -489,21 +475,6 @@ def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
     return {"schema": _SCHEMA, "source": source, **rounded, "layers": layers}
 
 
-_Table = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    """A file."""
-
-    schema: int
-    source: str
-    middle: tuple[float, ...]
-    spread: tuple[float, ...]
-    shares: tuple[float, ...]
-    layers: tuple[tuple[_Table, ...], ...]
-
-
 def load_prior(path: Path) -> LearnedPrior:
     """Reads a prior.
 
@@ -511,32 +482,22 @@ def load_prior(path: Path) -> LearnedPrior:
         CostModelError: The file is missing, damaged or of another version.
     """
     try:
-        document = from_plain(_Document, read_json(path), least=-np.inf)
-        if document.schema != _SCHEMA:
-            raise ValueError(f"expected schema {_SCHEMA}, got {document.schema}")
-        middle, spread = (np.asarray(given, dtype=float) for given in (document.middle, document.spread))
-        layers = tuple(np.asarray(layer, dtype=float) for layer in document.layers)
-        shares = np.asarray(document.shares, dtype=float)
-        check_array("shares", shares, "float64", (len(CUTS),), 0.0, 1.0)
-        _check(middle, spread, layers)
+        document = read_json(path)
+        if document["schema"] != _SCHEMA:
+            raise ValueError(f"expected schema {_SCHEMA}, got {document['schema']}")
+        tables = {name: np.asarray(document[name], dtype=float) for name in ("middle", "spread", "shares")}
+        prior = LearnedPrior(
+            **tables, layers=tuple(np.asarray(layer, dtype=float) for layer in document["layers"])
+        )
+        check_array("shares", prior.shares, "float64", (len(CUTS),), 0.0, 1.0)
+        check_array("spread", prior.spread, "float64", prior.middle.shape, 1e-9, _MOST)
+        # Tables that do not fit each other, or hold no numbers, show in an answer to the extreme features.
+        for feature in (-4.0, 0.0, 4.0):
+            given = prior.outputs(np.full(prior.middle.shape, feature))
+            check_array("layers", given, "float64", (len(prior.layers[0]), len(MEMBERS) + 1), -_MOST, _MOST)
     except DAMAGE as error:
         raise CostModelError(
             f"{path}: expected a learned prior of curves as JSON, got {type(error).__name__}: {in_a_line(error)}; "
             "install forerun again"
         ) from error
-    return LearnedPrior(middle=middle, spread=spread, layers=layers, shares=shares)
-
-
-def _check(middle: Floats, spread: Floats, layers: tuple[Floats, ...]) -> None:
-    check_array("middle", middle, "float64", middle.shape, -_MOST, _MOST)
-    check_array("spread", spread, "float64", middle.shape, 1e-9, _MOST)
-    if len(layers) % 2 or not layers:
-        raise ValueError(f"expected weights and biases of some layers, got {len(layers)} tables")
-    num, width = len(layers[0]), len(middle)
-    for index in range(0, len(layers), 2):
-        out = layers[index].shape[-1]
-        check_array(f"layer {index}", layers[index], "float64", (num, width, out), -_MOST, _MOST)
-        check_array(f"layer {index + 1}", layers[index + 1], "float64", (num, 1, out), -_MOST, _MOST)
-        width = out
-    if width <= len(MEMBERS):
-        raise ValueError(f"expected outputs for {len(MEMBERS)} members and a scale, got {width}")
+    return prior

@@ -17,6 +17,7 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
     Epoch GPU_mem box_loss; 1/25 0.7G 1.22; Class Images mAP50; all 15 0.8     YOLO: two headers and their rows
     E    #       LOSS NER  SCORE                                        spaCy: a header, and rows of its numbers
+    | Epoch | Train loss | Val accuracy |; |---|---|---|; | **4** | 0.084 | 98.0% |        a table in Markdown
     [0]  validation_0-logloss:0.61  validation_1-logloss:0.65           XGBoost, whose first of two sets is for training
     | rollout/ | |; | ep_rew_mean | -159 |; | total_timesteps | 16384 |        Stable-Baselines3: a box is a row
 
@@ -40,6 +41,8 @@ from forerun.base.tables import encoding_of
 from forerun.jobs.forecasting.log_files import LogColumns, bytes_of, columns_of_rows
 
 TEXT_SUFFIXES = (".log", ".txt", ".out")
+MARKDOWN = ".md"
+"""Read where a run is named, not where runs are looked for: most notes beside logs are none."""
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?![\d,])|\d+)?\.?\d*(?:[eE][-+]?\d+)?"
 _PAIR = re.compile(
@@ -69,6 +72,9 @@ _YOLO_HEADER, _YOLO_ROW = (
 )
 _YOLO_END = "epochs completed in"
 _WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
+_MARKED_CELL = re.compile(
+    rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE
+)  # 98.0% or 3.06 with a tick, not 49 min
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
@@ -197,6 +203,8 @@ class _Reading:
             self._yolo = [] if _YOLO_END in line else re.findall(r"[\w-]+", line.replace("Box(P", "P"))[1:]
         elif self._yolo and (row := _YOLO_ROW.match(line)):
             return self._of_yolo(row)
+        if line.lstrip().startswith("|"):
+            return self._of_table([cell.strip(" \t*`") for cell in line.strip().strip("|").split("|")])
         cells = line.split()
         if cells[:2] == ["E", "#"]:
             self._header = ["e", "step", *re.split(r"\s{2,}", line.strip())[2:]]
@@ -205,6 +213,14 @@ class _Reading:
         elif self._header and len(cells) == len(self._header) and _CELL.fullmatch(cells[0]):
             return [(n, float(c)) for n, c in zip(self._header, cells, strict=True) if _CELL.fullmatch(c)]
         return self._pairs(line)
+
+    def _of_table(self, cells: list[str]) -> list[tuple[str, float]]:
+        """Numbers of a row of a table in Markdown whose header begins with a place."""
+        if _unit(cells[0].lower()):
+            self._header = cells
+        found = [(name, _MARKED_CELL.match(c)) for name, c in zip(self._header, cells, strict=False)]
+        is_row = len(cells) == len(self._header) and bool(found[0][1])
+        return [(name, float(cell[1])) for name, cell in found if cell] if is_row else []
 
     def _of_yolo(self, row: re.Match[str]) -> list[tuple[str, float]]:
         """Losses of an epoch by the header above, or metrics of all classes, which belong to the last epoch."""
