@@ -91,9 +91,10 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             model_class = _classifier(transformers, model_class, config)
         _set_head(config, model_class.__name__, options)
         module, notes = _construct(model_class, config, options)
-        if values.get("tie_word_embeddings") is False and hasattr(module, "lm_head"):
+        head = getattr(module, "lm_head", None)
+        if values.get("tie_word_embeddings") is False and isinstance(head, torch.nn.Linear):
             # T5's classes share this matrix whatever the file says; published weights hold two, and loading keeps both.
-            module.lm_head.weight = torch.nn.Parameter(torch.empty_like(module.lm_head.weight))
+            head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         try:
             inputs = transformers_inputs(module, options, name)
         except AttributeError as error:  # a configuration without what those of its kind have
