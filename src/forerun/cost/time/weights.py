@@ -292,7 +292,7 @@ class CostModel:
         meet half-way, and one that nobody measured yields. Those of a calibration are the machine's, and the nearest
         one holds.
 
-        Evidence: devices left out of the fit, 35 groups of steps: 18.1 to 17.4 %; sources, 58 groups: 18.6 to 18.3 %.
+        Evidence: devices left out of the fit, 35 groups of steps: 18.1 to 17.4 %; sources, 58 groups: 18.6 to 18.4 %.
         """
         wanted, device = _asked_system(point), point.device
         found: Floats64 = np.zeros((len(self.networks), NUM_LATENTS))
