@@ -20,12 +20,12 @@ from statistics import median
 
 from forerun.cost.communication.collectives import AllReduce
 from forerun.cost.communication.constants import ScalingConstants
-from forerun.cost.communication.data_parallel import gradient_buckets, uniform_gradients
+from forerun.cost.communication.data_parallel import gradient_buckets
 from forerun.evidence.measure import measure_link, measure_model
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Measurement
 from forerun.question.devices.device import LinkKind
-from studies.scaling.fit import scale_measured_step
+from studies.scaling.fit import scale_measured_step, uniform_gradients
 
 NUM_ROUNDS = 3
 MODELS = ("cnn:depth=2,base_filters=32", "cnn:depth=4,base_filters=64", "torchvision:resnet18")

@@ -18,11 +18,11 @@ from forerun.cost.communication.constants import ScalingConstants
 from forerun.cost.communication.data_parallel import (
     Bucket,
     DataParallelStep,
+    Gradient,
+    Pass,
     data_parallel_step,
     expected_normal_maximum,
     gradient_buckets,
-    split_step,
-    uniform_gradients,
 )
 from forerun.question.devices.cluster import load_links
 from studies.scaling.rows import ScalingRow
@@ -36,6 +36,32 @@ _START = (0.0, 0.0, -4.5, -7.0)
 _PRIOR_WIDTH = (1.0, 1.5, 1.0, 0.5)
 """The overhead is launches of collectives and their hooks, a millisecond or so: with 1.5 it takes in what is a share of
 the step (5 ms). Networks held out do not tell them apart (10.2 % either way), short steps on many devices do."""
+
+_OPTIMIZER_SHARE = 0.03
+"""Of a step of which only the whole is known."""
+
+_FORWARD_SHARE = 1 / 3
+"""Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
+pass."""
+
+
+def uniform_gradients(total_bytes: float) -> tuple[Gradient, ...]:
+    """A hundred equal gradients at equal distances, for models of which only the number of parameters is known."""
+    return tuple(Gradient(size_bytes=total_bytes / 100, ready_share=(i + 1) / 100) for i in range(100))
+
+
+def split_step(step_s: float) -> Pass:
+    """Forward, backward and optimizer of a step of which only the whole is known.
+
+    Args:
+        step_s: The step [s].
+    """
+    work_s = step_s * (1 - _OPTIMIZER_SHARE)
+    return Pass(
+        forward_s=work_s * _FORWARD_SHARE,
+        backward_s=work_s * (1 - _FORWARD_SHARE),
+        optimizer_s=step_s * _OPTIMIZER_SHARE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

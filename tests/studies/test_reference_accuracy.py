@@ -5,7 +5,7 @@ import pytest
 
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.evaluate import evaluate_records
-from forerun.evidence.fitting.evaluation import first_of_each_network
+from forerun.evidence.fitting.evaluation import configuration_of
 from forerun.evidence.fitting.measured_steps import measured_steps
 from studies.memory.study import bracket_shares, bracket_study
 from studies.tables.public import reference_folder
@@ -20,8 +20,8 @@ def sample():
     if folder is None:
         pytest.skip("the public measurement tables are absent: set FORERUN_REFERENCE_DATA to their folder")
     records = read_timm_train(folder)
-    distinct = [records[i] for i in first_of_each_network(records)]
-    return distinct[::48]
+    distinct = {configuration_of(record): record for record in reversed(records)}  # the first of each
+    return list(distinct.values())[::-48]
 
 
 def test_sample_spans_families_and_layouts(sample):

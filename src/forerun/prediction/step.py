@@ -151,7 +151,10 @@ class TimedSteps:
 
     def bounded(self, rows: Sequence[int], other: TimedSteps, *, is_least: bool = False) -> TimedSteps:
         """The steps with those of others, one for each of some rows, where these are shorter, or longer if least."""
-        chosen = (other.step_s > self.step_s[rows]) if is_least else (other.step_s < self.step_s[rows])
+        # A step that waits for its launches says nothing of the kernels of another format, which may be fewer.
+        is_busy = other.times.device_s >= other.times.host_s
+        step_s = self.step_s[rows]
+        chosen = (other.step_s > step_s) & is_busy if is_least else other.step_s < step_s
         # They are the steps of the formats asked for, whatever bounds them: the setups stay.
         found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
         for name in [item.name for item in fields(self)][2:]:

@@ -20,12 +20,16 @@ from forerun.cost.communication.data_parallel import (
     expected_normal_maximum,
     gradient_buckets,
     mirrored_step_s,
-    split_step,
     straggler_factor,
-    uniform_gradients,
 )
 
 MIB = 1024**2
+
+
+def uniform_gradients(total_bytes):
+    return [Gradient(size_bytes=total_bytes / 100, ready_share=(i + 1) / 100) for i in range(100)]
+
+
 ONE = Pass(forward_s=0.1, backward_s=0.2, optimizer_s=0.01)
 
 
@@ -109,10 +113,6 @@ def test_expected_maximum_of_normals_published(number, expected):
 @given(st.integers(1, 2000), st.floats(0, 0.5))
 def test_more_devices_wait_longer(number, variation):
     assert straggler_factor(number + 1, variation) >= straggler_factor(number, variation) - 1e-12 >= 1 - 1e-9
-
-
-def test_split_keeps_the_step():
-    assert split_step(0.3).total_s == pytest.approx(0.3)
 
 
 MIRRORED = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)

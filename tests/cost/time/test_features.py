@@ -15,7 +15,6 @@ from forerun.cost.time.features import (
     dynamic_features,
     peak_rates,
     point_arrays,
-    point_features,
     roofline_terms_s,
     software_era,
     static_features,
@@ -51,7 +50,7 @@ def test_names_are_unique(names):
 def test_features_are_finite_and_as_many_as_named(name, precision):
     ops = ops_named(name, precision)
     points = [point(batch_size=size, precision=precision) for size in (1, 32, 100_000)]
-    static, shared = static_features(ops), point_features(point_arrays(points))
+    static, shared = static_features(ops), point_arrays(points).features
     values = dynamic(ops, points)
     assert static.shape == (len(ops), len(STATIC_FEATURES))
     assert shared.shape == (3, len(POINT_FEATURES))
@@ -64,7 +63,7 @@ def test_features_are_finite_and_as_many_as_named(name, precision):
 
 def test_every_device_of_the_catalogue_has_finite_features():
     points = [point(device) for device in load_catalog()]
-    assert np.isfinite(point_features(point_arrays(points))).all()
+    assert np.isfinite(point_arrays(points).features).all()
 
 
 def test_each_kernel_is_of_one_class_and_one_part():
@@ -174,7 +173,7 @@ def test_twice_the_device_with_twice_the_batch_looks_the_same_per_unit():
 )
 def test_flags_of_a_configuration(options, flag):
     index = POINT_FEATURES.index(flag)
-    plain, chosen = point_features(point_arrays([point(), point(**options)]))[:, index]
+    plain, chosen = point_arrays([point(), point(**options)]).features[:, index]
     assert (plain, chosen) == (0.0, 1.0)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 import pytest
 
-from forerun.cost.time.features import REACH, Point, software_era
+from forerun.cost.time.features import REACH, Point, peak_rates, software_era
 from forerun.cost.time.rows import distinct_ops
 from forerun.cost.time.step_times import step_times
 from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import load_catalog, outdoes, sustained_clock_share
+from forerun.question.devices.device import DeviceKind
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import shipped_models, trace
@@ -129,6 +132,48 @@ def test_a_device_with_more_of_everything_is_never_slower():
             own = times(ops, points(name, batch_size), weights).step_s
             other = times(ops, points(name, batch_size, devices=better), weights).step_s
             assert (other <= 1.001 * own).all()
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.AMP, Precision.FP16])
+@pytest.mark.parametrize("phase", [Phase.TRAIN, Phase.INFERENCE])
+def test_a_board_that_outdoes_another_reaches_no_less_of_its_peaks(precision, phase):
+    weights = shipped_weights()
+    boards = [board for board in load_catalog().values() if board.kind is DeviceKind.GPU]
+    setup = TrainingSetup(precision=precision, phase=phase)
+    offsets = [
+        weights.offsets_of_point(Point(device=board, setup=setup)).mean(axis=0)[:2] for board in boards
+    ]
+    rates = [
+        (peak_rates(board, precision)[0 if precision.is_half else 1] * sustained_clock_share(board),
+         board.memory_bandwidth_bytes_per_s)
+        for board in boards
+    ]  # fmt: skip
+    reached = np.log(rates) - offsets
+    for (one, board), (other, lesser) in permutations(enumerate(boards), 2):
+        if board.architecture == lesser.architecture and outdoes(board, lesser):
+            # Where the power limit lets a larger die sustain less than a smaller one, there is no order.
+            ordered = np.greater_equal(rates[one], rates[other])
+            assert (reached[one] >= reached[other] - 0.01)[ordered].all(), (board.name, lesser.name)
+
+
+@pytest.mark.parametrize(
+    ("better", "lesser", "precision"),
+    [
+        ("h200-sxm", "h100-nvl", Precision.AMP),
+        ("h200-sxm", "h200-nvl", Precision.FP16),
+        ("h100-nvl", "a100-sxm4-80gb", Precision.AMP),
+        ("quadro-rtx-8000", "rtx-2080-super", Precision.BF16),
+        ("titan-rtx", "gtx-1080-ti", Precision.BF16),
+    ],
+)
+def test_a_board_that_outdoes_another_takes_no_longer(better, lesser, precision):
+    weights = shipped_weights()
+    for name in ("timm:resnet50", "torchvision:mobilenet_v2", "torchvision:swin_t"):
+        ops, _ = traced(name, precision)
+        asked = points(name, 64, precision=precision, devices=[find_device(better), find_device(lesser)])
+        offsets = np.stack([weights.offsets_of_point(point) for point in asked], axis=1)
+        own, other = step_times(ops, asked, weights, offsets).step_s
+        assert own <= other
 
 
 def larger(device, factor):

@@ -83,11 +83,6 @@ def gradient_buckets(
     return tuple(buckets)
 
 
-def uniform_gradients(total_bytes: float) -> tuple[Gradient, ...]:
-    """A hundred equal gradients at equal distances, for models of which only the number of parameters is known."""
-    return tuple(Gradient(size_bytes=total_bytes / 100, ready_share=(i + 1) / 100) for i in range(100))
-
-
 # Beyond eight standard deviations lies less than a float would keep of the sum.
 _NORMAL_STEPS = 4000
 _NORMAL_REACH = 8.0
@@ -122,14 +117,6 @@ def straggler_factor(num_devices: int, coefficient_of_variation: float) -> float
         coefficient_of_variation: Standard deviation over mean of the time of one device's step.
     """
     return 1 + coefficient_of_variation * expected_normal_maximum(num_devices)
-
-
-OPTIMIZER_SHARE = 0.03
-"""Of a step of which only the whole is known."""
-
-FORWARD_SHARE = 1 / 3
-"""Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
-pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,20 +173,6 @@ class DataParallelStep:
     def step_s(self) -> float:
         """The whole step [s]."""
         return self.compute_s + self.exposed_s + self.contention_s + self.straggler_s + self.overhead_s
-
-
-def split_step(step_s: float) -> Pass:
-    """Forward, backward and optimizer of a step of which only the whole is known.
-
-    Args:
-        step_s: The step [s].
-    """
-    work_s = step_s * (1 - OPTIMIZER_SHARE)
-    return Pass(
-        forward_s=work_s * FORWARD_SHARE,
-        backward_s=work_s * (1 - FORWARD_SHARE),
-        optimizer_s=step_s * OPTIMIZER_SHARE,
-    )
 
 
 def bucket_schedule(

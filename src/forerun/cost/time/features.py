@@ -195,13 +195,15 @@ def peak_rates(device: Device, precision: Precision) -> tuple[float, float, floa
     """
     peaks = device.peak_flops_per_s
     vector = peaks[NumberFormat.FP32]
-    half_format = (
-        NumberFormat.BF16 if precision in (Precision.BF16, Precision.AMP_BF16) else NumberFormat.FP16
-    )
-    half = peaks.get(half_format, vector)
+    half = peaks.get(half_format(precision), vector)
     if device.vendor == "nvidia" and not device.has_matrix_units:
         half = min(half, vector)
     return half, _full_rate(device, precision), vector
+
+
+def half_format(precision: Precision) -> NumberFormat:
+    """Format of two-byte operands."""
+    return NumberFormat.BF16 if precision in (Precision.BF16, Precision.AMP_BF16) else NumberFormat.FP16
 
 
 def _full_rate(device: Device, precision: Precision) -> float:
@@ -265,7 +267,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         product_share=column([largest_product_share(device) for device in devices]),
         attention_cost=column([attention_cost(device) for device in devices]),
         is_gpu=column([device.kind is DeviceKind.GPU for device in devices]),
-        half_has_matrix_units=column([d.has_matrix_units for d in devices]),
+        half_has_matrix_units=column([multiplies_half(p.device, p.setup.precision) for p in points]),
         full_has_matrix_units=column(
             [
                 _uses_matrix_units(p.device, p.setup.precision) and not p.setup.precision.is_half
@@ -278,7 +280,9 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         is_compiled=column([point.setup.compile for point in points]),
         has_direct_groups=column(
             [
-                p.setup.layout is Layout.NHWC and p.device.has_matrix_units and p.setup.phase is Phase.TRAIN
+                p.setup.layout is Layout.NHWC
+                and multiplies_half(p.device, p.setup.precision)
+                and p.setup.phase is Phase.TRAIN
                 for p in points
             ]
         ),
@@ -293,11 +297,6 @@ def reach_table() -> npt.NDArray[np.float32]:
     """One where an input of a point reaches a class, else zero, (number of classes, number of ``POINT_FEATURES``)."""
     columns = [np.isin(np.arange(len(OpClass)), REACH.get(name, tuple(OpClass))) for name in POINT_FEATURES]
     return np.column_stack(columns).astype(np.float32)
-
-
-def point_features(arrays: PointArrays) -> Floats:
-    """Features that every kernel of a point shares, (p, number of ``POINT_FEATURES``)."""
-    return arrays.features
 
 
 def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
@@ -325,9 +324,14 @@ def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
     ]
 
 
+def multiplies_half(device: Device, precision: Precision) -> bool:
+    """True if matrix units multiply the two-byte operands of a precision; those of Volta and Turing know no bf16."""
+    return device.has_matrix_units and half_format(precision) in device.peak_flops_per_s
+
+
 def _uses_matrix_units(device: Device, precision: Precision) -> bool:
     if precision.is_half:
-        return device.has_matrix_units
+        return multiplies_half(device, precision)
     return precision is Precision.TF32 and NumberFormat.TF32 in device.peak_flops_per_s
 
 

@@ -211,7 +211,7 @@ def sustained_products(device: Device) -> float | None:
     TFLOP/s). Measured on data-centre dies with stacked memory of three architectures.
     """
     peak = device.peak_flops_per_s.get(NumberFormat.BF16)
-    is_measured = device.architecture in _MEASURED_DIES and device.memory_type.startswith("HBM")
+    is_measured = device.architecture in _MEASURED_DIES and device.has_stacked_memory
     if not is_measured or not peak or not device.power_limit_w:
         return None
     found: float = min(1.0, device.power_limit_w / (peak * 1e-12 * _FULL_CLOCK_W)) ** _POWER_EXPONENT

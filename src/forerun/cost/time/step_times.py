@@ -20,6 +20,7 @@ from forerun.cost.time.features import (
     counts,
     dynamic_features,
     format_classes,
+    multiplies_half,
     peak_rates,
     point_arrays,
     static_features,
@@ -220,7 +221,7 @@ def _no_quicker_than_on_vectors(
             for row, point in enumerate(points)
             if point.setup.precision.is_half
             and point.device.vendor == "nvidia"
-            and not point.device.has_matrix_units
+            and not multiplies_half(point.device, point.setup.precision)
         ],
         dtype=np.int64,
     )

@@ -193,14 +193,6 @@ def configuration_of(record: StepRecord) -> str:
     )  # fmt: skip
 
 
-def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
-    """Indices of the remaining rows if variants of a network in one configuration count once."""
-    return np.array(
-        [rows[0] for rows in _rows_by([configuration_of(record) for record in records]).values()],
-        dtype=np.int64,
-    )
-
-
 def leave_one_group_out(keys: Sequence[Hashable], what: str = "configuration") -> tuple[Split, ...]:
     """One split per group of rows with equal keys."""
     rows_of = _rows_by(keys)

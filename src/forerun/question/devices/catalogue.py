@@ -7,6 +7,7 @@ board can sustain under its power limit.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -252,13 +253,42 @@ def sustained_clock_share(device: Device) -> float:
 def same_die(device: Device) -> tuple[str, ...]:
     """Names of the other boards that compute like a device: units of one architecture, their number, clock and power.
 
+    Those with the most similar bandwidth come first.
+
     >>> from forerun.question.devices.catalogue import find_device
     >>> same_die(find_device("h200-sxm"))
-    ('gh200', 'gh200-144gb', 'h100-sxm')
+    ('gh200-144gb', 'gh200', 'h100-sxm', 'h800-sxm')
     """
     boards = (board for board in devices_of_architecture(device.architecture) if board.kind is DeviceKind.GPU)
-    names = sorted(board.name for board in boards if _computing(board) == _computing(device))
-    return tuple(name for name in names if name != device.name)
+    found = [
+        board for board in boards if _computing(board) == _computing(device) and board.name != device.name
+    ]
+    own = device.memory_bandwidth_bytes_per_s
+    found.sort(key=lambda board: (abs(math.log(board.memory_bandwidth_bytes_per_s / own)), board.name))
+    return tuple(board.name for board in found)
+
+
+def outdoes(device: Device, other: Device) -> bool:
+    """True if another device of the vendor has no more of anything that a step in half or single precision uses.
+
+    >>> from forerun.question.devices.catalogue import find_device
+    >>> outdoes(find_device("h200-sxm"), find_device("h100-nvl"))
+    True
+    """
+    peaks = (
+        (device.peak_flops_per_s.get(kind, 0.0), peak)
+        for kind, peak in other.peak_flops_per_s.items()
+        if kind is not NumberFormat.FP64
+    )
+    figures = (
+        "memory_bandwidth_bytes_per_s",
+        "l2_cache_bytes",
+        "num_compute_units",
+        "power_limit_w",
+    )
+    pairs = (*peaks, *((getattr(device, name), getattr(other, name)) for name in figures))
+    # Datasheets round.
+    return device.vendor == other.vendor and all(1.001 * own >= theirs for own, theirs in pairs)
 
 
 def _computing(device: Device) -> tuple[object, ...]:
@@ -266,7 +296,7 @@ def _computing(device: Device) -> tuple[object, ...]:
 
 
 def _die(device: Device) -> tuple[str, str, bool]:
-    return device.vendor, device.architecture, device.memory_type.startswith("HBM")
+    return device.vendor, device.architecture, device.has_stacked_memory
 
 
 def _watts_per_flop(device: Device) -> float | None:

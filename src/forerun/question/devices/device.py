@@ -122,6 +122,11 @@ class Device(Answer):
     notes: str = ""
 
     @property
+    def has_stacked_memory(self) -> bool:
+        """True for boards with high-bandwidth memory (HBM), whose dies are made for data centres."""
+        return self.memory_type.startswith("HBM")
+
+    @property
     def has_matrix_units(self) -> bool:
         """True if half precision runs on matrix units (tensor cores).
 
