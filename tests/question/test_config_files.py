@@ -251,6 +251,7 @@ def _written(tmp_path, text, name="run.yml"):
           "reduce_precision": "half"}),
         (PPO, "n.yaml", "mistral-7b", {"algorithm": "ppo", "batch_size": 16, "accumulation": 4, "new_tokens": 58}),
         (LOSS_ALONE, "o.toml", "llama-3.1-405b", {"recipe": "torchtitan", "batch_size": 2}),
+        (LOSS_ALONE.replace('"loss"', '"model"'), "p.toml", "llama-3.1-405b", {"compile": True, "compile_loss": False}),
         (AUTOMODEL, "p.yaml", "qwen2.5-7b", {"strategy": "fsdp", "precision": "bf16", "lora": 8,
           "master_weights": "bf16", "parallel": "tp=2", "optimizer": "adam"}),
         (NEMO_RL, "q.yaml", "qwen2.5-1.5b", {"algorithm": "grpo", "strategy": "fsdp", "precision": "amp-bf16",

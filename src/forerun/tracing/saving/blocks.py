@@ -186,20 +186,18 @@ def _description(block: nn.Module) -> list[Any]:
     return found
 
 
-_KEPT = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, eight_bit_product}
+_KEPT = _PRODUCTS | {
     torch.ops.aten.bmm.default,
     torch.ops.aten.baddbmm.default,
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    eight_bit_product,
 }
-"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest.
+"""Operations whose results selective recomputation keeps: every second product, convolutions and attention.
 
-Grouped products of experts, whose results are largest, are computed again, as by pytorch/torchtitan:
-torchtitan/models/gpt_oss/parallelize.py.
+As pytorch/torchtitan: torchtitan/distributed/activation_checkpoint.py; grouped products of experts, whose results are
+largest, are computed again.
 """
 
 
@@ -228,8 +226,18 @@ def recompute_blocks(module: nn.Module, blocks: tuple[str, ...], recompute: str,
         block.forward = _checkpointed(block.forward, is_selective=recompute == "selective")
 
 
-def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy() -> Callable[..., CheckpointPolicy]:
+    """Policy of one block, which counts its products in the forward pass and in the repeated one."""
+    numbers = Counter[bool]()
+
+    def policy(context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if op in _PRODUCTS:
+            numbers[context.is_recompute] += 1
+        is_second = op in _PRODUCTS and numbers[context.is_recompute] % 2 == 0
+        is_kept = op in _KEPT and not is_second
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
 
 
 def autocast_contexts(
@@ -240,7 +248,7 @@ def autocast_contexts(
     if not is_selective:
         return nullcontext(), again
     # Fused kernels write over results that are kept; no value here is wrong for it.
-    first, second = create_selective_checkpoint_contexts(_policy, allow_cache_entry_mutation=True)
+    first, second = create_selective_checkpoint_contexts(_policy(), allow_cache_entry_mutation=True)
     return first, _both(again, second)
 
 
