@@ -11,7 +11,7 @@ import copy
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -106,6 +106,34 @@ class FiniteNumbers(TorchFunctionMode):
                 if all(value is not None for value in values) and not (name == "sum" and values[0]):
                     self._known[result] = func(*values)
         return result
+
+
+Answers = tuple[tuple[Any, str, Any], ...]
+"""Functions of libraries that ask for values: their owner, name and replacement."""
+
+_in_force: Answers = ()
+
+
+@contextmanager
+def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Functions of libraries that ask for values, replaced for a while."""
+    global _in_force
+    before, chosen = _in_force, tuple(answer for answer in answers if hasattr(answer[0], answer[1]))
+    known = [(owner, name, getattr(owner, name)) for owner, name, _ in chosen]
+    for owner, name, new in chosen:
+        setattr(owner, name, new)
+    _in_force = (*before, *chosen)
+    try:
+        yield
+    finally:
+        _in_force = before
+        for owner, name, old in known:
+            setattr(owner, name, old)
+
+
+def answers_now() -> Answers:
+    """Answers in force, for a checkpoint that repeats a part of the forward pass after they were taken back."""
+    return _in_force
 
 
 def build_on_meta(make: Callable[[], Built]) -> Built:

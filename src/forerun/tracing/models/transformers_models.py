@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -45,7 +45,7 @@ from forerun.tracing.models.built_model import (
 )
 from forerun.tracing.models.hub import config_path
 from forerun.tracing.models.linear_attention import take_linear_attention_kernels
-from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
+from forerun.tracing.models.meta_build import answered, build_on_meta, first_line, move_to_meta
 
 
 def build_transformers(text: str, options: InputOptions) -> BuiltModel:
@@ -392,19 +392,6 @@ def transformers_inputs(module: torch.nn.Module, options: InputOptions, name: st
     return _text_inputs(module, options, name)
 
 
-@contextmanager
-def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Functions of libraries that ask for values, replaced for a while: their owner, name and replacement."""
-    known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
-    for owner, name, _, new in known:
-        setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        for owner, name, old, _ in known:
-            setattr(owner, name, old)
-
-
 def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Module:
     """Makes a Transformers model run on meta as it does in a training step or an evaluation, in place.
 
@@ -701,8 +688,9 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
         pictures = _beside_texts(config.vision_config, parameters)
         config = config.text_config
     elif hasattr(config, "vision_config") and "pixel_values" in parameters:
-        pictures = _pictures(config, options, name)
-        if options.sequence_length is None:
+        # A single token is one that follows an image when an answer is written, and has none of its own.
+        pictures = None if options.sequence_length == 1 else _pictures(config, options, name)
+        if pictures is not None and options.sequence_length is None:
             options = replace(options, sequence_length=pictures.num_tokens + _DEFAULT_TOKENS)
         config = config.get_text_config()
     else:

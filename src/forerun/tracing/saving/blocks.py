@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from forerun.graph.graph import Graph
 from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
 from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.meta_build import FiniteNumbers, answered, answers_now
 from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
@@ -243,18 +244,24 @@ def _policy() -> Callable[..., CheckpointPolicy]:
 def autocast_contexts(
     *, is_selective: bool = False
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts of the forward pass and of the repeated one, which enters the autocast region again."""
-    again = autocast_again(autocast_dtype_now())
+    """Contexts of the forward pass and of the repeated one, which enters the autocast region again.
+
+    Answers for libraries that ask for values hold in the repetition too, which runs after the forward pass took them
+    back: an encoder of images would attend within each window by a call of its own.
+    """
+    again = (autocast_again(autocast_dtype_now()), answered(answers_now()), FiniteNumbers())
     if not is_selective:
-        return nullcontext(), again
+        return nullcontext(), _all_of(*again)
     # Fused kernels write over results that are kept; no value here is wrong for it.
     first, second = create_selective_checkpoint_contexts(_policy(), allow_cache_entry_mutation=True)
-    return first, _both(again, second)
+    return first, _all_of(*again, second)
 
 
 @contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
+def _all_of(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 
