@@ -241,6 +241,7 @@ def _written(tmp_path, text, name="run.yml"):
           "fused_kernels": "liger", "sequence_length": 65536, "accumulation": 2, "recompute": "full"}),
         (PREFERENCES, "k.yaml", "mistral-7b", {"algorithm": "dpo", "lora": 16, "lora_targets": "q_proj,k_proj",
           "quantize": "nf4", "optimizer": "adamw", "strategy": "zero3", "offload": "parameters"}),
+        (PREFERENCES + "output_dir: data/zephyr-orpo-qlora", "k.yaml", "mistral-7b", {"algorithm": "orpo"}),
         (TRL + "num_generations: 8\nbeta: 0.04\n", "j.yaml", "smollm3-3b", {"algorithm": "grpo", "reference": True}),
         (TRL + "num_generations: 8\nbeta: 0.0\n", "j.yaml", "smollm3-3b", {"algorithm": "grpo", "reference": False}),
         (PRETRAIN, "l.yaml", "llama-3.2-1b", {"batch_size": 4, "sequence_length": 2048, "tokens": 3_000_000_000,

@@ -12,11 +12,12 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -119,16 +120,14 @@ def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Functions of libraries that ask for values, replaced for a while."""
     global _in_force
     before, chosen = _in_force, tuple(answer for answer in answers if hasattr(answer[0], answer[1]))
-    known = [(owner, name, getattr(owner, name)) for owner, name, _ in chosen]
-    for owner, name, new in chosen:
-        setattr(owner, name, new)
-    _in_force = (*before, *chosen)
-    try:
-        yield
-    finally:
-        _in_force = before
-        for owner, name, old in known:
-            setattr(owner, name, old)
+    with ExitStack() as stack:
+        for owner, name, new in chosen:
+            stack.enter_context(patch.object(owner, name, new))
+        _in_force = (*before, *chosen)
+        try:
+            yield
+        finally:
+            _in_force = before
 
 
 def answers_now() -> Answers:

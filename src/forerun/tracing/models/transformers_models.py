@@ -17,12 +17,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -118,19 +117,9 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
     )
 
 
-@contextmanager
-def _offline() -> Iterator[None]:
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+_offline = functools.partial(
+    patch.dict, os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+)  # a name on the hub inside of a configuration is never asked for
 
 
 EAGER_NOTE = "attention is in single operations, as the model's configuration says (eager)"
@@ -261,7 +250,7 @@ def _construct(
 
     def construct(attention: str) -> torch.nn.Module:
         module: torch.nn.Module = build_on_meta(
-            lambda: model_class._from_config(config, attn_implementation=attention, **_in_fp32())
+            lambda: model_class._from_config(config, attn_implementation=attention, dtype=torch.float32)
         )
         return module
 
@@ -341,12 +330,6 @@ def _has_other_kernels(model_class: Any) -> bool:
     own = sys.modules[model_class.__module__]
     is_known = any(getattr(model_class, f"_supports_{kind}", False) for kind in ("flash_attn", "flex_attn"))
     return is_known and hasattr(own, "ALL_ATTENTION_FUNCTIONS")
-
-
-def _in_fp32() -> dict[str, Any]:
-    """The argument that asks for fp32 weights, which had another name before Transformers 4.56."""
-    release = tuple(int(part) for part in metadata.version("transformers").split(".")[:2])
-    return {"dtype" if release >= (4, 56) else "torch_dtype": torch.float32}
 
 
 NO_PADDING_NOTE = (
