@@ -75,6 +75,14 @@ def test_an_image_costs_its_encoder_and_its_places(ask, name):
     text = 6 * 128 * 2 * (4 * 64 * 64 * 0.75 + 3 * 64 * 128 + 1000 * 64 / 2)
     assert found.flops_per_sample > text
     assert found.unsupported_ops == ()
+    again = ask(
+        name,
+        CONFIGS[name],
+        sequence_length=128,
+        recompute="full",
+        **({"image_size": 112} if "Qwen" in name else {}),
+    )
+    assert again.flops_per_sample > found.flops_per_sample  # an encoder's answers hold in the repetition too
     assert found.num_trainable_parameters == found.num_parameters
 
 
@@ -86,6 +94,9 @@ def test_a_larger_image_needs_more_places_and_work(ask):
     assert large > small
     with pytest.raises(InvalidSetupError, match="16 places"):
         ask(name, CONFIGS[name], sequence_length=16, image_size=112)
+    # A written token has no image of its own; the prompt has.
+    written = ask(name, CONFIGS[name], image_size=112, sequence_length=256, algorithm="grpo", new_tokens=64)
+    assert written.generation.time_per_token_s.value > 0
     with pytest.raises(InvalidSetupError, match="multiple of 28"):
         ask(name, CONFIGS[name], image_size=100)
 

@@ -249,16 +249,16 @@ NEVER_ALLOCATED = 0
 
 
 _COMPILED_NOTE = (
-    "memory is for a compiled step with its loss: values that the backward pass computes again are not kept"
+    "memory is for a compiled step {} its loss: values that the backward pass computes again are not kept"
 )
 _EAGER_NOTE = "memory is for eager execution; torch.compile usually needs less"
 
 
-def compiled_graph(graph: Graph) -> Graph:
+def compiled_graph(graph: Graph, *, with_loss: bool = True) -> Graph:
     """The graph with the memory of a compiled step, or with a note where the tracer found no difference."""
     if not (graph.memory.compiled_end != AS_IN_EAGER).any():
         return replace(graph, notes=(*graph.notes, _EAGER_NOTE))
-    notes = (*graph.notes, _COMPILED_NOTE)
+    notes = (*graph.notes, _COMPILED_NOTE.format("with" if with_loss else "without"))
     return replace(graph, memory=_compiled(graph.memory), eager_memory=graph.memory, notes=notes)
 
 

@@ -91,8 +91,7 @@ def grid_times(
 ) -> PointTimes:
     """Steps over a grid; arrays are (devices, batch sizes).
 
-    More than 16 batch sizes are interpolated between as many, as in ``predict_grid``. Rows of devices are remembered:
-    a plan is often asked again with another budget.
+    Rows of devices are remembered: a plan is often asked again with another budget.
     """
     # The sizes are in the key already; with one of them the setup would make it another key.
     values = (batch_sizes.tobytes(), replace(setup, batch_size_per_device=1), torch_version)
@@ -127,7 +126,8 @@ def _grid_rows(
         return between_nodes(nodes, np.maximum(values, 1e-9).reshape(len(devices), len(nodes)), batch_sizes)
 
     by_device = found.step_s.reshape(len(devices), len(nodes))
-    step_s = np.maximum.accumulate(by_device, axis=1).reshape(-1)  # as in predict_grid
+    # A larger batch takes no less time: without the waves of single kernels a step would be monotone.
+    step_s = np.maximum.accumulate(by_device, axis=1).reshape(-1)
     activity = found.activity * found.step_s / step_s
     columns = (step_s, found.log_width, found.least_s, activity, found.compute_fraction)
     return list(np.stack([at_wanted(values) for values in columns], axis=1))

@@ -558,7 +558,7 @@ class CacheShape:
 
 def cache_shape(request: ModelRequest, ops: OpTable) -> CacheShape:
     """The shape of the cache, from the configuration of the model where it has one, else from its first attention."""
-    config = _configuration(request.model)
+    config = _text_configuration(request.model)
     first = int(np.flatnonzero(ops.op_class == OpClass.ATTENTION)[0])
     heads, size = round(ops.gemm[first, 0, 1]), round(ops.gemm[first, 3, 0])
     latent = config.get("kv_lora_rank")
@@ -569,11 +569,17 @@ def cache_shape(request: ModelRequest, ops: OpTable) -> CacheShape:
 
 def _num_positions(model: str) -> int:
     """Tokens for which a configuration has positions; no limit where none is known."""
-    config = _configuration(model)
-    config = config.get("text_config") or config
+    config = _text_configuration(model)
     return next(
         (value for key in POSITIONS if isinstance(value := config.get(key), int) and value > 0), sys.maxsize
     )
+
+
+def _text_configuration(model: str) -> Mapping[str, Any]:
+    """The configuration of a model, or of the language model inside of it."""
+    config = _configuration(model)
+    found: Mapping[str, Any] = config.get("text_config") or config
+    return found
 
 
 def _configuration(model: str) -> Mapping[str, Any]:

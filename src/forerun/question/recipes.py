@@ -472,9 +472,11 @@ def _check_decision(path: Path, tool: Mapping[str, Any], key: str, word: str) ->
 
 
 def _is_set(held: Mapping[str, Any], needed: str) -> bool:
-    """True if a key is set, ``key``, has this value, ``key=value``, or is not set, ``!key``."""
+    """True if a key is set, ``key``, has this value, ``key=value`` or ``key=*part*``, or is not set, ``!key``."""
     key, _, value = needed.removeprefix("!").partition("=")
-    return (bool(held.get(key)) and (not value or _word(held[key]) == value)) != needed.startswith("!")
+    return (bool(held.get(key)) and (not value or fnmatchcase(_word(held[key]), value))) != needed.startswith(
+        "!"
+    )
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -166,8 +166,8 @@ class Saving:
 
     recompute: str = _saving(
         "none",
-        help="Activations computed again in the backward pass: none, selective (all but products and attention), "
-        "full, or every-K (every K-th block).",
+        help="Activations computed again in the backward pass: none, selective (all but attention and every "
+        "second product), full, or every-K (every K-th block).",
         metavar="NAME",
         read=_word,
     )

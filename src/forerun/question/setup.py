@@ -168,6 +168,13 @@ class TrainingSetup:
         default="the framework's own",
     )
     compile: bool = _step(False, help="Run the step under torch.compile.")
+    compile_loss: bool = _step(
+        True,
+        help="Compile the loss with the model; without, its logits lie in memory in fp32, as in torchtitan before "
+        "April 2025.",
+        words="compiling the loss",
+        only_changed=True,
+    )
     optimizer: str = _step(
         "sgd",
         help="Optimizer: sgd, adam, adamw, adamw-8bit, adafactor, lion, muon, nesterov, rmsprop ... or none.",
@@ -285,6 +292,10 @@ class TrainingSetup:
 
     def _check_saving(self) -> None:
         saving, trains = self.saving, self.phase is Phase.TRAIN
+        if not self.compile_loss and not (self.compile and trains):
+            raise InvalidSetupError(
+                "--no-compile-loss belongs to a compiled training step; give --compile as well, or leave it out"
+            )
         if saving.quantize is not None and trains and saving.lora_rank is None:
             raise InvalidSetupError(
                 f"weights in {saving.quantize} cannot be trained themselves; give adapters as well, such as --lora 16"
@@ -418,6 +429,7 @@ class SetupOptions(PostTrainingOptions, total=False):
 
     convolution_precision: str | None
     compile: bool | None
+    compile_loss: bool | None
     optimizer: str | None
     optimizer_implementation: str | None
     phase: str | None

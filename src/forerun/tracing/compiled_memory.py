@@ -12,8 +12,8 @@ The rules are those of PyTorch's partitioner:
 - of equal cuts the tensors nearer to the end of the forward pass are saved.
 
 Tensors whose views PyTorch's partitioner counts apart, its limit on the length of chains, and what inductor reuses in
-place are left out. The loss is taken as compiled with the model. If the cut would need more than eager execution,
-nothing changes.
+place are left out. A loss that is not compiled keeps what eager code keeps. If the cut would need more than eager
+execution, nothing changes.
 
 Source: ``min_cut_rematerialization_partition`` of ``torch/_functorch/partitioners.py``, PyTorch 2.15; Ansel et al.
 2024, "PyTorch 2", section 4.2, https://doi.org/10.1145/3620665.3640366
@@ -277,7 +277,7 @@ def _flow(rows: Sequence[RecordedRow]) -> Flow:
     return Flow(
         flows,
         [row.step_part is StepPart.FORWARD and not row.recomputed for row in rows],
-        [flow.op_class in _FUSIBLE for flow in flows],
+        [flow.op_class in _FUSIBLE and not flow.is_eager for flow in flows],
     )
 
 

@@ -177,6 +177,7 @@ class _Region:
     autocast_dtype: torch.dtype | None
     fused_attention: bool
     cast_weights: CastWeights = field(default_factory=dict)
+    repeats: bool = False
 
     def covers(self, values: Any) -> bool:
         """True if an operation on these values is one of the device."""
@@ -187,6 +188,7 @@ class _FollowedRegion:
     """The semantics of a script that enters and leaves autocast regions itself."""
 
     fused_attention = True
+    repeats = False
 
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
         self._is_on_device = is_on_device
@@ -485,6 +487,11 @@ def autocast_dtype_now() -> torch.dtype | None:
     return None if _region is None else _region.autocast_dtype
 
 
+def repeats_now() -> bool:
+    """True while a checkpoint repeats a part of the forward pass."""
+    return _region is not None and _region.repeats
+
+
 @contextmanager
 def autocast_again(dtype: torch.dtype | None) -> Iterator[None]:
     """Enters an autocast region once more, as a checkpoint does that repeats a part of the forward pass."""
@@ -492,9 +499,10 @@ def autocast_again(dtype: torch.dtype | None) -> Iterator[None]:
         yield
         return
     before, _region.autocast_dtype = _region.autocast_dtype, dtype
+    _region.repeats = True
     try:
         yield
     finally:
-        _region.autocast_dtype = before
+        _region.autocast_dtype, _region.repeats = before, False
         if before is None:
             _region.cast_weights.clear()

@@ -63,6 +63,7 @@ class DataFlow:
         read_bytes, write_bytes: Its traffic by its cost rule [bytes].
         reads, writes: The tensors; empty for a further row of the same call.
         normalises_batch: Whether it is a batch norm that computes the statistics of its batch, or the gradient of one.
+        is_eager: Whether it stands outside of what is compiled.
     """
 
     op_class: OpClass
@@ -71,11 +72,16 @@ class DataFlow:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     normalises_batch: bool = False
+    is_eager: bool = False
 
     @property
     def is_joined(self) -> bool:
         """True if a compiler writes the kernel itself."""
-        return bool(self.writes) and (self.op_class in POINTWISE or self.op_class in _WINDOWS)
+        return (
+            not self.is_eager
+            and bool(self.writes)
+            and (self.op_class in POINTWISE or self.op_class in _WINDOWS)
+        )
 
     @property
     def needs_whole_input(self) -> bool:

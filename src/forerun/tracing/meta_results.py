@@ -120,16 +120,8 @@ def _made(form: Any) -> Any:
     return form
 
 
-def _like_first(*args: Any, **kwargs: Any) -> Any:
-    return torch.empty_like(args[0])
-
-
-def _first(*args: Any, **kwargs: Any) -> Any:
-    return args[0]
-
-
-def _nothing(*args: Any, **kwargs: Any) -> Any:
-    return None
+def _written(target: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return target
 
 
 def _statistics(source: torch.Tensor, size: int) -> torch.Tensor:
@@ -211,8 +203,10 @@ for _overload in ("default", "Tensor"):
         )
     )
 for _overload in ("default", "grad_input"):
-    SHORTCUTS.update(dict.fromkeys(_overloads(_GRADIENTS, _overload), _like_first))
-SHORTCUTS.update(dict.fromkeys(_overloads(_IN_PLACE, "default"), _first))
-SHORTCUTS.update(dict.fromkeys(_overloads("add_ mul_ sub_ div_", "Tensor"), _first))
+    SHORTCUTS.update(
+        dict.fromkeys(_overloads(_GRADIENTS, _overload), lambda first, *_, **__: torch.empty_like(first))
+    )
+SHORTCUTS.update(dict.fromkeys(_overloads(_IN_PLACE, "default"), _written))
+SHORTCUTS.update(dict.fromkeys(_overloads("add_ mul_ sub_ div_", "Tensor"), _written))
 for _overload in ("List", "Scalar", "ScalarList", "Tensor", "default"):
-    SHORTCUTS.update(dict.fromkeys(_overloads(_FOREACH, _overload), _nothing))
+    SHORTCUTS.update(dict.fromkeys(_overloads(_FOREACH, _overload), lambda *_, **__: None))

@@ -103,11 +103,13 @@ class AdamW8bit(torch.optim.Optimizer):
             self.state.update(self._rest.state)
 
 
-class Lion(torch.optim.Optimizer):
-    """Lion (Chen et al. 2023, arXiv 2302.06675): the sign of an average of gradients, one state."""
-
+class _OfWeights(torch.optim.Optimizer):
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(list(parameters), {})
+
+
+class Lion(_OfWeights):
+    """Lion (Chen et al. 2023, arXiv 2302.06675): the sign of an average of gradients, one state."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -128,14 +130,11 @@ class Lion(torch.optim.Optimizer):
         torch._foreach_lerp_(averages, gradients, 0.01)
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(_OfWeights):
     """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) without a first moment: sums of rows and columns as state.
 
     PyTorch's own reads values of tensors, which a trace does not have; the kernels are the same.
     """
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        super().__init__(list(parameters), {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
 from forerun.tracing.calls import Call, CostRow, TensorInfo
+from forerun.tracing.cuda_semantics import repeats_now
 from forerun.tracing.fusion import Access, DataFlow
 from forerun.tracing.meta_results import SHORTCUTS, meta_result
 from forerun.tracing.op_rules import cost_rows
@@ -278,8 +279,9 @@ class StepRecorder(TorchDispatchMode):
         module = self._module_of_autograd_node()
         outside = StepPart.OPTIMIZER if self.in_optimizer else StepPart.FORWARD
         is_outside = _C._current_autograd_node() is None
-        # Gradients are computed with autograd off; a checkpoint that repeats the forward pass switches it on.
-        recomputed = not is_outside and torch.is_grad_enabled()
+        # Gradients are computed with autograd off; a checkpoint that repeats the forward pass switches it on, but for
+        # what stands inside of a function with its own gradient, such as the product of a quantized layer.
+        recomputed = not is_outside and (torch.is_grad_enabled() or repeats_now())
         part = outside if is_outside or recomputed else StepPart.BACKWARD
         plain = [_plain(value) for value in args]
         if kwargs:

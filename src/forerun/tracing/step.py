@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
 from forerun.question.setup import Layout, Phase, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
 from forerun.tracing.models.built_model import BuiltModel
@@ -72,7 +72,14 @@ def record_step(
     _name_kinds(recorder, module, optimizer)
     for parameter in module.parameters():
         parameter.grad = None
-    return RawTrace(batch_size, recorder.rows, events, frozenset(recorder.unsupported))
+    rows = recorder.rows if setup.compile_loss else [_eager_loss(row) for row in recorder.rows]
+    return RawTrace(batch_size, rows, events, frozenset(recorder.unsupported))
+
+
+def _eager_loss(row: RecordedRow) -> RecordedRow:
+    # What runs outside of every submodule is the loss: a language model's own forward adds nothing else to its parts.
+    is_loss = not row.module_name and row.step_part is not StepPart.OPTIMIZER
+    return replace(row, flow=replace(row.flow, is_eager=True)) if is_loss else row
 
 
 def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:

@@ -144,7 +144,7 @@ TRACE_VERSION = 2
 _KEPT_VERSION = 1
 """The same of kept graphs alone: raised where no graph of the package changes, as for linear attention."""
 
-_SAVING_VERSION = 4
+_SAVING_VERSION = 5
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)
@@ -214,7 +214,7 @@ def trace(
         return graph
     from forerun.graph.passes import compiled_graph
 
-    return compiled_graph(graph)
+    return compiled_graph(graph, with_loss=setup.compile_loss)
 
 
 def _eager_graph(
@@ -597,5 +597,6 @@ def traced_settings(setup: TrainingSetup) -> dict[str, object]:
         "keeps_gradients": setup.keeps_gradients and trains,
         "saving": _traced_saving(setup),
         **({} if setup.attention_kernel == "plain" else {"attention_kernel": setup.attention_kernel}),
+        **({} if setup.compile_loss else {"compile_loss": False}),
         "autocast_backward": setup.autocast_backward and trains and setup.precision.is_autocast,
     }

@@ -11,12 +11,13 @@ import copy
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -106,6 +107,32 @@ class FiniteNumbers(TorchFunctionMode):
                 if all(value is not None for value in values) and not (name == "sum" and values[0]):
                     self._known[result] = func(*values)
         return result
+
+
+Answers = tuple[tuple[Any, str, Any], ...]
+"""Functions of libraries that ask for values: their owner, name and replacement."""
+
+_in_force: Answers = ()
+
+
+@contextmanager
+def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Functions of libraries that ask for values, replaced for a while."""
+    global _in_force
+    before, chosen = _in_force, tuple(answer for answer in answers if hasattr(answer[0], answer[1]))
+    with ExitStack() as stack:
+        for owner, name, new in chosen:
+            stack.enter_context(patch.object(owner, name, new))
+        _in_force = (*before, *chosen)
+        try:
+            yield
+        finally:
+            _in_force = before
+
+
+def answers_now() -> Answers:
+    """Answers in force, for a checkpoint that repeats a part of the forward pass after they were taken back."""
+    return _in_force
 
 
 def build_on_meta(make: Callable[[], Built]) -> Built:

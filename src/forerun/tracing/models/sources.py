@@ -95,10 +95,7 @@ def _build(spec: str | torch.nn.Module, options: InputOptions) -> BuiltModel:
         return build_from_module(spec, options)
     if not isinstance(spec, str):
         raise UsageError(f"a model is {_FORMS}; got {type(spec).__module__}.{type(spec).__name__}")
-    return _build_named(spec.strip(), options)
-
-
-def _build_named(spec: str, options: InputOptions) -> BuiltModel:
+    spec = spec.strip()
     if match := _FILE_AND_NAME.fullmatch(spec):
         return build_from_file(match["path"], match["name"], options)
     known = find_architecture(spec)

@@ -16,13 +16,12 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -45,7 +44,7 @@ from forerun.tracing.models.built_model import (
 )
 from forerun.tracing.models.hub import config_path
 from forerun.tracing.models.linear_attention import take_linear_attention_kernels
-from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
+from forerun.tracing.models.meta_build import answered, build_on_meta, first_line, move_to_meta
 
 
 def build_transformers(text: str, options: InputOptions) -> BuiltModel:
@@ -122,19 +121,9 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
     )
 
 
-@contextmanager
-def _offline() -> Iterator[None]:
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+_offline = functools.partial(
+    patch.dict, os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+)  # a name on the hub inside of a configuration is never asked for
 
 
 EAGER_NOTE = "attention is in single operations, as the model's configuration says (eager)"
@@ -265,7 +254,7 @@ def _construct(
 
     def construct(attention: str) -> torch.nn.Module:
         module: torch.nn.Module = build_on_meta(
-            lambda: model_class._from_config(config, attn_implementation=attention, **_in_fp32())
+            lambda: model_class._from_config(config, attn_implementation=attention, dtype=torch.float32)
         )
         return module
 
@@ -347,12 +336,6 @@ def _has_other_kernels(model_class: Any) -> bool:
     return is_known and hasattr(own, "ALL_ATTENTION_FUNCTIONS")
 
 
-def _in_fp32() -> dict[str, Any]:
-    """The argument that asks for fp32 weights, which had another name before Transformers 4.56."""
-    release = tuple(int(part) for part in metadata.version("transformers").split(".")[:2])
-    return {"dtype" if release >= (4, 56) else "torch_dtype": torch.float32}
-
-
 NO_PADDING_NOTE = (
     "the values of the mask are not known: every sample counts as full, with one sequence and without padding"
 )
@@ -394,19 +377,6 @@ def transformers_inputs(module: torch.nn.Module, options: InputOptions, name: st
             "input_values) models are supported: give a factory (file.py:factory) that returns (module, example_batch)"
         )
     return _text_inputs(module, options, name)
-
-
-@contextmanager
-def answered(answers: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Functions of libraries that ask for values, replaced for a while: their owner, name and replacement."""
-    known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
-    for owner, name, _, new in known:
-        setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        for owner, name, old, _ in known:
-            setattr(owner, name, old)
 
 
 def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Module:
@@ -705,8 +675,9 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
         pictures = _beside_texts(config.vision_config, parameters)
         config = config.text_config
     elif hasattr(config, "vision_config") and "pixel_values" in parameters:
-        pictures = _pictures(config, options, name)
-        if options.sequence_length is None:
+        # A single token is one that follows an image when an answer is written, and has none of its own.
+        pictures = None if options.sequence_length == 1 else _pictures(config, options, name)
+        if pictures is not None and options.sequence_length is None:
             options = replace(options, sequence_length=pictures.num_tokens + _DEFAULT_TOKENS)
         config = config.get_text_config()
     else:

@@ -44,6 +44,7 @@ from forerun.tracing.models.built_model import (
     inferred_loss,
 )
 from forerun.tracing.models.meta_build import (
+    answered,
     build_on_meta,
     first_line,
     is_building_on_meta,
@@ -54,7 +55,6 @@ from forerun.tracing.models.training_objects import WithBatch
 from forerun.tracing.models.transformers_models import (
     NO_PADDING_NOTE,
     ModelInputs,
-    answered,
     prepare_for_trace,
     transformers_inputs,
 )

@@ -255,39 +255,26 @@ def _rnn_backward(call: Call) -> list[CostRow]:
     return [_recurrent_row(call, source, hidden, weights, 2.0, mode, num_chains, batch_first, num_steps)]
 
 
+def _in_eight_bits(row: CostRow) -> CostRow:
+    """A product of half the depth in 16 bits: the same bytes, and the same time; ``speedup`` keeps the work done."""
+    assert row.gemm is not None
+    gemm = (*row.gemm[:3], row.gemm[3] / EIGHT_BIT_RATE)
+    flops = row.flops / EIGHT_BIT_RATE
+    return replace(row, flops=flops, gemm=gemm, element_bytes=2, speedup=EIGHT_BIT_RATE)
+
+
 @rule(EIGHT_BIT_PRODUCT)
 def _eight_bit_product(call: Call) -> list[CostRow]:
-    """(m, k) x (k, n) in 8 bits, as a product of half the depth in 16 bits: the same bytes, and the same time.
-
-    ``speedup`` keeps the work that is really done.
-    """
-    left, right = call.tensors()
-    m, k = left.shape
-    n = right.shape[1]
-    read, write, _, _ = traffic(call)
-    depth = k / EIGHT_BIT_RATE
-    return [
-        CostRow(
-            op_class=OpClass.LINEAR,
-            flops=2.0 * m * n * depth,
-            read_bytes=read,
-            write_bytes=write,
-            element_bytes=2,
-            gemm=(1, m, n, depth),
-            elements=m * n + m * depth + n * depth,
-            speedup=EIGHT_BIT_RATE,
-        )
-    ]
+    """(m, k) x (k, n) in 8 bits."""
+    row = _in_eight_bits(*_mm(call))
+    assert row.gemm is not None
+    _, m, n, depth = row.gemm
+    return [replace(row, elements=m * n + m * depth + n * depth)]
 
 
 @rule(f"grouped_{EIGHT_BIT_PRODUCT}")
 def _grouped_eight_bit_product(call: Call) -> list[CostRow]:
-    (row,) = _grouped_mm(call)
-    assert row.gemm is not None
-    gemm = (*row.gemm[:3], row.gemm[3] / EIGHT_BIT_RATE)
-    return [
-        replace(row, flops=row.flops / EIGHT_BIT_RATE, gemm=gemm, element_bytes=2, speedup=EIGHT_BIT_RATE)
-    ]
+    return [_in_eight_bits(*_grouped_mm(call))]
 
 
 @rule("to_eight_bits")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from forerun.graph.graph import Graph
 from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
 from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.meta_build import FiniteNumbers, answered, answers_now
 from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
@@ -186,20 +187,18 @@ def _description(block: nn.Module) -> list[Any]:
     return found
 
 
-_KEPT = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, eight_bit_product}
+_KEPT = _PRODUCTS | {
     torch.ops.aten.bmm.default,
     torch.ops.aten.baddbmm.default,
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    eight_bit_product,
 }
-"""Operations whose results selective recomputation keeps: products, convolutions and attention, which take longest.
+"""Operations whose results selective recomputation keeps: every second product, convolutions and attention.
 
-Grouped products of experts, whose results are largest, are computed again, as by pytorch/torchtitan:
-torchtitan/models/gpt_oss/parallelize.py.
+As pytorch/torchtitan: torchtitan/distributed/activation_checkpoint.py; grouped products of experts, whose results are
+largest, are computed again.
 """
 
 
@@ -228,25 +227,41 @@ def recompute_blocks(module: nn.Module, blocks: tuple[str, ...], recompute: str,
         block.forward = _checkpointed(block.forward, is_selective=recompute == "selective")
 
 
-def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy() -> Callable[..., CheckpointPolicy]:
+    """Policy of one block, which counts its products in the forward pass and in the repeated one."""
+    numbers = Counter[bool]()
+
+    def policy(context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if op in _PRODUCTS:
+            numbers[context.is_recompute] += 1
+        is_second = op in _PRODUCTS and numbers[context.is_recompute] % 2 == 0
+        is_kept = op in _KEPT and not is_second
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
 
 
 def autocast_contexts(
     *, is_selective: bool = False
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts of the forward pass and of the repeated one, which enters the autocast region again."""
-    again = autocast_again(autocast_dtype_now())
+    """Contexts of the forward pass and of the repeated one, which enters the autocast region again.
+
+    Answers for libraries that ask for values hold in the repetition too, which runs after the forward pass took them
+    back: an encoder of images would attend within each window by a call of its own.
+    """
+    again = (autocast_again(autocast_dtype_now()), answered(answers_now()), FiniteNumbers())
     if not is_selective:
-        return nullcontext(), again
+        return nullcontext(), _all_of(*again)
     # Fused kernels write over results that are kept; no value here is wrong for it.
-    first, second = create_selective_checkpoint_contexts(_policy, allow_cache_entry_mutation=True)
-    return first, _both(again, second)
+    first, second = create_selective_checkpoint_contexts(_policy(), allow_cache_entry_mutation=True)
+    return first, _all_of(*again, second)
 
 
 @contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
+def _all_of(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 

@@ -19,93 +19,33 @@ def _define(schema: str, kernel: Any) -> Any:
     return getattr(torch.ops.forerun, name).default
 
 
-def _dequantized(
-    packed: torch.Tensor, scales: torch.Tensor, num_rows: int, num_columns: int, dtype: torch.dtype
-) -> torch.Tensor:
-    return packed.new_empty((num_rows, num_columns), dtype=dtype)
-
-
-def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
-
-
-def _grouped_product(
-    left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    if right.dim() == 3:
-        return left.new_empty((left.shape[0], right.shape[2]), dtype=dtype)
-    return left.new_empty((len(ends), left.shape[0], right.shape[1]), dtype=dtype)
-
-
-def _converted(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(source, dtype=dtype)
-
-
-def _converted_twice(
-    source: torch.Tensor, dtype: torch.dtype, looks: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
-
-
 def _nothing(*_args: Any) -> None:
     return None
-
-
-def _normalised(source: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(source), source.new_empty(source.shape[:-1], dtype=torch.float32)
-
-
-def _partial_sums(
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    roots: torch.Tensor,
-    weight: torch.Tensor,
-    needs_weight: bool,
-) -> torch.Tensor:
-    rows = _NUM_PARTIAL_SUMS if needs_weight else 0
-    return gradient.new_empty((rows, weight.shape[0]), dtype=torch.float32)
-
-
-def _like_gate(gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(gate)
-
-
-def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return (
-        logits.new_empty(len(logits), dtype=torch.float32),
-        logits.new_empty(len(logits), dtype=torch.float32),
-    )
-
-
-def _delta_rule(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    _, _, value, *_, piece = inputs
-    return torch.empty_like(value), value.new_empty((*value.shape[:-1], piece))
-
-
-def _delta_gradients(_gradient: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.empty_like(one) for one in inputs[:5])
-
-
-def _convolution_gradients(
-    _gradient: torch.Tensor, source: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(source), torch.empty_like(weight)
 
 
 def _like(source: torch.Tensor, *_more: Any) -> torch.Tensor:
     return torch.empty_like(source)
 
 
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> Any:
+    if right.dim() == 3:
+        return left.new_empty((left.shape[0], right.shape[2]), dtype=dtype)
+    return left.new_empty((len(ends), left.shape[0], right.shape[1]), dtype=dtype)
+
+
 delta_rule = _define(
     "delta_rule(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor rate, int piece) -> (Tensor, Tensor)",
-    _delta_rule,
+    lambda _query, _key, value, _decay, _rate, piece: (
+        _like(value),
+        value.new_empty((*value.shape[:-1], piece)),
+    ),
 )
 """The gated delta rule over pieces of a sequence, and the inverse of each piece."""
 
 delta_rule_backward = _define(
     "delta_rule_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor decay, Tensor rate, "
     "Tensor inverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _delta_gradients,
+    lambda _gradient, *inputs: tuple(_like(one) for one in inputs[:5]),
 )
 """Gradients of all inputs of the gated delta rule."""
 
@@ -114,18 +54,19 @@ causal_convolution = _define("causal_convolution(Tensor source, Tensor weight) -
 
 causal_convolution_backward = _define(
     "causal_convolution_backward(Tensor gradient, Tensor source, Tensor weight) -> (Tensor, Tensor)",
-    _convolution_gradients,
+    lambda _gradient, source, weight: (_like(source), _like(weight)),
 )
 """Gradients of the channels and of the weights; one kernel."""
 
 dequantize = _define(
     "dequantize_weight(Tensor packed, Tensor scales, int num_rows, int num_columns, ScalarType dtype) -> Tensor",
-    _dequantized,
+    lambda packed, _scales, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
 )
 """A quantized weight written out in another type; one kernel."""
 
 eight_bit_product = _define(
-    "eight_bit_product(Tensor left, Tensor right, ScalarType dtype) -> Tensor", _product
+    "eight_bit_product(Tensor left, Tensor right, ScalarType dtype) -> Tensor",
+    lambda left, right, dtype: left.new_empty((left.shape[0], right.shape[1]), dtype=dtype),
 )
 """(m, k) x (k, n) with operands of 8 bits and the result in another type."""
 
@@ -135,11 +76,15 @@ grouped_eight_bit_product = _define(
 )
 """Products of groups of rows with a matrix of each group, or of groups of both, as ``_grouped_mm`` but in 8 bits."""
 
-to_eight_bits = _define("to_eight_bits(Tensor source, ScalarType dtype) -> Tensor", _converted)
+to_eight_bits = _define(
+    "to_eight_bits(Tensor source, ScalarType dtype) -> Tensor",
+    lambda source, dtype: torch.empty_like(source, dtype=dtype),
+)
 """A tensor in 8 bits with a scale: one kernel that looks for the largest value, one that writes."""
 
 to_eight_bits_twice = _define(
-    "to_eight_bits_twice(Tensor source, ScalarType dtype, bool looks) -> (Tensor, Tensor)", _converted_twice
+    "to_eight_bits_twice(Tensor source, ScalarType dtype, bool looks) -> (Tensor, Tensor)",
+    lambda source, dtype, _looks: tuple(torch.empty_like(source, dtype=dtype) for _ in range(2)),
 )
 """A matrix in 8 bits, by rows and by columns, in one kernel; with a look for the largest value before if asked."""
 
@@ -157,7 +102,10 @@ liger_cross_entropy = _define(
 add_product = _define("add_product_(Tensor(a!) total, Tensor left, Tensor right) -> ()", _nothing)
 """(m, k) x (k, n) added to a tensor in its own format; one kernel."""
 
-cross_entropy = _define("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)", _losses)
+cross_entropy = _define(
+    "cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)",
+    lambda logits, _labels: tuple(logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2)),
+)
 """Losses of the rows and logarithms of their sums; one kernel."""
 
 cross_entropy_backward = _define(
@@ -165,19 +113,24 @@ cross_entropy_backward = _define(
 )
 """Logits overwritten by their gradient; one kernel."""
 
-rms_norm = _define("rms_norm(Tensor source, Tensor weight) -> (Tensor, Tensor)", _normalised)
+rms_norm = _define(
+    "rms_norm(Tensor source, Tensor weight) -> (Tensor, Tensor)",
+    lambda source, _weight: (_like(source), source.new_empty(source.shape[:-1], dtype=torch.float32)),
+)
 """RMSNorm of the last axis, and the reciprocal root of each row; one kernel."""
 
 rms_norm_backward = _define(
     "rms_norm_backward_(Tensor(a!) gradient, Tensor source, Tensor roots, Tensor weight, bool needs_weight) -> Tensor",
-    _partial_sums,
+    lambda gradient, _source, _roots, weight, needs_weight: gradient.new_empty(
+        (_NUM_PARTIAL_SUMS if needs_weight else 0, weight.shape[0]), dtype=torch.float32
+    ),
 )
 """Gradient of the result overwritten by that of the source, and partial sums of the weight's; one kernel."""
 
 rotate = _define("rotate_(Tensor(a!) queries, Tensor(b!) keys, Tensor cosines, Tensor sines) -> ()", _nothing)
 """Rotary embedding of queries and keys in place, or its gradient; one kernel."""
 
-gated = _define("gated(Tensor gate, Tensor other) -> Tensor", _like_gate)
+gated = _define("gated(Tensor gate, Tensor other) -> Tensor", _like)
 """Activation of the gate times the other; one kernel."""
 
 gated_backward = _define(

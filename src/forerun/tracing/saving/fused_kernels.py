@@ -22,6 +22,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -159,12 +160,8 @@ def _fuse_rotation(layer: nn.Module) -> bool:
         return _Rotation.apply(queries, keys, cosines, rest[0])
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        before = getattr(home, _ROTATION)
-        setattr(home, _ROTATION, rotated)
-        try:
+        with patch.object(home, _ROTATION, rotated):
             return run(*args, **kwargs)
-        finally:
-            setattr(home, _ROTATION, before)
 
     layer.forward = forward
     return True

@@ -181,8 +181,17 @@ class _FourBits(torch.autograd.Function):
         return functional.linear(source, full)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _input_gradient(ctx, gradient), None, None, None, None
+    def scales_of(ctx: Any) -> torch.Tensor:
+        """Scales of the weight in fp32."""
+        found: torch.Tensor = ctx.scales
+        return found
+
+    @classmethod
+    def backward(cls, ctx: Any, gradient: torch.Tensor) -> Any:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        found = _times_weight(ctx.weight, cls.scales_of(ctx), ctx.out_features, gradient)
+        return found, None, None, None, None
 
 
 def _hold(
@@ -206,9 +215,9 @@ class _FourBitsTwice(_FourBits):
         return found
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.scales = _in_full(ctx.weight, ctx.scales)
-        return _FourBits.backward(ctx, gradient)
+    def scales_of(ctx: Any) -> torch.Tensor:
+        # Written out for this use alone: what hangs on the context would live until the end of the backward pass.
+        return _in_full(ctx.weight, ctx.scales)
 
 
 def _in_full(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -235,12 +244,6 @@ def input_gradient(layer: QuantizedLinear, gradient: torch.Tensor) -> torch.Tens
     if layer.kind is Quantization.NF4_DQ:
         scales = _in_full(layer.weight, scales)
     return _times_weight(layer.weight, scales, layer.out_features, gradient)
-
-
-def _input_gradient(ctx: Any, gradient: torch.Tensor) -> torch.Tensor | None:
-    if not ctx.needs_input_grad[0]:
-        return None
-    return _times_weight(ctx.weight, ctx.scales, ctx.out_features, gradient)
 
 
 def _times_weight(
