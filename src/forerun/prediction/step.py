@@ -282,7 +282,6 @@ def half_widths(
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
             widths[index] = law["quantile"] * (law["base"] + law["slope"] * times.spread[index])
         elif is_double or is_order_of_magnitude(point.device, weights):
-            # An architecture or a format that nobody measured: no law of errors speaks for it.
             widths[index] = max(widths[index], ORDER_OF_MAGNITUDE)
     return widths
 
