@@ -79,7 +79,7 @@ from studies.tables.published import read_timm_train
 from studies.tables.reference_steps import ReferenceSteps, read_reference_steps
 from studies.tables.transformers import read_neusight_e2e
 
-STUDY_VERSION = 10
+STUDY_VERSION = 11
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 
 _Result = TypeVar("_Result")

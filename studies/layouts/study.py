@@ -19,7 +19,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from forerun.cost.memory.peak import memory_constants, visible_memory_bytes
 from forerun.cost.time.evidence import operation_mix, step_kind
-from forerun.cost.time.features import NEWEST_ERA
 from forerun.evidence.fitting.evaluation import errors
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import worst_memory
@@ -187,7 +186,7 @@ def known_networks(folder: Path) -> list[KnownNetwork]:
             mix = operation_mix(traced_model(row.sizes, setup).model.ops)
             kind = step_kind(setup)
             key = (device.name, kind, *np.round(mix, 2).tolist())
-            found.setdefault(key, KnownNetwork(device=device, kind=kind, era=NEWEST_ERA, mix=mix))
+            found.setdefault(key, KnownNetwork(device=device, kind=kind, mix=mix))
     return list(found.values())
 
 

@@ -32,7 +32,6 @@ from forerun.cost.time.evidence import (
     Evidence,
     Kind,
     LogWidths,
-    MeasuredSystem,
     architecture_name,
     operation_mix,
     shipped_evidence,
@@ -58,19 +57,17 @@ class KnownNetwork:
     Attributes:
         device: The device.
         kind: Phase, number format and compiler.
-        era: Era of the software.
         mix: Its mix of operations, (groups,).
     """
 
     device: Device
     kind: Kind
-    era: float
     mix: Floats
 
     @classmethod
     def of(cls, step: Measured) -> KnownNetwork:
         """That of a step of the fit."""
-        return cls(device=step.device, kind=step_kind(step.setup), era=step.point.era, mix=_mix_of(step))
+        return cls(device=step.device, kind=step_kind(step.setup), mix=_mix_of(step))
 
 
 def evidence_of(
@@ -93,32 +90,23 @@ def evidence_of(
     """
     networks = [*map(KnownNetwork.of, {(id(s.ops), s.system): s for s in steps}.values()), *others]
     mixes: dict[Kind, dict[int, Floats]] = {}
-    measured: dict[tuple[str, Kind, float], set[int]] = {}
+    measured: dict[tuple[str, Kind], set[int]] = {}
     for one in networks:
         mixes.setdefault(one.kind, {})[id(one.mix)] = one.mix
-        measured.setdefault((one.device.name, one.kind, one.era), set()).add(id(one.mix))
+        measured.setdefault((one.device.name, one.kind), set()).add(id(one.mix))
     chosen = {kind: _apart(np.stack(list(own.values()))) for kind, own in sorted(mixes.items())}
     nearest = {
         kind: {name: int(np.abs(chosen[kind] - mix).sum(axis=1).argmin()) for name, mix in own.items()}
         for kind, own in mixes.items()
     }
-    by_name = {one.device.name: one.device for one in networks}
-    systems = [
-        MeasuredSystem(
-            device=name,
-            architecture=by_name[name].architecture,
-            vendor=by_name[name].vendor,
-            kind=kind,
-            era=era,
-            networks=tuple(sorted({nearest[kind][network] for network in own})),
-        )
-        for (name, kind, era), own in measured.items()
-    ]
     devices = [step.device for step in steps] + list(operator_devices)
     return Evidence(
         widths=widths or LogWidths(),
-        systems=tuple(sorted(systems, key=lambda s: (s.device, s.kind, s.era))),
         mixes=chosen,
+        measured={
+            (device, kind): sorted({nearest[kind][network] for network in own})
+            for (device, kind), own in sorted(measured.items())
+        },
         architectures=tuple(sorted({architecture_name(device) for device in devices})),
         spreads=spreads or shipped_evidence().spreads,
         calibration_scales=asdict(scales or PriorScales()),
@@ -162,7 +150,7 @@ class JudgedRows:
         device: Where, (n,).
         asked: log(measured / predicted) as a user asks, (n,).
         informed: The same with release, settings and machine known, (n,).
-        covariates: What errors follow (``evidence.step_covariates``), (n, 2).
+        covariates: What errors follow (``evidence.step_covariates``), (n, 3).
     """
 
     study: Names
@@ -218,7 +206,7 @@ def log_interval_scores(errors: Floats, half_widths: Floats) -> Floats:
 def fit_widths(rows: JudgedRows, spreads: ErrorSpreads) -> LogWidths:
     """Costs of the covariates with the least mean score, no cost below zero."""
     first = LogWidths()
-    start = np.asarray([first.base, *np.sqrt([first.learned, first.spread])])
+    start = np.asarray([first.base, *np.sqrt([first.learned, first.spread, first.unmeasured])])
     weights = rows.weights
 
     def loss(values: Floats) -> float:

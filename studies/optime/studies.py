@@ -55,7 +55,7 @@ class HeldOut:
         steps: The measurements.
         log_predicted: Log of the predicted step time with release, settings and machine known, (n,).
         log_asked: The same as a user asks, who types what must be typed and nothing else, (n,).
-        covariates: What the prediction as asked says about its own error (``evidence.step_covariates``), (n, 2).
+        covariates: What the prediction as asked says about its own error (``evidence.step_covariates``), (n, 3).
         fold: Split each row was tested in, (n,).
         sensitivities: Rows of the calibration's J, (n, c).
         forward_share: Share of the kernels' time that lies in the forward pass, (n,).
@@ -107,7 +107,7 @@ def predict_with(
         folds: Split of each.
     """
     logs, shares = np.empty(len(steps)), np.empty(len(steps))
-    log_asked, own, rows = np.empty(len(steps)), np.empty((len(steps), 2)), []
+    log_asked, own, rows = np.empty(len(steps)), np.empty((len(steps), 3)), []
     for index, (step, question) in enumerate(zip(steps, asked or steps, strict=True)):
         times = _times(weights, step)
         logs[index] = np.log(times.step_s[0])
@@ -117,7 +117,8 @@ def predict_with(
         shares[index] = times.kernel_s[0, is_forward].sum() / times.kernel_s[0].sum()
         times = times if question is step else _times(weights, question)
         log_asked[index] = np.log(times.step_s[0])
-        own[index] = step_covariates(operation_mix(question.ops), times.spread)[0]
+        is_measured = [weights.knows_die(question.device)]
+        own[index] = step_covariates(operation_mix(question.ops), times.spread, is_measured)[0]
     return HeldOut(
         steps=tuple(steps),
         log_predicted=logs,

@@ -20,7 +20,7 @@ SETUP = TrainingSetup(precision=Precision.AMP)
 
 def known(device, name):
     mix = operation_mix(ops_named(name, "amp"))
-    return KnownNetwork(device=find_device(device), kind=step_kind(SETUP), era=1.0, mix=mix)
+    return KnownNetwork(device=find_device(device), kind=step_kind(SETUP), mix=mix)
 
 
 def test_a_network_that_is_in_no_fit_is_as_near_as_one_that_is():
@@ -38,7 +38,7 @@ def made_rows(errors, covariates, systems):
 
 def test_widths_follow_a_covariate_that_errors_follow_and_no_other():
     random = np.random.default_rng(0)
-    covariates = np.zeros((4000, 2))
+    covariates = np.zeros((4000, 3))
     covariates[:, 0] = random.integers(0, 2, 4000)
     covariates[:, 1] = random.random(4000)
     errors = random.normal(0.0, 0.1 * np.exp(0.9 * covariates[:, 0]))

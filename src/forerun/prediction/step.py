@@ -275,13 +275,13 @@ def half_widths(
     measured, and in fp64.
     """
     is_double = is_mostly_double(ops)
-    widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread))
+    is_measured = [weights.knows_die(point.device) for point in points]
+    widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread, is_measured))
     for index, (point, tier) in enumerate(zip(points, tiers, strict=True)):
         if tier is Provenance.CALIBRATED:
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
             widths[index] = law["quantile"] * (law["base"] + law["slope"] * times.spread[index])
         elif is_double or is_order_of_magnitude(point.device, weights):
-            # An architecture or a format that nobody measured: no law of errors speaks for it.
             widths[index] = max(widths[index], ORDER_OF_MAGNITUDE)
     return widths
 

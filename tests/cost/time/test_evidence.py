@@ -19,12 +19,14 @@ def test_a_mix_is_shares_of_groups():
     assert operation_mix(ops_named("vit", "amp"))[2] > MIX[2]  # more of it is linear layers
 
 
-def test_no_interval_is_narrower_than_systems_differ_and_disagreement_makes_it_wider():
+def test_disagreement_and_a_die_that_nobody_measured_widen_what_systems_differ_by():
     evidence = shipped_evidence()
-    agreed, apart = evidence.log_widths(step_covariates(MIX, np.array([0.0, 0.2])))
-    assert apart > agreed > Z_90 * evidence.spreads.system
+    agreed, apart, unknown = evidence.log_widths(
+        step_covariates(MIX, np.array([0.0, 0.2, 0.0]), [True, True, False])
+    )
+    assert min(apart, unknown) > agreed > Z_90 * evidence.spreads.system
     closed, learned = (
-        evidence.log_widths(step_covariates(operation_mix(ops_named(name, "amp")), np.zeros(1)))[0]
+        evidence.log_widths(step_covariates(operation_mix(ops_named(name, "amp")), np.zeros(1), [True]))[0]
         for name in ("vit", "resnet18")
     )
     assert closed < learned
@@ -41,7 +43,7 @@ def test_the_file_reads_back_what_was_written(tmp_path):
     path = tmp_path / "evidence.json"
     path.write_text(shipped_evidence().to_json(), encoding="utf-8")
     found = load_evidence(path)
-    assert found.systems == shipped_evidence().systems
+    assert found.measured == shipped_evidence().measured
     assert (found.widths, found.spreads) == (shipped_evidence().widths, shipped_evidence().spreads)
 
 

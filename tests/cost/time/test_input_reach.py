@@ -9,11 +9,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from forerun.cost.time.features import REACH, Point, peak_rates, software_era
+from forerun.cost.time.features import REACH, Point, product_rate, software_era, sustained_share
 from forerun.cost.time.rows import distinct_ops
 from forerun.cost.time.step_times import step_times
 from forerun.question.devices import find_device
-from forerun.question.devices.catalogue import load_catalog, outdoes, sustained_clock_share
+from forerun.question.devices.catalogue import load_catalog, outdoes
 from forerun.question.devices.device import DeviceKind
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
@@ -88,11 +88,13 @@ def test_a_newer_release_is_never_slower():
 @pytest.mark.parametrize("batch_size", [1, 8, 64])
 def test_half_precision_is_never_slower_than_single_where_the_device_gains_by_it(phase, batch_size):
     weights = shipped_weights()
+    # In training the oldest, which has no matrix units, was measured slower in half precision.
+    devices = DEVICES[phase is Phase.TRAIN :]
     for name in IMAGE_NETWORKS[::2]:
         single, half = (
             times(
                 traced(name, precision, phase)[0],
-                points(name, batch_size, precision=precision, phase=phase, devices=DEVICES[1:]),
+                points(name, batch_size, precision=precision, phase=phase, devices=devices),
                 weights,
             )
             for precision in (Precision.FP32, Precision.FP16)
@@ -143,17 +145,13 @@ def test_a_board_that_outdoes_another_reaches_no_less_of_its_peaks(precision, ph
     offsets = [
         weights.offsets_of_point(Point(device=board, setup=setup)).mean(axis=0)[:2] for board in boards
     ]
-    rates = [
-        (peak_rates(board, precision)[0 if precision.is_half else 1] * sustained_clock_share(board),
-         board.memory_bandwidth_bytes_per_s)
-        for board in boards
-    ]  # fmt: skip
-    reached = np.log(rates) - offsets
+    peaks = [product_rate(board, precision) * sustained_share(board, precision) for board in boards]
+    reached = (
+        np.log(np.column_stack([peaks, [board.memory_bandwidth_bytes_per_s for board in boards]])) - offsets
+    )
     for (one, board), (other, lesser) in permutations(enumerate(boards), 2):
         if board.architecture == lesser.architecture and outdoes(board, lesser):
-            # Where the power limit lets a larger die sustain less than a smaller one, there is no order.
-            ordered = np.greater_equal(rates[one], rates[other])
-            assert (reached[one] >= reached[other] - 0.01)[ordered].all(), (board.name, lesser.name)
+            assert (reached[one] >= reached[other] - 0.01).all(), (board.name, lesser.name)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +162,8 @@ def test_a_board_that_outdoes_another_reaches_no_less_of_its_peaks(precision, ph
         ("h100-nvl", "a100-sxm4-80gb", Precision.AMP),
         ("quadro-rtx-8000", "rtx-2080-super", Precision.BF16),
         ("titan-rtx", "gtx-1080-ti", Precision.BF16),
+        ("l40", "rtx-4500-ada", Precision.AMP),
+        ("rtx-3070-laptop", "rtx-a2000-12gb", Precision.TF32),
     ],
 )
 def test_a_board_that_outdoes_another_takes_no_longer(better, lesser, precision):

@@ -196,16 +196,11 @@ def step_figures(steps: Sequence[Step], weights: CostModel) -> StepFigures:
         together.setdefault(id(step.ops), []).append(index)
     for chosen in together.values():
         ops, points = steps[chosen[0]].ops, [steps[i].point for i in chosen]
-        offsets = np.stack([offsets_of(point, weights) for point in points], axis=1)
+        offsets = np.stack([weights.offsets_of_point(point) for point in points], axis=1)
         times = step_times(ops, points, weights, offsets, with_kernels=True)
         logs[chosen], rows[chosen] = np.log(times.step_s), sensitivities(ops, times)
         sizes[chosen] = log_sizes(ops, points)
     return StepFigures(log_time_s=logs, rows=rows, log_sizes=sizes)
-
-
-def offsets_of(point: Point, weights: CostModel) -> Floats:
-    """Offsets of the system nearest to a point, (members, 4)."""
-    return weights.offsets_of_point(point)
 
 
 def corrected(
@@ -236,7 +231,7 @@ def corrected(
         start.circumstance_offsets or np.zeros(NUM_CIRCUMSTANCES + len(OpClass))
     )
     systems = {
-        step.system: _shifted(offsets_of(step.point, start), start, np.asarray(shift), added * ADDED_S)
+        step.system: _shifted(start.offsets_of_point(step.point), start, np.asarray(shift), added * ADDED_S)
         for step in steps
     }
     latents = np.stack(list(systems.values()), axis=1).astype(np.float32)

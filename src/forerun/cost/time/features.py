@@ -13,16 +13,17 @@ GPUs can predict others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.kept import Kept
 from forerun.cost.time.law import CONVOLUTIONS, LAW_CLASSES, attention_cost, largest_product_share
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps, in_double
 from forerun.graph.graph import OpClass, StepPart
-from forerun.question.devices.catalogue import sustained_clock_share
+from forerun.question.devices.catalogue import devices_of_architecture, outdoes, sustained_clock_share
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -201,6 +202,32 @@ def peak_rates(device: Device, precision: Precision) -> tuple[float, float, floa
     return half, _full_rate(device, precision), vector
 
 
+_SUSTAINED: Kept[float] = Kept(1_024)
+
+
+def sustained_share(device: Device, precision: Precision) -> float:
+    """Share of the boost clock that products in a precision sustain (``sustained_clock_share``).
+
+    A device reaches what any board of its architecture does that it outdoes, whose units some of its own could be: the
+    power of a FLOP in fp32 says too little where a datasheet halves the rate of matrix units, as that of L40 does.
+    """
+
+    def share() -> float:
+        boards = [board for board in devices_of_architecture(device.architecture) if outdoes(device, board)]
+        own = product_rate(device, precision)
+        rates = [product_rate(board, precision) / own * sustained_clock_share(board) for board in boards]
+        return min(max(rates, default=0.0), 1.0)
+
+    own = sustained_clock_share(device)
+    return own if own == 1.0 else max(own, _SUSTAINED.get((device,), (precision,), share))
+
+
+def product_rate(device: Device, precision: Precision) -> float:
+    """Peak of products in a precision [FLOP/s]."""
+    half, full, _ = peak_rates(device, precision)
+    return half if precision.is_half else full
+
+
 def half_format(precision: Precision) -> NumberFormat:
     """Format of two-byte operands."""
     return NumberFormat.BF16 if precision in (Precision.BF16, Precision.AMP_BF16) else NumberFormat.FP16
@@ -230,66 +257,58 @@ def double_rates(device: Device) -> tuple[float, float] | None:
 def point_arrays(points: Sequence[Point]) -> PointArrays:
     """Columns of device figures and flags for many points."""
 
-    def column(values: list[float]) -> Floats:
+    def column(value: Callable[[Device, TrainingSetup], float]) -> Floats:
+        values = [value(point.device, point.setup) for point in points]
         return np.asarray(values, dtype=np.float64)[:, None]
 
-    rates = [peak_rates(point.device, point.setup.precision) for point in points]
-    devices = [point.device for point in points]
-    sustained = column([sustained_clock_share(device) for device in devices])
-    half, full, vector = (column([rate[i] for rate in rates]) * sustained for i in range(3))
-    # A device without a known rate is answered at that of fp32, and the answer says so.
-    doubles = [
-        double_rates(device) or (rate[2], rate[2]) for device, rate in zip(devices, rates, strict=True)
-    ]
-    double, double_vector = (column([rate[i] for rate in doubles]) * sustained for i in range(2))
+    def rate(place: int) -> Floats:
+        return column(lambda device, setup: peak_rates(device, setup.precision)[place]) * sustained
+
+    def double_rate(place: int) -> Floats:
+        # A device without a known rate is answered at that of fp32, and the answer says so.
+        vector = NumberFormat.FP32
+        rates = column(lambda d, _: (double_rates(d) or (d.peak_flops_per_s[vector],) * 2)[place])
+        return rates * sustained
+
+    sustained = column(lambda device, setup: sustained_share(device, setup.precision))
     return PointArrays(
-        batch_size=column([point.setup.batch_size_per_device for point in points]),
-        peak_half=half,
-        peak_full=full,
-        peak_convolution=column([_full_rate(p.device, p.setup.of_convolutions) for p in points]) * sustained,
-        peak_vector=vector,
-        peak_double=double,
-        peak_double_vector=double_vector,
-        bandwidth=column([d.memory_bandwidth_bytes_per_s for d in devices]),
-        num_units=column([d.num_compute_units for d in devices]),
-        l2_bytes=column([d.l2_cache_bytes for d in devices]),
+        batch_size=column(lambda _, setup: setup.batch_size_per_device),
+        peak_half=rate(0),
+        peak_full=rate(1),
+        peak_convolution=column(
+            lambda d, s: _full_rate(d, s.of_convolutions) * sustained_share(d, s.of_convolutions)
+        ),
+        peak_vector=rate(2),
+        peak_double=double_rate(0),
+        peak_double_vector=double_rate(1),
+        bandwidth=column(lambda device, _: device.memory_bandwidth_bytes_per_s),
+        num_units=column(lambda device, _: device.num_compute_units),
+        l2_bytes=column(lambda device, _: device.l2_cache_bytes),
+        # No cache is slower than the memory behind it, whatever the rule of bytes a cycle says of small parts.
         l2_bandwidth=column(
-            [
-                # No cache is slower than the memory behind it, whatever the rule of bytes a cycle says of small parts.
-                max(
-                    _L2_BYTES_PER_CYCLE * d.num_compute_units * d.boost_clock_hz,
-                    d.memory_bandwidth_bytes_per_s,
-                )
-                for d in devices
-            ]
+            lambda d, _: max(
+                _L2_BYTES_PER_CYCLE * d.num_compute_units * d.boost_clock_hz, d.memory_bandwidth_bytes_per_s
+            )
         ),
         clock_share=sustained,
-        product_share=column([largest_product_share(device) for device in devices]),
-        attention_cost=column([attention_cost(device) for device in devices]),
-        is_gpu=column([device.kind is DeviceKind.GPU for device in devices]),
-        half_has_matrix_units=column([multiplies_half(p.device, p.setup.precision) for p in points]),
+        product_share=column(lambda device, _: largest_product_share(device)),
+        attention_cost=column(lambda device, _: attention_cost(device)),
+        is_gpu=column(lambda device, _: device.kind is DeviceKind.GPU),
+        half_has_matrix_units=column(lambda d, s: multiplies_half(d, s.precision)),
         full_has_matrix_units=column(
-            [
-                _uses_matrix_units(p.device, p.setup.precision) and not p.setup.precision.is_half
-                for p in points
-            ]
+            lambda d, s: _uses_matrix_units(d, s.precision) and not s.precision.is_half
         ),
-        convolution_has_matrix_units=column(
-            [_uses_matrix_units(p.device, p.setup.of_convolutions) for p in points]
-        ),
-        is_compiled=column([point.setup.compile for point in points]),
+        convolution_has_matrix_units=column(lambda d, s: _uses_matrix_units(d, s.of_convolutions)),
+        is_compiled=column(lambda _, setup: setup.compile),
         has_direct_groups=column(
-            [
-                p.setup.layout is Layout.NHWC
-                and multiplies_half(p.device, p.setup.precision)
-                and p.setup.phase is Phase.TRAIN
-                for p in points
-            ]
+            lambda d, s: (
+                s.layout is Layout.NHWC and multiplies_half(d, s.precision) and s.phase is Phase.TRAIN
+            )
         ),
-        is_pure_half=column([p.setup.precision in _PURE_HALF for p in points]),
-        is_autocast=column([p.setup.precision.is_autocast for p in points]),
-        is_inference=column([p.setup.phase is not Phase.TRAIN for p in points]),
-        features=np.asarray([_point_row(point, rate) for point, rate in zip(points, rates, strict=True)]),
+        is_pure_half=column(lambda _, setup: setup.precision in _PURE_HALF),
+        is_autocast=column(lambda _, setup: setup.precision.is_autocast),
+        is_inference=column(lambda _, setup: setup.phase is not Phase.TRAIN),
+        features=np.asarray([_point_row(point) for point in points]),
     )
 
 
@@ -299,10 +318,10 @@ def reach_table() -> npt.NDArray[np.float32]:
     return np.column_stack(columns).astype(np.float32)
 
 
-def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
+def _point_row(point: Point) -> list[float]:
     device, setup = point.device, point.setup
     precision = point.known_as or setup.precision
-    peak = rates[0] if precision.is_half else _full_rate(device, precision)
+    peak = product_rate(device, precision)
     units = device.num_compute_units
     return [
         np.log2(peak / device.memory_bandwidth_bytes_per_s),

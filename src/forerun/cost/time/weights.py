@@ -16,6 +16,7 @@ from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.kept import Kept
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_tensors, tensors_file
+from forerun.cost.time.evidence import number_format
 from forerun.cost.time.features import (
     DYNAMIC_FEATURES,
     NEWEST_ERA,
@@ -23,18 +24,14 @@ from forerun.cost.time.features import (
     STATIC_FEATURES,
     Point,
     half_format,
-    peak_rates,
+    product_rate,
     software_era,
+    sustained_share,
 )
 from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS, NUM_PAIRS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
-from forerun.question.devices.catalogue import (
-    devices_of_architecture,
-    outdoes,
-    same_die,
-    sustained_clock_share,
-)
+from forerun.question.devices.catalogue import devices_of_architecture, outdoes, same_die
 from forerun.question.devices.device import Device
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -175,13 +172,11 @@ def network_key(ops: DistinctOps) -> tuple[float, ...]:
 
 def run_kind(ops: DistinctOps, setup: TrainingSetup) -> str:
     """Kind of a run, such as "half training of convolutions": number format, phase and the larger part of the work."""
-    number_format = (
-        "half" if setup.precision.is_half else "tf32" if setup.precision is Precision.TF32 else "full"
-    )
     phase = "training" if setup.phase is Phase.TRAIN else "inference"
     work = ops.count * ops.flops.sum(axis=1)
     of_convolutions = work[np.isin(ops.op_class, CONVOLUTIONS)].sum()
-    return f"{number_format} {phase} of {'convolutions' if 2 * of_convolutions > work.sum() else 'products'}"
+    larger = "convolutions" if 2 * of_convolutions > work.sum() else "products"
+    return f"{number_format(setup.precision)} {phase} of {larger}"
 
 
 def run_circumstances(setup: TrainingSetup) -> str:
@@ -322,6 +317,12 @@ class CostModel:
         """True if a machine with the point's settings was measured on its device or another board of its die."""
         return self._offsets_of_die(_asked_system(point), point.device) is not None
 
+    def knows_die(self, device: Device) -> bool:
+        """True if a board of a device's architecture and kind of memory was measured."""
+        measured = _parsed_systems(self.systems)
+        boards = devices_of_architecture(device.architecture)
+        return any(b.name in measured and b.has_stacked_memory is device.has_stacked_memory for b in boards)
+
     def _offsets_of_die(self, wanted: _System, board: Device) -> Floats64 | None:
         """Offsets of a board, or of the one of its die that was measured and has the most similar memory."""
         names = (board.name, *(() if self._is_of_one_machine else same_die(board)))
@@ -420,8 +421,7 @@ def _gained(board: Device, other: Device, precision: Precision) -> Floats64:
         return np.full(2, np.inf)
 
     def rates(device: Device) -> Floats64:
-        half, full, _ = peak_rates(device, precision)
-        peak = (half if precision.is_half else full) * sustained_clock_share(device)
+        peak = product_rate(device, precision) * sustained_share(device, precision)
         return np.asarray([peak, device.memory_bandwidth_bytes_per_s])
 
     return np.asarray(np.log(rates(board) / rates(other)))

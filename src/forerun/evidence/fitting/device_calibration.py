@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import RecordError
-from forerun.cost.time.correction import Step, corrected, offsets_of, step_figures
+from forerun.cost.time.correction import Step, corrected, step_figures
 from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
@@ -225,7 +225,7 @@ def log_predictions(samples: Sequence[DeviceSample], weights: CostModel) -> Floa
     """Log of the predicted time of each sample, its training loop included, (n,)."""
     logs = np.empty(len(samples))
     for index, sample in enumerate(samples):
-        offsets = offsets_of(sample.point, weights)[:, None]
+        offsets = weights.offsets_of_point(sample.point)[:, None]
         times = step_times(sample.ops, [sample.point], weights, offsets)
         logs[index] = np.log(times.step_s[0] + sample.loop_s)
     return logs
