@@ -56,7 +56,7 @@ _KIN_PRIOR = 0.5
 """Boards that the prior of an unmeasured device's offsets counts as: variance within kinds of boards over between."""
 _OF_DEVICE = slice(0, 2)
 """Offsets of compute and memory; those of the host and of the loop follow."""
-_SWEEPS, _LEAST_EXCESS = 50, 1e-3
+_SWEEPS, _LEAST_EXCESS = 200, 1e-7
 """Most rounds in which boards that contradict their order meet, and the contradiction that may be left."""
 _LEAST_OFFSET = 0.02
 """Offsets below it are those of what was not measured."""
