@@ -11,11 +11,12 @@ from golden.asking import ANSWERS, answer_file, ask, differences, folder_of_ques
 
 ADDED_KEYS = {"run", "fits", "batch_size_global"} | {
     "num_trainable_parameters", "num_steps", "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "parallelism",
-    "settings", "unpriced", "passes", "generation",
+    "settings", "unpriced", "passes", "generation", "shown_memory_bytes",
 }  # fmt: skip
 """Keys that answers may have beyond those that are kept: the question, the verdict and batch of a scaling point, the
 trained parameters, the steps of the job, the figures of token models, the stages of a
-layout, the passes and the generation of a step, the settings that a plan searched and its devices without a price."""
+layout, the passes and the generation of a step, the memory that the driver shows, the settings that a plan searched
+and its devices without a price."""
 
 MOST_BYTES = 1_000_000
 """Help texts of all verbs are 107 kB of it, plans 220 kB."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from forerun.prediction.estimate import (
     MemoryShare,
     Provenance,
 )
+from forerun.question.run import Run
 
 POSITIVE = st.floats(1e-6, 1e6)
 INTERVALS = st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted).map(lambda v: Interval(v[1], v[0], v[2]))
@@ -49,6 +50,9 @@ def test_the_inverse_turns_the_ends_around(interval):
 def some_estimate():
     interval = Interval(2.0, 1.0, 3.0)
     given_values = {
+        "run": Run.of("gpt2", device="a100-sxm4-80gb"),
+        "phase": "train",
+        "device_memory_bytes": 79.0,
         "breakdown": (BreakdownPart("convolution", 1.5), BreakdownPart("linear", 0.5)),
         "top_layers": (LayerTime("layer1", 1.0, 0.5),),
         "memory_parts": (MemoryShare("weights", 10.0),),
@@ -81,13 +85,37 @@ def some_estimate():
 def test_an_estimate_becomes_plain_json():
     plain = some_estimate().as_dict()
     assert json.loads(json.dumps(plain)) == plain
-    assert set(plain) == {field.name for field in fields(Estimate)}
+    assert set(plain) == {field.name for field in fields(Estimate)} | {"shown_memory_bytes"}
+    assert plain["shown_memory_bytes"]["value"] == pytest.approx(1.28 * 2.0)
     assert plain["step_time_s"] == {"value": 2.0, "low": 1.0, "high": 3.0}
     assert plain["epoch_time_s"] is None
     assert plain["provenance"] == "datasheet only"
     assert plain["breakdown"] == [{"name": "convolution", "time_s": 1.5}, {"name": "linear", "time_s": 0.5}]
     assert plain["top_layers"] == [{"module": "layer1", "time_s": 1.0, "share": 0.5}]
     assert plain["unsupported_ops"] == ["strange"]
+
+
+# GiB that forerun says are needed, and that nvidia-smi showed: Qwen2.5-14B on eight A800 with ZeRO-2, ZeRO-3 and
+# Megatron's tp 4 (ms-swift, docs/source_en/GetStarted/Quick-start.md), Qwen2.5-VL 7B on H100 (EasyR1, README).
+@pytest.mark.parametrize(
+    ("needed", "shown"),
+    [
+        ((57.7, 50.3, 67.7), 74.5),
+        ((38.2, 33.3, 44.7), 54.0),
+        ((44.5, 38.8, 52.2), 59.6),
+        ((38.6, 33.7, 45.3), 60.0),
+    ],
+)
+def test_nvidia_smi_shows_more_than_a_step_needs_and_no_more_than_the_device_has(needed, shown):
+    told = replace(some_estimate(), peak_memory_bytes=Interval(*needed)).shown_memory_bytes
+    assert told.low <= shown <= told.high <= 79.0
+
+
+@pytest.mark.parametrize(
+    "change", [{"tokens_per_s": None}, {"phase": "inference"}, {"device_memory_bytes": 1.9}]
+)
+def test_what_nvidia_smi_shows_is_not_said_where_nobody_measured_it(change):
+    assert replace(some_estimate(), **change).shown_memory_bytes is None
 
 
 def test_the_json_has_the_promised_names():

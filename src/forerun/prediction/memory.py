@@ -103,13 +103,12 @@ def layout_memory(
         constants: Overhead and factors of device and software.
         chosen: Numbers of the stages; None for all.
     """
-    memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
-    every = model.memory(
-        replace(Axes.of(run).shards, expert=1, whole_experts=False), run.setup.batch_size_per_device
-    )
+    shards, size = Axes.of(run).shards, run.setup.batch_size_per_device
+    memory = model.memory(shards, size)
+    every = model.memory(replace(shards, expert=1, whole_experts=False), size)
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
         # Kept from the forward pass of a unit on, and freed by its backward pass, which otherwise gathers them again.
-        gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
+        gathered = model.gathered_bytes(shards, size)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units, width = model.stages(run.layout), memory_width(model.model.graph)
     wanted = range(len(units)) if chosen is None else chosen
@@ -235,35 +234,21 @@ def _communicator_bytes(run: Run) -> float:
 def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage: int) -> _Held:
     sharing, wide, number = run.sharing, wide_factor(run), Axes.of(run).shard
     # One device holds a tied embedding once; over stages, the head needs a copy of its own.
-    is_last = run.layout.pipeline > 1 and stage == run.layout.pipeline - 1
-    tied = memory.tied if is_last else 0.0
-    weights, gradients = float(memory.weights[own].sum()) + tied, float(memory.gradients[own].sum()) + tied
-    all_weights, all_gradients = (
-        float(every.weights[own].sum()) + tied,
-        float(every.gradients[own].sum()) + tied,
-    )
+    tied = memory.tied if run.layout.pipeline > 1 and stage == run.layout.pipeline - 1 else 0.0
+    columns = (memory.weights, memory.gradients, every.weights, every.gradients)
+    weights, gradients, all_weights, all_gradients = (float(each[own].sum()) + tied for each in columns)
     updated = wide * (all_gradients / number if sharing.strategy.stage else gradients)
     state = updated / wide * wide_state_factor(run) * memory.state_ratio
-    buffers = float(memory.buffers[own].sum())
-    if sharing.strategy.stage == 3:
-        last = len(memory.weights) - 1
-        ends = [unit for unit in own if unit in (0, last)]
-        gathered = float(memory.weights[ends].sum()) * (1.0 if sharing.gather_half else wide)
-        return _Held(
-            weights=all_weights * wide / number,
-            gradients=updated,
-            updated=updated,
-            state=state,
-            gathered=gathered,
-            buffers=buffers,
-        )
+    is_sharded = sharing.strategy.stage == 3
+    ends = [unit for unit in own if is_sharded and unit in (0, len(memory.weights) - 1)]
+    whole = weights + (updated if wide > 1 else 0.0)  # in fp32 beside those that compute
     return _Held(
-        weights=weights + (updated if wide > 1 else 0.0),  # in fp32 beside those that compute
-        gradients=updated if sharing.strategy.stage == 2 else gradients * wide,
+        weights=all_weights * wide / number if is_sharded else whole,
+        gradients=updated if sharing.strategy.stage >= 2 else gradients * wide,
         updated=updated,
         state=state,
-        gathered=0.0,
-        buffers=buffers,
+        gathered=float(memory.weights[ends].sum()) * (1.0 if sharing.gather_half else wide),
+        buffers=float(memory.buffers[own].sum()),
     )
 
 
@@ -285,11 +270,7 @@ def _passes(
     number = Axes.of(run).shard
     last = len(memory.weights) - 1
     is_block = np.asarray([unit not in (0, last) for unit in own])
-    gathered = (
-        memory.weights[own] * is_block * (1.0 if sharing.gather_half else wide)
-        if is_sharded
-        else np.zeros(len(own))
-    )
+    gathered = memory.weights[own] * is_block * is_sharded * (1.0 if sharing.gather_half else wide)
     # Prefetching gathers the next block while this one computes, so that two are whole at once.
     ahead = 2 if sharing.prefetch else 1
     whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
@@ -311,15 +292,10 @@ def _passes(
     kept, gradients = kept_before, 0.0 if grows else total
     for place, unit in enumerate(own):
         # Weights that are not given back stay whole from their first use to the end of the step.
-        open_bytes = (
-            float(gathered[place : place + ahead].sum())
-            if sharing.reshard
-            else float(gathered[: place + ahead].sum())
-        )
+        open_bytes = float(gathered[place if sharing.reshard else 0 : place + ahead].sum())
         candidate = (kept, float(memory.forward_peak[unit]) + open_bytes, gradients)
         best = max(best, candidate, key=sum)
         kept += float(memory.kept[unit])
-    stays = 0.0 if sharing.reshard else float(gathered.sum())
     # Hooks of FSDP1 on the input of a block whose weights are all frozen hold the node that gathers its gradient, and
     # with it both tensors, if a reentrant checkpoint made the input a leaf (PyTorch, _register_post_backward_reshard_
     # only_hook). The gradient that the next block has just made is there in any case.
@@ -328,8 +304,8 @@ def _passes(
     flowing = 1.0
     for place in range(len(own) - 1, -1, -1):
         unit = own[place]
-        begin = max(0, place - ahead + 1)
-        open_bytes = float(gathered[begin : place + 1].sum()) if sharing.reshard else stays
+        at = slice(max(0, place - ahead + 1), place + 1) if sharing.reshard else slice(None)
+        open_bytes = float(gathered[at].sum())
         candidate = (kept, float(memory.backward_peak[unit]) + open_bytes + float(made[place]), gradients)
         best = max(best, candidate, key=sum)
         kept += float(memory.backward_net[unit])
@@ -385,26 +361,34 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
     """
     constants = memory_constants_of(run.cluster.device, run)
     device_bytes = visible_memory_bytes(run.cluster.device)
+    stages: tuple[StageMemory, ...] = ()
     if uses_layout(run):
-        return _layout_memory(model, run, constants, device_bytes)
-    found = estimate_memory(model.graph, run.setup, constants)
-    # The largest batch does not depend on the batch of the question.
-    largest = _LARGEST.get(
-        (model.graph,),
-        (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
-        lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
-    )
-    batch = None
-    if largest.value is not None and largest.low is not None and largest.high is not None:
-        batch = Interval(float(largest.value), float(largest.low), float(largest.high))
-    held = _of_replica(model.graph, run, found, gradient_bytes)
+        from forerun.prediction.units import DividedModel
+
+        units = DividedModel.of(model)
+        stages = layout_memory(units, run, constants)
+        held = max(stages, key=lambda stage: stage.peak_bytes.value)
+        batch, reason = _largest_micro_batch(units, run, constants, device_bytes)
+    else:
+        alone = estimate_memory(model.graph, run.setup, constants)
+        held = _of_replica(model.graph, run, alone, gradient_bytes)
+        # The largest batch does not depend on the batch of the question.
+        largest = _LARGEST.get(
+            (model.graph,),
+            (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
+            lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
+        )
+        batch, reason = None, largest.reason
+        if largest.value is not None and largest.low is not None and largest.high is not None:
+            batch = Interval(float(largest.value), float(largest.low), float(largest.high))
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
         verdict=fits(held.peak_bytes.low, held.peak_bytes.high, device_bytes),
         max_batch=batch,
-        max_batch_reason=largest.reason,
+        max_batch_reason=reason,
         device_bytes=device_bytes,
+        stages=stages,
     )
 
 
@@ -447,27 +431,6 @@ def worst_memory(
 
         return worst_stage(DividedModel.of(model), run, constants)
     return _of_replica(model.graph, run, estimate_memory(model.graph, run.setup, constants), gradient_bytes)
-
-
-def _layout_memory(
-    model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
-) -> RunMemory:
-    """Memory of the stage that needs most."""
-    from forerun.prediction.units import DividedModel
-
-    units = DividedModel.of(model)
-    stages = layout_memory(units, run, constants)
-    worst = max(stages, key=lambda stage: stage.peak_bytes.value)
-    largest, reason = _largest_micro_batch(units, run, constants, visible_bytes)
-    return RunMemory(
-        peak=worst.peak_bytes,
-        parts=worst.parts,
-        verdict=fits(worst.peak_bytes.low, worst.peak_bytes.high, visible_bytes),
-        max_batch=largest,
-        max_batch_reason=reason,
-        device_bytes=visible_bytes,
-        stages=stages,
-    )
 
 
 def _largest_micro_batch(

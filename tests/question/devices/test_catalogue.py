@@ -106,13 +106,13 @@ def lanes_per_unit(device: Device) -> int:
     if device.architecture == "pascal":
         return 64 if device.name.startswith("p100") else 128
     if device.architecture == "ampere":
-        return 64 if device.name.startswith(("a100", "a30")) else 128
+        return 64 if device.name.startswith(("a100", "a800", "a30")) else 128
     return LANES_PER_UNIT[device.architecture]
 
 
 def full_matrix_rate(device: Device) -> int:
     if device.architecture == "ampere":
-        return 2048 if device.name.startswith(("a100", "a30")) else 1024
+        return 2048 if device.name.startswith(("a100", "a800", "a30")) else 1024
     if device.architecture == "blackwell":
         return 8192 if device.memory_type == "HBM3e" else 1024
     return MATRIX_FP16_PER_CLOCK[device.architecture]
@@ -195,8 +195,8 @@ TENSOR_GPUS = tuple(gpu for gpu in GPUS if NumberFormat.FP16_ACC16 in gpu.peak_f
 def test_matrix_peak_is_dense(device):
     """The largest fp16 rate is the dense rate of the silicon; a rate with sparsity would be twice as high."""
     full = device.num_compute_units * full_matrix_rate(device) * device.boost_clock_hz
-    if device.name in {"a10g", "l40"}:
-        full /= 2  # the datasheets of these two print half of what the silicon of their siblings does
+    if device.name in {"a10g", "l20", "l40"}:
+        full /= 2  # the datasheets of these print half of what the silicon of their siblings does
     if device.name == "h20":
         full = 148e12  # held at a quarter of the silicon by the datasheet
     rel = 0.09 if device.architecture in {"hopper", "blackwell"} else 0.05
@@ -245,10 +245,14 @@ PUBLISHED = {
     "t4": (8.1, 65, 320, 16, 70),  # NVIDIA T4 datasheet, 2019
     "rtx-2080-ti": (13.4, 53.8, 616, 11, 250),  # NVIDIA Turing whitepaper, 2018, reference board
     "a100-sxm4-80gb": (19.5, 312, 2039, 80, 400),  # NVIDIA A100 datasheet, 2021
+    "a800-sxm4-80gb": (19.5, 312, 2039, 80, 400),  # NVIDIA A800 datasheet, 2022
+    "a800-pcie-80gb": (19.5, 312, 1935, 80, 300),  # NVIDIA A800 datasheet, 2022
     "rtx-3090": (35.6, 71, 936, 24, 350),  # NVIDIA Ampere GA102 whitepaper, 2021
     "a10": (31.2, 125, 600, 24, 150),  # NVIDIA A10 datasheet, 2021
     "a40": (37.4, 149.7, 696, 48, 300),  # NVIDIA A40 datasheet, 2021
     "l4": (30.3, 121, 300, 24, 72),  # NVIDIA L4 datasheet, 2023, half of 242 with sparsity
+    "l20": (59.8, 119.5, 864, 48, 275),  # NVIDIA L20 datasheet, 2023
+    "rtx-4090d": (73.5, 147.1, 1008, 24, 425),  # 114 of the 128 units of an RTX 4090
     "rtx-4090": (82.6, 165.2, 1008, 24, 450),  # NVIDIA Ada whitepaper, 2023
     "rtx-6000-ada": (91.1, 364.2, 960, 48, 300),  # NVIDIA Ada professional whitepaper, 2023
     "h100-sxm": (66.9, 989.4, 3352, 80, 700),  # NVIDIA H100 whitepaper, 2023
@@ -294,6 +298,11 @@ SPELLINGS = {
     "NVIDIA A100-SXM4-80GB (400W)": "a100-sxm4-80gb",
     "A100 SXM 40GB": "a100-sxm4-40gb",
     "NVIDIA A100 - PCIe - 80 GB": "a100-pcie-80gb",
+    "NVIDIA A800-SXM4-80GB": "a800-sxm4-80gb",
+    "NVIDIA A800 80GB PCIe": "a800-pcie-80gb",
+    "NVIDIA L20": "l20",
+    "NVIDIA GeForce RTX 4090 D": "rtx-4090d",
+    "rtx4090d": "rtx-4090d",
     "NVIDIA GeForce RTX 3090": "rtx-3090",
     "RTX-3090": "rtx-3090",
     "rtx3090": "rtx-3090",

@@ -331,7 +331,13 @@ class CostModel:
 
     def _offsets_in_order(self, settings: _System) -> Mapping[str, Floats64]:
         """Offsets of the measured dies of an architecture, which is the device of the settings, by names of boards."""
-        boards = {board.name: board for board in devices_of_architecture(settings.device)}
+        boards: dict[str, Device] = {}
+        for board in devices_of_architecture(settings.device):
+            memory = board.memory_bytes, board.memory_bandwidth_bytes_per_s
+            alike = [boards[name] for name in same_die(board) if name in boards]
+            # One that differs by its links alone, as an A800 from an A100, would double the other's weight.
+            if memory not in [(each.memory_bytes, each.memory_bandwidth_bytes_per_s) for each in alike]:
+                boards[board.name] = board
         asked = {name: self._offsets_of_die(settings, board) for name, board in boards.items()}
         found = {name: own for name, own in asked.items() if own is not None}
         for own in found.values():

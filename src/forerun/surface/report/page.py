@@ -157,6 +157,8 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
     if estimate.max_batch_size is not None:
         largest = estimate.max_batch_size
         text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
+    if (shown := estimate.shown_memory_bytes) is not None:
+        text.append(f"; nvidia-smi shows {range_words(shown, format_bytes)}")
     return text
 
 

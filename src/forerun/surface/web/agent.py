@@ -71,6 +71,7 @@ class Prediction(BaseModel):
     epoch_time_s: Quantity | None
     job_time_s: Quantity | None
     peak_memory_bytes: Quantity | None
+    shown_memory_bytes: Quantity | None
     max_batch_size: Quantity | None
     cost_usd: Quantity | None
     energy_j: Quantity | None

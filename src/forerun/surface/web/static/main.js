@@ -377,7 +377,9 @@ function showMemory(estimate) {
   const card = estimate.device_memory_bytes;
   const peak = estimate.peak_memory_bytes;
   const largest = estimate.max_batch_size ? `; largest batch ${estimate.max_batch_size.value.toLocaleString("en")}` : "";
-  at("memory-words").textContent = `${say.bytes(peak.value)} of ${say.bytes(card)}: ${FITS[estimate.fits] ?? ""}${largest}`;
+  const range = estimate.shown_memory_bytes;
+  const shown = range ? `; nvidia-smi shows ${say.bytes(range.low)} to ${say.bytes(range.high)}` : "";
+  at("memory-words").textContent = `${say.bytes(peak.value)} of ${say.bytes(card)}: ${FITS[estimate.fits] ?? ""}${largest}${shown}`;
   bar(at("memory-bar"), estimate.memory_parts.map((part) => [part.name, part.size_bytes]), Math.max(card, peak.value), card, say.bytes);
 }
 
