@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.script.capturing.pretend import META, is_pretended
-from forerun.script.capturing.steps import Steps, first_tensor
+from forerun.script.capturing.steps import Steps, first_tensor, is_training
 from forerun.script.patching import RefusedError, after_import, place_in_script, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
 
@@ -113,7 +113,7 @@ class Repeats:
                     steps.trained_once.add(id(module))
                 if module.training or id(module) not in steps.trained_once:
                     return self._repeated(run, module, args, kwargs, has_gradient=True)
-            elif module.training:
+            elif is_training(module):
                 return run(module, *args, **kwargs)
             return self._repeated(run, module, args, kwargs)
 

@@ -198,7 +198,7 @@ class Steps:
             if torch.is_grad_enabled():
                 evaluates = not module.training and id(module) in self.trained_once
             else:
-                evaluates = not module.training or self.has_other_data()
+                evaluates = not is_training(module) or self.has_other_data()
             if evaluates and self._trains(module):
                 self.evaluates()
                 if self._now is not None:
@@ -515,6 +515,11 @@ def is_sample(module: torch.nn.Module, *given: Any) -> bool:
         return False
     layer = next((inner for inner in module.modules() if isinstance(inner, torch.nn.Linear)), None)
     return layer is not None and tensors[0].shape[0] == layer.in_features
+
+
+def is_training(module: torch.nn.Module) -> bool:
+    """True unless a module is in evaluation mode, or all with weights in it are, as in a wrapper made to sample."""
+    return module.training and any([i.training for i in module.modules() if i._parameters] or [True])
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:
