@@ -230,9 +230,7 @@ class Steps:
         """True within a micro-step after the third and before the last of each update, however many those have."""
         if self.differentiates or self.is_over or self._num_passes < _EQUAL_PASSES:
             return False
-        return all(
-            self._num_passes < number - 1 or number <= _EQUAL_PASSES for number in self._most_passes.values()
-        )
+        return all(self._num_passes < n - 1 or n <= _EQUAL_PASSES for n in self._most_passes.values())
 
     def stands_in(self) -> None:
         """A forward pass of a micro-step was stood in for."""
