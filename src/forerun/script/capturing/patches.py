@@ -410,7 +410,7 @@ class Loaders:
         data, begin_s = fetcher.dataset, time.thread_time()
         several = getattr(data, "__getitems__", None) or (lambda places: [data[place] for place in places])
         items = several(few)
-        if not isinstance(items, list):
+        if not isinstance(items, list) or len(items) != len(few):
             return fetch(fetcher, index)
         spent_s = (time.thread_time() - begin_s) * len(index) / len(few)
         if self._measures and self._is_cut:
