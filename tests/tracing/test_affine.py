@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib import metadata
 
 import numpy as np
@@ -13,6 +14,7 @@ from traced_steps import graph_of, setup_of
 from forerun.graph.graph import OpClass, StepPart, at_batch
 from forerun.question.model import ModelRequest
 from forerun.question.setup import OptimizerImplementation
+from forerun.script.capture_script import join_graphs
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
@@ -183,6 +185,19 @@ def test_a_weight_of_another_layer_does_not_make_a_weight_gradient():
     in_middle = (alone.ops.module == middle) & (alone.ops.gemm[:, 1, 0] > 0)
     np.testing.assert_array_equal(alone.ops.step_part[in_middle], joined.ops.step_part[in_middle])
     assert (6, 24) in {tuple(sizes) for sizes in alone.ops.gemm[in_middle, 1:3, 0]}
+
+
+def test_graphs_of_two_sizes_join_to_that_of_two_traces():
+    model = build_model(SmallViT(), input_shape=(3, 32, 32))
+    small, large = (record_step(model, setup_of(), size) for size in (6, 12))
+    one, other, joined = (
+        join_traces(model, a, b, ()) for a, b in ((small, None), (large, None), (small, large))
+    )
+    of_graphs = join_graphs(one, other)
+    for part in ("ops", "memory"):
+        for field in fields(getattr(joined, part)):
+            values = (getattr(getattr(graph, part), field.name) for graph in (of_graphs, joined))
+            np.testing.assert_array_equal(*values, err_msg=field.name)
 
 
 @pytest.mark.parametrize(("precision", "element_bytes"), [("fp32", 4), ("amp", 4), ("bf16", 2), ("fp16", 2)])

@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,7 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
         **tables()["environment"],
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
         "FORERUN_HOOKS": CAPTURE_HOOKS,
+        "FORERUN_CAPTURED_FOR": str(os.getpid()),
         "TMPDIR": str(scratch),
         "HF_DATASETS_CACHE": str(scratch / "datasets"),
     }
@@ -413,10 +414,7 @@ def _lines(folder: Path) -> Iterator[str]:
 
 def _last_error(folder: Path) -> str:
     """The last line of the script's own traceback, shortened; empty without one."""
-    found = ""
-    for line in _lines(folder):
-        if _ERROR_LINE.match(line):
-            found = line
+    found = next((line for line in reversed([*_lines(folder)]) if _ERROR_LINE.match(line)), "")
     return found if len(found) <= 300 else found[:297] + "..."
 
 
@@ -453,13 +451,12 @@ def join_graphs(first: Graph, second: Graph) -> Graph | None:
         constant, slope = affine(np.asarray(a), np.asarray(b))
         return float(constant), float(slope)
 
-    ops: dict[str, Any] = {
-        name: affine(getattr(first.ops, name), getattr(second.ops, name)) for name in _AFFINE
-    }
+    # What a kernel that a compiler makes of several rows moves may fall short.
+    names = (*_AFFINE, "joined_bytes")
+    ops: dict[str, Any] = {n: affine(getattr(first.ops, n), getattr(second.ops, n)) for n in names}
     size_bytes = affine(first.memory.size_bytes, second.memory.size_bytes)
-    for value in (*ops.values(), size_bytes):
-        if value[..., 0].min(initial=0.0) < _LEAST:
-            return None
+    if any(value[..., 0].min(initial=0.0) < _LEAST for value in (size_bytes, *(ops[n] for n in _AFFINE))):
+        return None
     _, m, n, k = np.moveaxis(ops["gemm"], 1, 0)
     part = first.ops.step_part
     in_backward = np.isin(part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT))
@@ -480,18 +477,11 @@ def join_graphs(first: Graph, second: Graph) -> Graph | None:
 
 
 def _are_comparable(first: Graph, second: Graph) -> bool:
-    a, b = first.ops, second.ops
-    if len(a) != len(b) or len(first.memory) != len(second.memory):
-        return False
-    if any(not np.array_equal(getattr(a, name), getattr(b, name)) for name in _SAME):
-        return False
-    if _words(a.kernel, a.kernel_names) != _words(b.kernel, b.kernel_names):
-        return False
-    if _words(a.module, a.module_names) != _words(b.module, b.module_names):
-        return False
-    streams = [field.name for field in fields(first.memory) if field.name in ("event", "block")]
-    return all(np.array_equal(getattr(first.memory, name), getattr(second.memory, name)) for name in streams)
+    return all(map(np.array_equal, _columns_of_any(first), _columns_of_any(second)))
 
 
-def _words(index: Any, names: tuple[str, ...]) -> list[str]:
-    return [names[i] for i in index.tolist()]
+def _columns_of_any(graph: Graph) -> list[Any]:
+    """Columns that do not change with the batch size."""
+    ops, memory = graph.ops, graph.memory
+    names = np.asarray(ops.kernel_names)[ops.kernel], np.asarray(ops.module_names)[ops.module]
+    return [*(getattr(ops, name) for name in _SAME), *names, memory.event, memory.block]

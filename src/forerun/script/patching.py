@@ -282,7 +282,7 @@ def length_of(data: Any) -> int | None:
     """Length of a loader or a data set; None for a stream, which has none, and for None."""
     try:
         return len(data)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, AttributeError, ValueError):
         return None
 
 

@@ -1,9 +1,13 @@
 """Captures of small scripts, each in a process of its own; the costly starts are shared by a fixture."""
 
 import contextlib
+import os
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -47,11 +51,13 @@ from forerun.base.errors import (
 )
 from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
+from forerun.script import profiling
 from forerun.script.capture_script import ScriptServer, capture, captured_by
 from forerun.script.capturing.job import enclosing_loops
 from forerun.script.capturing.pretend import ValueNeededError
 from forerun.script.command_words import parse_command
 from forerun.script.patching import CaptureState, begin_capture, capture_state
+from forerun.script.profiling.messages import CAPTURE_HOOKS
 
 
 @pytest.fixture(scope="module")
@@ -465,3 +471,13 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path.write_text("no archive", encoding="utf-8")
     with pytest.raises(UsageError, match="no file of forerun capture"):
         forerun.predict(f"capture:{path}", device="t4")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked on Linux alone")
+def test_a_process_whose_caller_is_gone_before_it_has_started_ends(tmp_path):
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as gone:
+        pass
+    startup = str(Path(profiling.__file__).parent / "startup")
+    hooks = {"PYTHONPATH": startup, "FORERUN_HOOKS": CAPTURE_HOOKS, "FORERUN_STARTUP": str(tmp_path / "none")}
+    own = os.environ | hooks | {"FORERUN_CAPTURED_FOR": str(gone.pid)}
+    assert subprocess.run([sys.executable, "-c", ""], env=own, timeout=60).returncode == -signal.SIGKILL

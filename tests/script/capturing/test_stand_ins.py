@@ -11,7 +11,7 @@ import torch
 from forerun.graph.graph import OpClass
 from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
-from forerun.script.capturing.patches import cover_ignite
+from forerun.script.capturing.patches import Loaders, cover_ignite
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
@@ -53,6 +53,20 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
     assert (
         repeats._repeated(lambda module, x: x, module, (torch.zeros(2),), {}).sum() == 0
     )  # values are computed
+
+
+@pytest.mark.parametrize(("lengths", "made"), [([3] * 20, 8), ([*range(20)], 20)])
+def test_a_few_costly_samples_of_one_form_stand_for_a_batch(monkeypatch, lengths, made):
+    monkeypatch.setattr("forerun.script.capturing.patches._COSTLY_S", 0.0)
+    seen = []
+    data = SimpleNamespace(
+        __getitems__=lambda places: seen.extend(places) or [[0.0] * lengths[i] for i in places]
+    )
+    fetcher = SimpleNamespace(auto_collation=True, dataset=data, collate_fn=lambda items: items)
+    batch = Loaders(None, None, None)._fetched(None, fetcher, [*range(20)])
+    assert seen == [*range(made)]
+    assert [len(item) for item in batch] == lengths
+    assert len({id(item) for item in batch}) == 20  # what a collation changes is of one sample
 
 
 @dataclass

@@ -234,10 +234,9 @@ class Checkpoints:
             else:
                 self._note(f"the values of the distributed checkpoint {place.parent}: a step needs none")
 
-        for names in (("save", "async_save", "save_state_dict"), ("load", "load_state_dict")):
-            for name in names:
-                if hasattr(module, name):
-                    setattr(module, name, save if names[0] == "save" else load)
+        for name in ("save", "async_save", "save_state_dict", "load", "load_state_dict"):
+            if hasattr(module, name):
+                setattr(module, name, save if "save" in name else load)
 
 
 class _OnDevice:

@@ -492,12 +492,9 @@ class _Overlay:
 
     def may_change(self, path: Any, folder: int | None = None, *, names_a_link: bool = False) -> bool:
         """True if a path is one of the scratch folder or of the system's folders, once its links are followed."""
-        if isinstance(path, int):
-            text = _path_of(path)
-        else:
-            text = os.fsdecode(path)
-            if folder is not None and folder >= 0:
-                text = os.path.join(_path_of(folder), text)  # noqa: PTH118
+        text = _path_of(path) if isinstance(path, int) else os.fsdecode(path)
+        if folder is not None and folder >= 0:
+            text = os.path.join(_path_of(folder), text)  # noqa: PTH118
         if names_a_link:
             head, tail = os.path.split(os.path.abspath(text))  # noqa: PTH100
             real = os.path.join(os.path.realpath(head), tail)  # noqa: PTH118
@@ -574,13 +571,10 @@ def _cover_open(overlay: _Overlay) -> None:
     def os_opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is not None:  # the event of the audit does not have it
             path = os.path.join(_path_of(dir_fd), os.fsdecode(path))  # noqa: PTH118
-        writes = flags & _WRITE_FLAGS
-        path = (
-            overlay.writing(path, keeps=not (flags & os.O_TRUNC and flags & os.O_CREAT))
-            if writes
-            else overlay.reading(path)
-        )
-        return _os_open(path, flags, mode)
+        if not flags & _WRITE_FLAGS:
+            return _os_open(overlay.reading(path), flags, mode)
+        keeps = not (flags & os.O_TRUNC and flags & os.O_CREAT)
+        return _os_open(overlay.writing(path, keeps=keeps), flags, mode)
 
     builtins.open = io.open = opened
     os.open = os_opened
@@ -628,26 +622,19 @@ def _cover_lists(overlay: _Overlay) -> None:
     os.listdir, os.scandir = listed, scanned  # type: ignore[assignment]
 
 
-class _Entries:
+class _Entries(Iterator[os.DirEntry[Any]], contextlib.AbstractContextManager["_Entries"]):
     """Entries of folders, in the form of ``os.scandir``'s result."""
 
     def __init__(self, entries: Iterable[os.DirEntry[Any]]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> _Entries:
-        return self
-
     def __next__(self) -> os.DirEntry[Any]:
         return next(self._entries)
 
-    def __enter__(self) -> _Entries:
-        return self
-
     def __exit__(self, *args: object) -> None:
-        pass
-
-    def close(self) -> None:
         """Does nothing: the folders are closed."""
+
+    close = __exit__
 
 
 def _redirected(function: Callable[..., Any], redirect: Callable[[Any], Any]) -> Callable[..., Any]:

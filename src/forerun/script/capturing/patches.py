@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import time
 from collections.abc import Callable
+from itertools import cycle, islice
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, dataloader
+from torch.utils.data._utils import fetch as fetchers
 
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.steps import Steps, first_tensor
@@ -26,6 +31,7 @@ from forerun.script.patching import (
     around_making_optimizers,
     around_updates,
     between,
+    length_of,
     surround,
 )
 from forerun.script.profiling.messages import CaptureSettings
@@ -57,10 +63,9 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
         if defaults.get("fused"):
             flags["fused"].add(id(self))
             defaults["fused"] = None
+            # The multi-tensor update takes no rate in a tensor otherwise.
             if isinstance(defaults.get("lr"), torch.Tensor) and "capturable" in defaults:
-                defaults["capturable"] = (
-                    pretends  # the multi-tensor update takes no rate in a tensor otherwise
-                )
+                defaults["capturable"] = pretends
         if isinstance(defaults.get("lr"), torch.Tensor) and not defaults.get("capturable"):
             defaults["foreach"] = False
         if "foreach" in defaults and defaults["foreach"] is None and not defaults.get("differentiable"):
@@ -228,7 +233,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
             tell(num_epochs=given.get("epochs", 1), steps_per_epoch=given.get("steps_per_epoch"))
             data, share = given.get("validation_data"), given.get("validation_split") or 0.0
             of = given.get("x") if data is None else data[0] if isinstance(data, (list, tuple)) else None
-            size = _length(of) if hasattr(of, "shape") else None
+            size = length_of(of) if hasattr(of, "shape") else None
             samples = size if data is not None or size is None else round(size * share)
             savers = [c for c in given.get("callbacks") or () if "Checkpoint" in type(c).__name__]
             pauses.told(
@@ -301,6 +306,9 @@ def cover_ignite(steps: Steps, pauses: Pauses, seen: Callable[..., None]) -> dic
 
 _MEASURED_S = 0.6
 _MEASURED_BATCHES = 20
+_FEW_ITEMS = 8
+_COSTLY_S = 0.3
+"""Time of a batch of samples from which on a few of them, if they have one form, are taken for all [s]."""
 _MOST_PASSES = 100
 """Passes over its data that one pass of a loader may make; more stand for no end."""
 
@@ -322,10 +330,12 @@ class Loaders:
         self.evaluated: Any = None
         self.num_samples = 0
         self._before: tuple[Any, Any, int] | None = None
+        self._is_cut = self._measures = False
 
     def cover(self) -> None:
         """Wraps PyTorch's loaders."""
         self._cover_construction()
+        surround(fetchers._MapDatasetFetcher, "fetch")(self._fetched)
         self._cover_batches()
 
     def _cover_construction(self) -> None:
@@ -392,6 +402,25 @@ class Loaders:
                 steps.batch_loaded(self.num_samples)
             return batch
 
+    def _fetched(self, fetch: Any, fetcher: Any, index: Any) -> Any:
+        """A batch of which only the first samples are made where all would take long: the others repeat them."""
+        few = index[:_FEW_ITEMS] if fetcher.auto_collation and isinstance(index, list) else []
+        if not few or len(few) == len(index):
+            return fetch(fetcher, index)
+        data, begin_s = fetcher.dataset, time.thread_time()
+        several = getattr(data, "__getitems__", None) or (lambda places: [data[place] for place in places])
+        items = several(few)
+        if not isinstance(items, list) or len(items) != len(few):
+            return fetch(fetcher, index)
+        spent_s = (time.thread_time() - begin_s) * len(index) / len(few)
+        if self._measures and self._is_cut:
+            return fetcher.collate_fn(items)
+        form = _form_of(items[0])
+        self._is_cut = spent_s > _COSTLY_S and form is not None and all(_form_of(i) == form for i in items)
+        rest = index[_FEW_ITEMS:]
+        more = map(copy.deepcopy, islice(cycle(items), len(rest))) if self._is_cut else several(rest)
+        return fetcher.collate_fn([*items, *more])
+
     def _end_early(self, iterator: Any) -> None:
         """Once the steps are known, the epoch has no more of them, and all other loaders give one batch."""
         if getattr(iterator._forerun_loader, "iterator", None) is iterator:
@@ -414,14 +443,14 @@ class Loaders:
 
     def evaluated_samples(self) -> int | None:
         """Samples of that loader."""
-        return _length(self.evaluated.dataset) if self.evaluates() else None
+        return length_of(self.evaluated.dataset) if self.evaluates() else None
 
     def facts(self) -> dict[str, Any]:
         """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""
         if self.last is None:
             return {}
         loader = self.last
-        num_batches, size = _length(loader), _length(getattr(loader, "dataset", None))
+        num_batches, size = length_of(loader), length_of(getattr(loader, "dataset", None))
         if num_batches and size and num_batches * self.num_samples > _MOST_PASSES * size:
             num_batches = None  # a sampler that is meant not to end
         return {
@@ -436,6 +465,7 @@ class Loaders:
         spent_s, samples = 0.0, 0
         fetch: Any = type(self.last_iterator)._next_data
         end_s = time.monotonic() + _MEASURED_S
+        self._measures = True
         for index in range(_MEASURED_BATCHES):
             begin_s = time.thread_time()
             try:
@@ -448,16 +478,23 @@ class Loaders:
                 samples += _samples_of(batch)
             if time.monotonic() > end_s:
                 break
+        self._measures = False
         return spent_s / samples if samples else None
+
+
+_OF_HOST = (torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
+
+
+def _form_of(item: Any) -> Any:
+    """Structure, shapes and lengths of a sample; None if it holds more than arrays, texts and numbers of the host."""
+    leaves, structure = pytree.tree_flatten(item)
+    of_device = (getattr(leaf, "is_cuda", False) or getattr(leaf, "requires_grad", False) for leaf in leaves)
+    if any(of_device) or not all(isinstance(leaf, _OF_HOST) for leaf in leaves):
+        return None
+    sizes = [len(x) if isinstance(x, (str, bytes)) else getattr(x, "shape", ()) for x in leaves]
+    return structure, [*map(type, leaves)], sizes
 
 
 def _samples_of(batch: Any) -> int:
     first = first_tensor(batch)
     return int(first.shape[0]) if first is not None and first.dim() else 0
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError, AttributeError, ValueError):
-        return None

@@ -157,7 +157,7 @@ class KnownValues:
                                 self.forget(target)
             return
         # Values are computed for shapes and loop bounds; large tensors have nothing to tell there.
-        if not found and not self._is_small(outputs):
+        if not found and any(output.numel() > _MOST_VALUES for output in outputs):
             return
         if "device" in kwargs:
             named["device"] = torch.device("cpu")
@@ -167,20 +167,10 @@ class KnownValues:
             return
         if func._schema.is_mutable:
             return
-        results = [item for item in _flat_list(result) if isinstance(item, torch.Tensor)]
+        results = list(_tensors(result))
         if len(results) == len(outputs):
             for output, values in zip(outputs, results, strict=True):
                 self.learn(output, values)
-
-    @staticmethod
-    def _is_small(outputs: list[torch.Tensor]) -> bool:
-        return all(output.numel() <= _MOST_VALUES for output in outputs)
-
-
-def _flat_list(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [inner for item in value for inner in _flat_list(item)]
-    return [value]
 
 
 class Pretence(TorchDispatchMode):
@@ -660,10 +650,5 @@ def cover_attributes() -> None:
 
 
 def _is_cuda(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int):
-        return True
-    if isinstance(value, str):
-        return value.partition(":")[0] == "cuda"
-    return isinstance(value, torch.device) and value.type == "cuda"
+    name = value.type if isinstance(value, torch.device) else value
+    return type(value) is int or (isinstance(name, str) and name.partition(":")[0] == "cuda")

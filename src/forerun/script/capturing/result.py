@@ -357,10 +357,8 @@ def _batch_size(
         fetches, own = round(len(every) / len(steps.recorded)), step.loader_samples[0]
         if 0 < fetches < num_micro_steps:  # a batch that the script splits
             return max(1, own * fetches // num_micro_steps)
-        if (
-            num_micro_steps < fetches == max(step.updates.values(), default=0)
-        ):  # each for an update of its own
-            return own * fetches
+        if num_micro_steps < fetches == max(step.updates.values(), default=0):
+            return own * fetches  # each for an update of its own
         if fetches <= num_micro_steps or step.samples == [] or own in step.samples:
             return max(1, own)
     if step.samples:

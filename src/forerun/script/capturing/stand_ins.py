@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.script.capturing.pretend import META, is_pretended
-from forerun.script.capturing.steps import Steps, first_tensor
+from forerun.script.capturing.steps import Steps, first_tensor, is_training
 from forerun.script.patching import RefusedError, after_import, place_in_script, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
 
@@ -113,7 +113,7 @@ class Repeats:
                     steps.trained_once.add(id(module))
                 if module.training or id(module) not in steps.trained_once:
                     return self._repeated(run, module, args, kwargs, has_gradient=True)
-            elif module.training:
+            elif is_training(module):
                 return run(module, *args, **kwargs)
             return self._repeated(run, module, args, kwargs)
 
@@ -401,12 +401,16 @@ class _Mask:
     """The mask of blocks that ``create_block_mask`` gives.
 
     Attributes:
-        share: Share of the blocks with any value.
         shape: Batch, heads, queries and keys.
     """
 
-    def __init__(self, share: float, shape: tuple[int, int, int, int]) -> None:
-        self.share, self.shape = share, shape
+    def __init__(self, measured: Callable[[], float], shape: tuple[int, int, int, int]) -> None:
+        self._measured, self.shape = measured, shape
+
+    @functools.cached_property
+    def share(self) -> float:
+        """Share of the blocks with any value."""
+        return self._measured()
 
     def to(self, *args: Any, **kwargs: Any) -> _Mask:
         return self
@@ -480,17 +484,16 @@ class FlexibleAttention:
             **__: Any,
         ) -> _Mask:
             where = torch.device("cuda" if device is None and self._known is not None else device or "cpu")
-            return _Mask(
-                self._measured_share(mask_mod, Q_LEN, KV_LEN, where), (B or 1, H or 1, Q_LEN, KV_LEN)
-            )
+            measured = functools.partial(self._measured_share, mask_mod, Q_LEN, KV_LEN, where)
+            return _Mask(measured, (B or 1, H or 1, Q_LEN, KV_LEN))
 
         module.flex_attention, module.create_block_mask = flex_attention, create_block_mask
 
     def _share(self, mask: Any) -> float:
         if mask is None:
             return 1.0
-        if isinstance(mask, _Mask):
-            return mask.share
+        if isinstance(mask, _Mask):  # outside recorded steps nobody asks what it costs
+            return mask.share if self._recorder.records_ops else _CAUSAL_SHARE
         counts = [self._values(mask.kv_num_blocks)]
         if mask.full_kv_num_blocks is not None:
             counts.append(self._values(mask.full_kv_num_blocks))

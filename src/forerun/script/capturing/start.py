@@ -56,6 +56,7 @@ def install(settings_file: Path) -> None:
         _refuse_training(Path(captured))
         return
     folder, server = settings_file.parent, os.getpid()
+    die_with_parent(int(os.environ.pop("FORERUN_CAPTURED_FOR")))
     _load()
     request = _next_request(folder)
     os.environ["FORERUN_CAPTURED_BY"] = str(request)
@@ -104,7 +105,6 @@ def _load() -> None:
 def _next_request(folder: Path) -> Path:
     """Waits for requests; returns the folder of one, in a copy of this process. Ends with the process that asks."""
     parent, number = os.getppid(), 0
-    die_with_parent(parent)
     while True:
         request = folder / str(number)
         if not (request / "settings.json").exists():

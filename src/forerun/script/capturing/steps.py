@@ -198,7 +198,7 @@ class Steps:
             if torch.is_grad_enabled():
                 evaluates = not module.training and id(module) in self.trained_once
             else:
-                evaluates = not module.training or self.has_other_data()
+                evaluates = not is_training(module) or self.has_other_data()
             if evaluates and self._trains(module):
                 self.evaluates()
                 if self._now is not None:
@@ -230,9 +230,7 @@ class Steps:
         """True within a micro-step after the third and before the last of each update, however many those have."""
         if self.differentiates or self.is_over or self._num_passes < _EQUAL_PASSES:
             return False
-        return all(
-            self._num_passes < number - 1 or number <= _EQUAL_PASSES for number in self._most_passes.values()
-        )
+        return all(self._num_passes < n - 1 or n <= _EQUAL_PASSES for n in self._most_passes.values())
 
     def stands_in(self) -> None:
         """A forward pass of a micro-step was stood in for."""
@@ -515,6 +513,11 @@ def is_sample(module: torch.nn.Module, *given: Any) -> bool:
         return False
     layer = next((inner for inner in module.modules() if isinstance(inner, torch.nn.Linear)), None)
     return layer is not None and tensors[0].shape[0] == layer.in_features
+
+
+def is_training(module: torch.nn.Module) -> bool:
+    """True unless a module is in evaluation mode, or all with weights in it are, as in a wrapper made to sample."""
+    return module.training and any([i.training for i in module.modules() if i._parameters] or [True])
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:
