@@ -25,16 +25,30 @@ def test_networks_have_the_published_number_of_parameters(name):
     assert sum(p.numel() for p in module.parameters()) == architectures()[name].num_parameters
 
 
-def test_llama_4_computes_the_experts_that_a_token_chooses(tmp_path):
-    sizes = {
-        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "hidden_size": 64, "head_dim": 16,
-        "intermediate_size": 64, "intermediate_size_mlp": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 100, "num_experts_per_tok": 1,
-    }  # fmt: skip
+LLAMA_4 = {
+    "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "hidden_size": 64, "head_dim": 16,
+    "intermediate_size": 64, "intermediate_size_mlp": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "num_experts_per_tok": 1,
+}  # fmt: skip
+DBRX = {
+    "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 64, "n_heads": 4, "n_layers": 2,
+    "max_seq_len": 128, "vocab_size": 100, "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 5e5},
+}  # fmt: skip
+DBRX_EXPERTS = {"hidden_size": 64, "ffn_hidden_size": 32, "moe_top_k": 2}
+
+
+@pytest.mark.parametrize(
+    "of_experts",
+    [
+        lambda n: {**LLAMA_4, "num_local_experts": n},
+        lambda n: {**DBRX, "ffn_config": {**DBRX_EXPERTS, "moe_num_experts": n}},
+    ],
+)
+def test_experts_that_a_token_chooses_are_computed(of_experts, tmp_path):
     flops = []
     for experts in (2, 8):
         path = tmp_path / f"{experts}.json"
-        path.write_text(json.dumps({**sizes, "num_local_experts": experts}), encoding="utf-8")
+        path.write_text(json.dumps(of_experts(experts)), encoding="utf-8")
         request = ModelRequest(model=f"hf:{path}", sequence_length=32)
         setup = TrainingSetup(batch_size_per_device=2, precision=Precision.BF16)
         flops.append(trace(request, setup).total_flops(2))

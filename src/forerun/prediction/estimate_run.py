@@ -320,7 +320,7 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             f"{run.software.config} gives no length of samples: {tokens:,} tokens are assumed; --sequence-length or "
             "--lengths says otherwise"
         )
-    if expert_products(model.graph.ops).any() and "topk" in model.graph.ops.kernel_names:
+    if expert_products(model.graph.ops).any() and {"topk", "histc"} & set(model.graph.ops.kernel_names):
         load, layout = model.graph.expert_load, run.sharing.layout
         yield (
             "experts: tokens are assumed to spread evenly (--expert-load says otherwise)"

@@ -533,6 +533,15 @@ def test_a_table_in_markdown_is_read_by_its_header(tmp_path):
     assert curve.values.tolist() == [0.268, 0.136, 0.102]
     with pytest.raises(RecordError, match="holds no CSV"):
         find_curve_files(tmp_path)  # most notes beside logs are none
+    card = """- num_epochs: 4
+    | Training Loss | Epoch | Step | Validation Loss |
+    | No log | 1.0 | 50 | 0.7 |
+    | .6 | 2.0 | 100 | 0.5 |
+    | .5 | 3.0 | 150 | 0.4 |
+    | Model | Epoch | Step | Validation Loss |
+    | base | 9 | 450 | 0.1 |"""
+    curve = read_curve(write(tmp_path, card, "card.md"))  # of Transformers' Trainer
+    assert (curve.metric, curve.planned_end, curve.values.tolist()) == ("validation_loss", 4, [0.7, 0.5, 0.4])
 
 
 def test_streamed_data_whose_epochs_begin_anew_stand_at_their_steps(tmp_path):

@@ -216,10 +216,11 @@ def test_slurms_accounting_is_a_trace(tmp_path):
         "8_3|2024-01-01T00:00:30|2024-01-01T02:00:00|2024-01-01T02:00:10|cpu=1,gres/gpu=1|CANCELLED by 1000|\n"
         "9|2024-01-01T00:00:00|2024-01-01T00:01:00|Unknown|gres/gpu=1|RUNNING|\n"
         "10|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T00:02:00|cpu=4|COMPLETED|\n"
+        "11|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T00:01:00|gres/gpu=1|FAILED|\n"
     )
     notes = []
     assert read_trace(path, notes) == [RigidJob("7", 0.0, 2, 3600.0), RigidJob("8_3", 30.0, 1, 10.0)]
-    assert notes == ["left out, as they had no GPU or have not ended: 2 jobs"]
-    path.write_text("JobID|Submit|End\n7|2024-01-01T00:00:00|2024-01-01T01:01:00\n")
-    with pytest.raises(RecordError, match="sacct --parsable2 lacks --format=AllocTRES; add it"):
+    assert notes == ["left out, as they had no GPU, no time or no end: 3 jobs"]
+    path.write_text("JobID|Submit|End|AllocTRES\n7|2024-01-01T00:00:00|2024-01-01T01:01:00|gres/gpu=1\n")
+    with pytest.raises(RecordError, match="sacct --parsable2 lacks --format=Start; add it"):
         read_trace(path)

@@ -17,7 +17,7 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
     eta: 1 day, 2:10:00  iter: 19  total_loss: 1.2  time: 0.6           detectron2: the length is iter + eta / time
     Epoch GPU_mem box_loss; 1/25 0.7G 1.22; Class Images mAP50; all 15 0.8     YOLO: two headers and their rows
     E    #       LOSS NER  SCORE                                        spaCy: a header, and rows of its numbers
-    | Epoch | Train loss | Val accuracy |; |---|---|---|; | **4** | 0.084 | 98.0% |        a table in Markdown
+    | Epoch | Train loss | Val accuracy |; |---|---|---|; | **4** | 0.084 | 98.0% |        Markdown, also a model card
     [0]  validation_0-logloss:0.61  validation_1-logloss:0.65           XGBoost, whose first of two sets is for training
     | rollout/ | |; | ep_rew_mean | -159 |; | total_timesteps | 16384 |        Stable-Baselines3: a box is a row
 
@@ -72,9 +72,8 @@ _YOLO_HEADER, _YOLO_ROW = (
 )
 _YOLO_END = "epochs completed in"
 _WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
-_MARKED_CELL = re.compile(
-    rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE
-)  # 98.0% or 3.06 with a tick, not 49 min
+# 98.0% or 3.06 with a tick, not 49 min
+_MARKED_CELL = re.compile(rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE)
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
@@ -121,10 +120,8 @@ def read_text_log(file: Path) -> LogColumns:
     columns = columns_of_rows(found.rows)
     if any(name.startswith("validation_1-") for name in columns):
         columns = {name.replace("validation_0-", "train_"): column for name, column in columns.items()}
-    unit = "epoch" if "epoch" in columns else "step"
-    return LogColumns(
-        columns=columns, planned_end=(found.guesses | found.lengths).get(unit), planned_unit=unit
-    )
+    unit, lengths = "epoch" if "epoch" in columns else "step", found.guesses | found.lengths
+    return LogColumns(columns=columns, planned_end=lengths.get(unit), planned_unit=unit)
 
 
 class _Reading:
@@ -215,11 +212,11 @@ class _Reading:
         return self._pairs(line)
 
     def _of_table(self, cells: list[str]) -> list[tuple[str, float]]:
-        """Numbers of a row of a table in Markdown whose header begins with a place."""
-        if _unit(cells[0].lower()):
+        """Numbers of a row of a table in Markdown whose header has a place, and whose rows begin with a number."""
+        if _unit(cells[0].lower()) or {"epoch", "step"} & {cell.lower() for cell in cells}:
             self._header = cells
         found = [(name, _MARKED_CELL.match(c)) for name, c in zip(self._header, cells, strict=False)]
-        is_row = len(cells) == len(self._header) and bool(found[0][1])
+        is_row = len(cells) == len(self._header) and (found[0][1] is not None or cells[0] == "No log")
         return [(name, float(cell[1])) for name, cell in found if cell] if is_row else []
 
     def _of_yolo(self, row: re.Match[str]) -> list[tuple[str, float]]:

@@ -62,8 +62,8 @@ def read_trace(path: str | Path, notes: list[str] | None = None) -> list[RigidJo
     Columns: the job's name (optional: rows are numbered), its submission (a date, or seconds), its devices and its
     duration in seconds, or its start and end. Hundredths of GPUs (``plan_gpu``) are rounded up to whole ones; jobs of
     such a trace that have no GPU, and jobs of any that never ended (no end, or a duration of zero), are an error that
-    says how many there are. Of Slurm's accounting, which lists steps and jobs that wait or have no GPU, these are left
-    out, and ``notes`` are told.
+    says how many there are. Of Slurm's accounting, which lists steps and jobs that wait, fail at once or have no GPU,
+    these are left out, and ``notes`` are told.
 
     Raises:
         RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
@@ -92,18 +92,19 @@ class _Trace:
         }
 
     def _accounting(self, path: Path, notes: list[str]) -> pd.DataFrame:
-        """Jobs of Slurm's accounting that ended and had GPUs."""
+        """Jobs of Slurm's accounting that ran to an end on GPUs."""
         import pandas as pd
 
         rows = pd.read_csv(path, sep="|", dtype=str)
-        for column in ("JobID", "AllocTRES", "End"):
+        for column in ("JobID", "Submit", "Start", "End", "AllocTRES"):
             if column not in rows:
                 raise RecordError(f"{self.name}: sacct --parsable2 lacks --format={column}; add it")
         rows = rows[~rows["JobID"].str.contains(".", regex=False)]
         rows["num_gpus"] = rows["AllocTRES"].str.extract(r"gres/gpu(?::[^=,]*)?=(\d+)", expand=False)
-        kept = rows[rows["num_gpus"].notna() & rows["End"].str.match("[0-9]")].reset_index(drop=True)
+        has_run = rows["End"].str.match("[0-9]") & (rows["End"] != rows["Start"])
+        kept = rows[rows["num_gpus"].notna() & has_run].reset_index(drop=True)
         if len(kept) < len(rows):
-            notes.append(f"left out, as they had no GPU or have not ended: {len(rows) - len(kept):,} jobs")
+            notes.append(f"left out, as they had no GPU, no time or no end: {len(rows) - len(kept):,} jobs")
         if kept.empty:
             raise RecordError(
                 f"{self.name}: expected jobs that had GPUs and ended, got none of {len(rows):,}"

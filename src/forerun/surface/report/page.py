@@ -89,6 +89,8 @@ def object_page(estimate: Estimate) -> RenderableType:
 
 def _title(estimate: Estimate) -> Text:
     devices = f"{estimate.num_devices} x " if estimate.num_devices > 1 else ""
+    rate, samples = estimate.tokens_per_s, estimate.throughput_samples_per_s.value
+    tokens = "" if rate is None else f" of {format_whole(round(rate.value / samples))} tokens"
     return Text.assemble(
         (estimate.model, "bold"),
         " on ",
@@ -98,7 +100,7 @@ def _title(estimate: Estimate) -> Text:
         ", "
         if estimate.num_trainable_parameters == estimate.num_parameters
         else f" ({format_count(estimate.num_trainable_parameters)} trained), ",
-        f"{format_flops(estimate.flops_per_sample)} a sample",
+        f"{format_flops(estimate.flops_per_sample)} a sample{tokens}",
     )
 
 

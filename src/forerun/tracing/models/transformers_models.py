@@ -289,17 +289,25 @@ def _construct(
 
 
 def _take_chosen_experts(module: torch.nn.Module) -> None:
-    """Makes Llama 4 compute for each token the experts that it chooses, as its trainers do; in place.
+    """Makes Llama 4 and DBRX compute for each token the experts that it chooses, in products of groups; in place.
 
-    The class of Transformers multiplies every token with all experts, most of them by a score of zero.
+    The classes of Transformers multiply every token with all experts, or ask the values of the choice.
     """
     for part in module.modules():
-        if type(part).__name__ == "Llama4TextMoe":
-            experts: Any = part.experts
-            experts.has_gate, experts.is_transposed = True, True
-            experts.has_bias = experts.has_post_expert_norm = experts._is_expert_parallel = False
-            experts._apply_gate = functools.partial(_gated, experts)
+        kind, experts = type(part).__name__, getattr(part, "experts", None)
+        if kind not in ("Llama4TextMoe", "DbrxFFN") or hasattr(experts, "has_gate"):
+            continue
+        experts.has_gate, experts.is_transposed = True, kind == "Llama4TextMoe"
+        experts.has_bias = experts.has_post_expert_norm = experts._is_expert_parallel = False
+        experts._apply_gate = functools.partial(_gated, experts)
+        if kind == "Llama4TextMoe":
             part.forward = functools.partial(_chosen_experts, part)
+            continue
+        own, sizes = experts.mlp, (experts.num_experts, -1, experts.hidden_size)
+        experts.gate_up_proj = torch.nn.Parameter(torch.cat([own.w1.view(sizes), own.v1.view(sizes)], 1))
+        experts.down_proj = torch.nn.Parameter(own.w2.view(sizes).mT.contiguous())
+        experts.act_fn, experts.mlp = own.activation_fn, None
+        experts.forward = functools.partial(_experts_of_rows, experts)
 
 
 def _with_images(hidden: torch.Tensor, _places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -316,13 +324,18 @@ def _gated(experts: Any, both: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _chosen_experts(part: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _experts_of_rows(experts: Any, hidden: torch.Tensor, *chosen: torch.Tensor) -> torch.Tensor:
     from transformers.integrations.moe import grouped_mm_experts_forward
 
+    found: torch.Tensor = grouped_mm_experts_forward(experts, hidden.flatten(0, -2), *chosen)
+    return found.view_as(hidden)
+
+
+def _chosen_experts(part: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = hidden_states.reshape(-1, part.hidden_dim)
     scores, logits = part.router(hidden)
     chosen = logits.topk(part.top_k, dim=-1).indices
-    routed = grouped_mm_experts_forward(part.experts, hidden, chosen, scores.gather(1, chosen))
+    routed = _experts_of_rows(part.experts, hidden, chosen, scores.gather(1, chosen))
     return part.shared_expert(hidden).add_(routed), logits
 
 
@@ -530,12 +543,8 @@ def _wave_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
             inputs["labels"] = _integers(batch_size, *(() if is_classifier else (_CHARACTERS,)))
         return {"kwargs": inputs}
 
-    return ModelInputs(shape, make_batch, notes=(_TEN_SECONDS,) * is_open)
-
-
-_TEN_SECONDS = (
-    f"sounds of {_WAVE_SAMPLES:,} values (ten seconds) are assumed; --input-shape N asks for others"
-)
+    note = f"sounds of {_WAVE_SAMPLES:,} values (ten seconds) are assumed; --input-shape N asks for others"
+    return ModelInputs(shape, make_batch, notes=(note,) * is_open)
 
 
 _CHARACTERS = 128
@@ -548,10 +557,6 @@ def _too_long(name: str, limit: int, length: int) -> InvalidSetupError:
     )
 
 
-_VISION = ("vision_config", "encoder")
-"""Parts of a configuration that may have the size of images."""
-
-
 def _are_lists(labels: inspect.Parameter) -> bool:
     """True for labels whose number differs from image to image, such as boxes, which a loss pairs by their values."""
     return "list" in str(labels.annotation).lower()
@@ -559,7 +564,8 @@ def _are_lists(labels: inspect.Parameter) -> bool:
 
 def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> ModelInputs:
     config: Any = module.config
-    vision = next((part for key in _VISION if (part := getattr(config, key, None)) is not None), config)
+    parts = ("vision_config", "encoder")  # which may have the size of images
+    vision = next((part for key in parts if (part := getattr(config, key, None)) is not None), config)
     own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
     is_open = own is None and options.image_size is None and options.input_shape is None
     size = own or 224
@@ -572,7 +578,8 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     if not has_text:
         options.refuse_sequence(name)
     words = _num_tokens(config.get_text_config(decoder=True), options, name) if has_text else None
-    notes = (_USUAL_IMAGES,) * is_open
+    usual = "the configuration names no size of images: 224 x 224 are assumed, where detectors have 800 and more; "
+    notes = (usual + "--image-size N asks for another",) * is_open
     if has_text and options.sequence_length is None:
         notes += (f"a text of {words} tokens is assumed with each image; --sequence-length says otherwise",)
 
@@ -589,12 +596,6 @@ def _image_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> 
     return ModelInputs(shape, make_batch, notes=notes)
 
 
-_USUAL_IMAGES = (
-    "the configuration names no size of images: 224 x 224 are assumed, where detectors have 800 and more; --image-size "
-    "N asks for another"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pictures:
     """One image in each text of a vision-language model.
@@ -602,10 +603,12 @@ class _Pictures:
     Attributes:
         num_tokens: Places of the text that its parts take.
         inputs: Further inputs of the model, of a batch of texts of so many tokens.
+        notes: Sizes that nobody gave.
     """
 
     num_tokens: int
     inputs: Callable[[int, int], dict[str, Any]]
+    notes: tuple[str, ...] = ()
 
 
 def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
@@ -648,7 +651,9 @@ def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
             "position_ids": _integers(3, batch, tokens),
         }
 
-    return _Pictures((side // merged) ** 2, cut)
+    places = (side // merged) ** 2
+    note = f"images of {size} x {size} pixels, {places:,} tokens each, are assumed; --image-size N asks for others"
+    return _Pictures(places, cut, () if options.image_size else (note,))
 
 
 def _beside_texts(vision: Any, parameters: Mapping[str, Any]) -> _Pictures:
@@ -704,7 +709,7 @@ def _text_inputs(module: torch.nn.Module, options: InputOptions, name: str) -> M
             inputs |= pictures.inputs(batch_size, num_tokens)
         return {"kwargs": inputs}
 
-    return ModelInputs(shape, make_batch, math.prod(shape))
+    return ModelInputs(shape, make_batch, math.prod(shape), () if pictures is None else pictures.notes)
 
 
 def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
