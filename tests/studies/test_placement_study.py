@@ -2,13 +2,21 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.scheduling.placement import NodeShare
-from studies.schedule.optimus_study import assign_blocks, assign_by_threshold, balance, transfer_time_s
+from studies.schedule.optimus_study import (
+    Tasks,
+    assign_blocks,
+    assign_by_threshold,
+    balance,
+    even_spread,
+    first_fit,
+    transfer_time_s,
+)
 
 
 def splits(total, parts):
@@ -26,7 +34,7 @@ def test_theorem_1_even_spread_over_the_fewest_servers_is_fastest(workers, serve
     room = (workers + servers + 1) // 2
 
     def time_s(w, p):
-        shares = tuple(NodeShare(i, a, b) for i, (a, b) in enumerate(zip(w, p, strict=True)) if a + b)
+        shares = [Tasks(a, b) for a, b in zip(w, p, strict=True) if a + b]
         return transfer_time_s(shares, 1e8, 1e8)
 
     best = min(
@@ -39,7 +47,16 @@ def test_theorem_1_even_spread_over_the_fewest_servers_is_fastest(workers, serve
 
 
 def test_everything_on_one_node_transfers_nothing():
-    assert transfer_time_s((NodeShare(0, 3, 2),), 1e8, 1e8) == 0.0
+    assert transfer_time_s([Tasks(3, 2)], 1e8, 1e8) == 0.0
+
+
+def test_tasks_are_spread_evenly_where_there_is_room():
+    free = np.tile((2.0, 16.0, 48.0), (3, 1))
+    assert even_spread(free, Tasks(4, 2)) == {0: Tasks(2, 1), 1: Tasks(2, 1)}
+    free[0, 0] = 1
+    # The other way round there would be no room for a worker.
+    assert even_spread(free, Tasks(5, 3)) == first_fit(free, Tasks(5, 3)) == {0: (1, 3), 1: (2, 0), 2: (2, 0)}
+    assert first_fit(free, Tasks(6, 1)) == {}
 
 
 @given(sizes=st.lists(st.integers(1, 5_000_000), min_size=1, max_size=60), num_servers=st.integers(1, 12))
