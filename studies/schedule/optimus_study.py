@@ -9,16 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
-from forerun.adapters.classics.server_models import SynchronousServerSpeed
-from forerun.base.errors import InvalidSetupError
+from forerun.adapters.classics.server_models import synchronous_terms
+from forerun.base.numerics import relative_coefficients
+from forerun.jobs.scheduling.marginal_gain import YOUNG_FACTOR, YOUNG_PROGRESS
 from forerun.jobs.scheduling.running_job import ForecastError
 from studies.tables.public import public_table
 
@@ -38,9 +39,6 @@ NUM_FORECAST_POINTS = 10
 EPOCHS = (3, 15)
 """Least and most epochs of a job: data sets were shrunk in the paper so that jobs end within hours; its own numbers
 of epochs are not published. One epoch takes 100 to 300 s with one worker and one server."""
-
-YOUNG_FACTOR, YOUNG_PROGRESS = 0.95, 0.1
-"""Factor on the gain of a job with less than this share done. Source: section 4.1, which gives no share."""
 
 WORK_ERROR = ForecastError(work=0.2)
 """Size of the error that the paper reports for its own forecasts of the remaining work."""
@@ -66,19 +64,27 @@ NONE, PAIR, REQUEST = Tasks(0, 0), Tasks(1, 1), Tasks(4, 4)
 """A job that waits, the least that runs, and what an owner asks for, which the authors' jobs lack and Tetris needs."""
 
 
+def step_s(coefficients: Floats, tasks: Tasks) -> float:
+    """Time of a step, t0 / w + t1 + t2 w / p + t3 w + t4 p with w workers and p servers [s].
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, equation 4.
+    """
+    return float(coefficients @ synchronous_terms(*tasks))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServerJob:
     """A job, and how far it is.
 
     Attributes:
-        actual, forecast: Steps per second against workers and servers, in truth and as a rule is told.
+        actual, forecast: Coefficients of Optimus' step, in truth and as a rule is told [s].
         num_steps: Steps to the end.
         arrival_s: Its arrival [s].
         work_factor: Error of the steps left as a rule is told.
     """
 
-    actual: SynchronousServerSpeed
-    forecast: SynchronousServerSpeed
+    actual: Floats
+    forecast: Floats
     num_steps: float
     arrival_s: float = 0.0
     work_factor: float = 1.0
@@ -92,17 +98,13 @@ class ServerJob:
         """Forecast of the time to the end [s]."""
         # A job that outlives its forecast is told to be nearly done, never done.
         left = max(self.num_steps - self.done_steps, 0.01 * self.num_steps)
-        return left * self.work_factor / self.forecast(*tasks)
-
-    def left_s(self) -> float:
-        """Time to its end with what it has [s]."""
-        return self.pause_s + (self.num_steps - self.done_steps) / self.actual(*self.tasks)
+        return left * self.work_factor * step_s(self.forecast, tasks)
 
     def run(self, time_s: float) -> None:
         """Lets it train for a time, after the rest of its restart."""
         paused_s = min(self.pause_s, time_s)
         self.pause_s -= paused_s
-        self.done_steps += (time_s - paused_s) * self.actual(*self.tasks)
+        self.done_steps += (time_s - paused_s) / step_s(self.actual, self.tasks)
         self.worker_s += time_s * self.tasks.workers
 
 
@@ -150,17 +152,8 @@ def _grown(
         offers[job] = gains(job)
 
 
-def _optimus(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[ServerJob, Tasks]:
-    return _grown(
-        jobs,
-        free,
-        capacity,
-        lambda job: YOUNG_FACTOR if job.done_steps < YOUNG_PROGRESS * job.num_steps else 1.0,
-    )
-
-
-def _normalised(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[ServerJob, Tasks]:
-    return _grown(jobs, free, capacity, lambda job: 1 / job.remaining_s(PAIR))
+def _youth(job: ServerJob) -> float:
+    return YOUNG_FACTOR if job.done_steps < YOUNG_PROGRESS * job.num_steps else 1.0
 
 
 def _drf(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[ServerJob, Tasks]:
@@ -183,7 +176,12 @@ def _tetris(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[S
     return given
 
 
-RULES: dict[str, Rule] = {"optimus": _optimus, "tetris": _tetris, "drf": _drf, "normalised": _normalised}
+RULES: dict[str, Rule] = {
+    "optimus": partial(_grown, scale=_youth),
+    "tetris": _tetris,
+    "drf": _drf,
+    "normalised": partial(_grown, scale=lambda job: 1 / job.remaining_s(PAIR)),
+}
 
 
 def run_jobs(jobs: Sequence[ServerJob], capacity: Floats, rule: Rule) -> None:
@@ -207,7 +205,10 @@ def run_jobs(jobs: Sequence[ServerJob], capacity: Floats, rule: Rule) -> None:
             if tasks != job.tasks:
                 job.tasks, job.pause_s = tasks, RESTART_S
         running = [job for job in active if job.tasks != NONE]
-        ends_s = {job: now_s + job.left_s() for job in running}
+        ends_s = {
+            job: now_s + job.pause_s + (job.num_steps - job.done_steps) * step_s(job.actual, job.tasks)
+            for job in running
+        }
         coming_s = [job.arrival_s for job in jobs if job.arrival_s > now_s]
         next_s = min(round_s, *coming_s, *ends_s.values())
         for job in running:
@@ -238,15 +239,18 @@ def read_server_models(folder: Path) -> list[ServerJob]:
     Raises:
         RecordError: A table is missing or lacks a column.
     """
-    columns = ["model", "n_parameter_servers", "n_workers", "seconds_per_step", "failed_run"]
-    speeds = public_table(folder, "optimus_dl2_speed", columns)
+    sizes = ["n_workers", "n_parameter_servers"]
+    speeds = public_table(folder, "optimus_dl2_speed", [*sizes, "model", "seconds_per_step", "failed_run"])
     models = public_table(folder, "optimus_dl2_models", ["model", "steps_per_epoch"])
     found = []
     for number, row in enumerate(models.itertuples()):
         own = speeds[(speeds.model == row.model) & ~speeds.failed_run]
         few = own.iloc[np.random.default_rng(number).choice(len(own), NUM_FORECAST_POINTS, replace=False)]
         actual, forecast = (
-            fit_server_speed(some.n_workers, some.n_parameter_servers, 1 / some.seconds_per_step)
+            relative_coefficients(
+                np.array([synchronous_terms(*tasks) for tasks in some[sizes].itertuples(index=False)]),
+                some.seconds_per_step.to_numpy(),
+            )
             for some in (own, few)
         )
         found.append(ServerJob(actual=actual, forecast=forecast, num_steps=float(str(row.steps_per_epoch))))
@@ -292,47 +296,17 @@ def server_study(folder: Path, num_nodes: int = 13, num_draws: int = 8) -> list[
 
 
 def ratios(rows: Sequence[ServerStudyRow]) -> Mapping[str, tuple[float, float]]:
-    """Average completion and makespan of each policy over those of Optimus."""
-    optimus = next(row for row in rows if row.policy == "optimus")
+    """Average completion and makespan of each policy over those of Optimus, the first."""
+    first = rows[0]
     return {
-        row.policy: (
-            row.average_completion_s / optimus.average_completion_s,
-            row.makespan_s / optimus.makespan_s,
-        )
+        row.policy: (row.average_completion_s / first.average_completion_s, row.makespan_s / first.makespan_s)
         for row in rows
     }
-
-
-def fit_server_speed(
-    num_workers: npt.ArrayLike, num_servers: npt.ArrayLike, steps_per_s: npt.ArrayLike
-) -> SynchronousServerSpeed:
-    """Optimus' five coefficients by non-negative least squares on the relative error of the step time.
-
-    Args:
-        num_workers: Workers of each measurement.
-        num_servers: Its servers.
-        steps_per_s: Measured speeds, above zero.
-
-    Raises:
-        InvalidSetupError: There is no point, or a speed is not above zero.
-    """
-    w, p = np.asarray(num_workers, dtype=float), np.asarray(num_servers, dtype=float)
-    speed = np.asarray(steps_per_s, dtype=float)
-    if not speed.size or not np.all(np.isfinite(speed) & (speed > 0)):
-        raise InvalidSetupError(
-            "expected measured speeds above zero for workers and servers, got none or others"
-        )
-    columns = np.stack([1 / w, np.ones_like(w), w / p, w, p], axis=1)
-    found, _ = nnls(columns * speed[:, None], np.ones_like(speed))
-    return SynchronousServerSpeed(tuple(found.tolist()))
 
 
 NUM_SERVERS_PUBLISHED = 10
 _MODEL_BYTES, _LINK_BYTES_PER_S = 102.2e6, 125e6
 _NUM_DRAWS = 40
-
-Placer = Callable[[Floats, Tasks], dict[int, Tasks]]
-"""Tasks of a job by node: what is free, (nodes, 3), and the job; nothing where there is no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +326,7 @@ class PlacementResult:
 
 def placement_study() -> PlacementResult:
     """Both comparisons; seconds."""
-    placers: dict[str, Placer] = {"fewest nodes, even spread": even_spread, "first fit": first_fit}
+    placers = {"fewest nodes, even spread": even_spread, "first fit": first_fit}
     means = {name: _placed(placer) for name, placer in placers.items()}
     sizes = resnet50_blocks()
     return PlacementResult(
@@ -365,7 +339,7 @@ def placement_study() -> PlacementResult:
     )
 
 
-def _placed(placer: Placer) -> tuple[float, float]:
+def _placed(placer: Callable[[Floats, Tasks], dict[int, Tasks]]) -> tuple[float, float]:
     """Mean transfer time and nodes of the jobs of all draws: six jobs of 2 to 5 workers and servers on 13 nodes."""
     chance = np.random.default_rng(0)
     times, nodes = [], []
@@ -407,7 +381,7 @@ def even_spread(free: Floats, tasks: Tasks) -> dict[int, Tasks]:
 
 
 def first_fit(free: Floats, tasks: Tasks) -> dict[int, Tasks]:
-    """Each task on the first node with room, workers first."""
+    """Each task on the first node with room, workers first; by node, empty where one has none."""
     shares: dict[int, Tasks] = {}
     for one, number in ((Tasks(1, 0), tasks.workers), (Tasks(0, 1), tasks.servers)):
         for _ in range(number):
@@ -499,12 +473,8 @@ def assign_blocks(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
     Returns:
         For each server the sizes it holds; together they are all parameters.
 
-    Raises:
-        InvalidSetupError: There is no block or server, or a size is not above zero.
-
     Source: Peng et al. 2018, "Optimus", EuroSys, section 5.3.
     """
-    _check(sizes, num_servers)
     average = -(-sum(sizes) // num_servers)
     held: list[list[int]] = [[] for _ in range(num_servers)]
     room = [average] * num_servers
@@ -529,7 +499,6 @@ def assign_by_threshold(sizes: Sequence[int], num_servers: int) -> list[list[int
 
     Source: Optimus, section 5.3, on MXNet's default; ``kvstore`` documentation of MXNet.
     """
-    _check(sizes, num_servers)
     chance = random.Random(0)
     held: list[list[int]] = [[] for _ in range(num_servers)]
     for size in sizes:
@@ -549,11 +518,3 @@ def balance(held: Sequence[Sequence[int]]) -> BlockBalance:
         request_gap=max(requests) - min(requests),
         num_requests=sum(requests),
     )
-
-
-def _check(sizes: Sequence[int], num_servers: int) -> None:
-    if num_servers < 1 or not sizes or min(sizes) < 1:
-        raise InvalidSetupError(
-            f"expected at least one server and blocks of at least one parameter, got {num_servers} servers and sizes "
-            f"{list(sizes)[:5]}"
-        )

@@ -161,19 +161,12 @@ def _large_views(num_jobs: int, best: float) -> list[JobView]:
     for number in range(num_jobs):
         unit = float(chance.uniform(0.5, 2.0))
         # d/dn of t / n + s n is zero at n = sqrt(t / s).
-        sync_s = unit / best**2
         speed = DataParallelSpeed(
-            gradient_s=0.1,
-            gradient_per_sample_s=unit / 1024,
-            local_sync_per_device_s=sync_s,
-            node_sync_per_device_s=sync_s,
+            gradient_s=0.1, gradient_per_sample_s=unit / 1024, node_sync_per_device_s=unit / best**2
         )
         work = float(chance.uniform(1e5, 1e6))
-        job = ScheduledJob(
-            name=f"job-{number}",
-            training=DataParallelTraining(speeds={"t4": speed}, batch_size=1024),
-            work_samples=work,
-        )
+        training = DataParallelTraining(speeds={"t4": speed}, batch_size=1024)
+        job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work)
         curve = rate_curve(speed, None, (1024, 1024), 4, offered_sizes(4, 4 * int(best)), 0.0)
         views.append(JobView(job=job, order=number, remaining_samples=work, curves={"t4": curve}))
     return views
