@@ -32,9 +32,9 @@ from result_files import write_results
 import forerun
 from forerun.base.errors import ForerunError
 from forerun.question.devices import describe_host
-from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device
 from forerun.script.profiling.profile import Profile, StepParts
 from forerun.script.profiling.recorded import write_json
+from forerun.script.tune import ScriptModel, planned_steps, predictable_device
 from forerun.script.tuning.configuration import ScriptConfiguration, base_values, configure
 from forerun.script.tuning.laws import DeviceSteps
 from forerun.script.tuning.options import parse_budget, parse_objectives
