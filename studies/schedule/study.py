@@ -9,20 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.base.kept import cache_folder
-from forerun.jobs.scheduling.job import (
-    NodeGroup,
-    ScheduledJob,
-    ServerTraining,
-    SharedCluster,
-    TaskDemand,
-    parse_cluster,
-)
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, parse_cluster
 from forerun.jobs.scheduling.placement import pack
 from forerun.jobs.scheduling.policy import JobView, find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.speed import DataParallelSpeed, offered_sizes, rate_curve
 from forerun.jobs.scheduling.trace import RigidJob, RigidPolicy, simulate_rigid
 from forerun.surface.report.figure import drawn, look_of
 from studies.markdown import markdown_table
@@ -141,52 +134,41 @@ def _errors(workloads: Sequence[Workload], policy: str) -> dict[str, dict[float,
     }
 
 
-def allocation_time(
-    num_jobs: int = 4000, num_tasks: int = 100_000, num_nodes: int = 16_000
-) -> list[ScaleRow]:
-    """Allocation and placement of workers and servers at the size of Optimus' own test.
-
-    Each job's speed rises to 12 to 13 workers and as many servers, so that 4,000 jobs take 100,000 tasks.
-    """
-    # A seventh more than half of the tasks each: whole numbers stop a little below the optimum.
-    views = _server_views(num_jobs, round(num_tasks / (2 * num_jobs) * 8 / 7))
-    group = NodeGroup(device="gpu", num_nodes=num_nodes, devices_per_node=4, cpu_cores_per_node=32)
-    cluster = SharedCluster(groups=(group,))
+def allocation_time(num_jobs: int = 4000, num_nodes: int = 25_000) -> list[ScaleRow]:
+    """Allocation and placement of all devices of a cluster at the size of Optimus' own test: 100,000 tasks."""
+    cluster = parse_cluster(f"{num_nodes}x4xt4")
+    # Each would take a seventh more than its share: nothing is left over.
+    views = _large_views(num_jobs, cluster.num_devices / num_jobs * 8 / 7)
     rows = []
     for name in ("optimus", "normalised"):
         begin = time.process_time()
         given = find_policy(name).allocate(views, cluster, 0.0)
         middle = time.process_time()
         placed = pack(cluster, {view.job.name: view.job for view in views}, given, {})
-        end = time.process_time()
-        tasks = sum(a.num_workers + a.num_servers for a in given.values())
-        rows.append(
-            ScaleRow(
-                what=f"{name}: allocation", num_jobs=len(given), num_tasks=tasks, processor_s=middle - begin
-            )
-        )
-        rows.append(
-            ScaleRow(
-                what=f"{name}: placement", num_jobs=len(placed), num_tasks=tasks, processor_s=end - middle
-            )
-        )
+        parts = (("allocation", given, middle - begin), ("placement", placed, time.process_time() - middle))
+        devices = sum(allocation.num_workers for allocation in given.values())
+        rows += [
+            ScaleRow(what=f"{name}: {part}", num_jobs=len(found), num_tasks=devices, processor_s=spent_s)
+            for part, found, spent_s in parts
+        ]
     return rows
 
 
-def _server_views(num_jobs: int, best: int) -> list[JobView]:
-    """Jobs whose time is shortest at about so many workers and servers each."""
+def _large_views(num_jobs: int, best: float) -> list[JobView]:
+    """Jobs whose time is shortest on about so many devices."""
     chance = np.random.default_rng(0)
-    demand = TaskDemand(devices=1, cpu_cores=2)
-    server = TaskDemand(devices=0, cpu_cores=3)
     views = []
     for number in range(num_jobs):
         unit = float(chance.uniform(0.5, 2.0))
-        # d/dw of t0 / w + t3 w is zero at w = sqrt(t0 / t3), and likewise for servers at w = p.
-        speed = SynchronousServerSpeed((unit, 0.1, unit / best, 0.0, unit / best**2))
-        training = ServerTraining(speed=speed, batch_size=32, worker=demand, server=server)
+        # d/dn of t / n + s n is zero at n = sqrt(t / s).
+        speed = DataParallelSpeed(
+            gradient_s=0.1, gradient_per_sample_s=unit / 1024, node_sync_per_device_s=unit / best**2
+        )
         work = float(chance.uniform(1e5, 1e6))
-        job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work, num_servers=1)
-        views.append(JobView(job=job, order=number, remaining_samples=work))
+        training = DataParallelTraining(speeds={"t4": speed}, batch_size=1024)
+        job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work)
+        curve = rate_curve(speed, None, (1024, 1024), 4, offered_sizes(4, 4 * int(best)), 0.0)
+        views.append(JobView(job=job, order=number, remaining_samples=work, curves={"t4": curve}))
     return views
 
 

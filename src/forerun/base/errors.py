@@ -18,7 +18,7 @@
         └── MeasurementError       a real run could not be made
             └── DeviceBusyError    another process measures on the device
 
-    StoreWarning                   the store has damaged records, or its server is away; the work goes on
+    StoreWarning                   damaged records, a server that is away, a file of another library; the work goes on
 
 A message names the expectation, the value given, and the next step.
 """
@@ -113,7 +113,7 @@ class DeviceBusyError(MeasurementError):
 
 
 class StoreWarning(UserWarning):
-    """Something about a store of records that its user must know: damaged records, or a server that is away."""
+    """Something about kept data that its user must know: damage, a server that is away, a file of another library."""
 
 
 def near_matches(word: str, known: Iterable[str], limit: int = 5, prefix: str = "") -> str:

@@ -1,6 +1,7 @@
 """Model files that cannot be used: each says why, none gives an untrained guess."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from safetensors.numpy import save_file
 from forerun.adapters.classics.baselines import STORABLE_KINDS, BoostedTrees
 from forerun.adapters.classics.model_file import TrainedModel, load_model_file
 from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
-from forerun.base.errors import CostModelError
+from forerun.base.errors import CostModelError, StoreWarning
 from regressor_cases import lawful_times_s, random_features
 
 ENTRY = "forerun_regressor"
@@ -34,7 +35,7 @@ def rewrite(path, header=None, arrays=None):
     with safe_open(path, framework="numpy") as file:
         old = json.loads(file.metadata()[ENTRY])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    del old["sha256"]  # a stranger's file may have none
+    old.pop("sha256", None)  # a stranger's file may have none
     save_file({**tensors, **(arrays or {})}, path, metadata={ENTRY: json.dumps({**old, **(header or {})})})
 
 
@@ -118,12 +119,18 @@ def test_a_fact_without_a_value(model_path, name):
         load(model_path)
 
 
-def test_trees_of_earlier_versions_are_refused_with_the_command(tmp_path):
+def test_trees_of_earlier_versions_are_refused_and_those_of_another_release_of_the_library_named(tmp_path):
     features = random_features(20)
     trees = BoostedTrees()
     trees.fit(features, lawful_times_s(features))
     path = tmp_path / "trees.safetensors"
     TrainedModel(regressor=trees, provenance={}).save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(path)
+    rewrite(path, {"settings": {"seed": 0, "scikit_learn": "0.1"}})
+    with pytest.warns(StoreWarning, match=r"grew in scikit-learn 0\.1 .* scikit-learn==0\.1"):
+        load(path)
     rewrite(path, {"kind_version": 1})
     with pytest.raises(
         CostModelError, match=r"older than this program.*forerun fit RECORDS --model boosting"

@@ -22,7 +22,6 @@ from forerun.evidence.measurement.jobs import Protocol
         {"timeout_s": math.nan},
         {"anchor_every": -1},
         {"num_threads": 0},
-        {"memory_limit_bytes": 0},
         {"telemetry_every_s": 0.0},
     ],
 )

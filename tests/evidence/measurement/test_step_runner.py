@@ -1,7 +1,6 @@
 """Steps of real models: what they do, what they report, and through a child and a session."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -165,12 +164,6 @@ def test_a_child_runs_a_real_step_and_another_model_fails_in_its_own_way():
     report = run_in_child(bad, "cpu", QUICK)
     assert report.outcome is Outcome.FAILED
     assert "depth" in report.reason
-
-
-def test_a_step_that_needs_more_memory_than_there_is():
-    limited = replace(QUICK, memory_limit_bytes=200 * 2**20)
-    job = MeasurementJob(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": 20_000})
-    assert run_in_child(job, "cpu", limited).outcome is Outcome.OUT_OF_MEMORY
 
 
 def test_a_session_of_real_steps(tmp_path, monkeypatch):

@@ -85,27 +85,9 @@ def _raise(job: MeasurementJob, protocol: Protocol) -> RunResult:
     raise ValueError("7 is not a batch size")
 
 
-def _refused_scratch(job: MeasurementJob, protocol: Protocol) -> RunResult:
-    raise RuntimeError("could not create a primitive")
-
-
 def _fill_memory(job: MeasurementJob, protocol: Protocol) -> RunResult:
     block = bytearray(job.parameters["size_bytes"])
     return RunResult(repetitions_s=(0.1,) * 6, results={"size_bytes": len(block)})
-
-
-def _fill_memory_to_the_last_byte(job: MeasurementJob, protocol: Protocol) -> RunResult:
-    """Memory is full for whatever comes after, too."""
-    for size in (1 << 20, 1 << 12, 1 << 6):
-        try:
-            while True:
-                _KEPT.append(bytes(size))
-        except MemoryError:
-            pass
-    return RunResult(repetitions_s=(0.1,) * 100_000)
-
-
-_KEPT: list[bytes] = []
 
 
 def _fill_device_memory(job: MeasurementJob, protocol: Protocol) -> RunResult:
@@ -138,9 +120,7 @@ _DEEDS = {
     "progress": _progress,
     "tell": _tell,
     "raise": _raise,
-    "refused scratch": _refused_scratch,
     "fill memory": _fill_memory,
-    "fill memory to the last byte": _fill_memory_to_the_last_byte,
     "fill device memory": _fill_device_memory,
     "exit": lambda job, protocol: os._exit(3),
     "signal": _end_by_signal,

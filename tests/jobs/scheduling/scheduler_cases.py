@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.jobs.scheduling.job import (
     DataParallelTraining,
-    NodeGroup,
     ScheduledJob,
-    ServerTraining,
     SharedCluster,
-    TaskDemand,
     parse_cluster,
 )
 from forerun.jobs.scheduling.policy import JobView
@@ -49,50 +45,27 @@ def job(name: str = "a", *, work: float = 1e5, kinds: tuple[str, ...] = ("t4",),
     return ScheduledJob(name=name, training=training, work_samples=work, **given)
 
 
-def server_job(name: str = "s", *, work: float = 1e4, **given) -> ScheduledJob:
-    training = ServerTraining(
-        speed=SynchronousServerSpeed((given.pop("batch_s", 1.0), 0.1, 0.2, 0.02, 0.01)),
-        batch_size=32,
-        worker=TaskDemand(devices=1, cpu_cores=2, memory_bytes=8e9),
-        server=TaskDemand(devices=0, cpu_cores=3, memory_bytes=9e9),
-    )
-    return ScheduledJob(name=name, training=training, work_samples=work, **{"num_servers": 1, **given})
-
-
 def view(of: ScheduledJob, cluster: SharedCluster, order: int = 0, **given) -> JobView:
     """What a policy would be told about a job that has not run."""
     training = of.training
-    curves = {}
-    if isinstance(training, DataParallelTraining):
-        fixed = (training.batch_size, training.batch_size)
-        curves = {
-            g.device: rate_curve(
-                training.speeds[g.device],
-                training.efficiency,
-                training.batch_range or fixed,
+    fixed = (training.batch_size, training.batch_size)
+    curves = {
+        g.device: rate_curve(
+            training.speeds[g.device],
+            training.efficiency,
+            training.batch_range or fixed,
+            g.devices_per_node,
+            offered_sizes(
                 g.devices_per_node,
-                offered_sizes(
-                    g.devices_per_node,
-                    min(g.num_devices, of.max_workers if of.is_elastic else of.num_workers),
-                    of.num_workers,
-                ),
-                0.0,
-            )
-            for g in cluster.groups
-            if g.device in training.speeds
-        }
+                min(g.num_devices, of.max_workers if of.is_elastic else of.num_workers),
+                of.num_workers,
+            ),
+            0.0,
+        )
+        for g in cluster.groups
+        if g.device in training.speeds
+    }
     return JobView(job=of, order=order, remaining_samples=of.work_samples, curves=curves, **given)
-
-
-def with_cores(nodes: int = 3, devices: int = 2) -> SharedCluster:
-    group = NodeGroup(
-        device="t4",
-        num_nodes=nodes,
-        devices_per_node=devices,
-        cpu_cores_per_node=16,
-        memory_bytes_per_node=48e9,
-    )
-    return SharedCluster(groups=(group,))
 
 
 @st.composite

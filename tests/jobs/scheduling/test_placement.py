@@ -1,31 +1,16 @@
-"""Placement: packing, first fit, and jobs on more nodes than they need."""
+"""Placement: packing, and jobs on more nodes than they need."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import job, server_job, view, with_cores
+from scheduler_cases import job, view
 
 from forerun.jobs.scheduling.job import Allocation, parse_cluster
-from forerun.jobs.scheduling.placement import NodeShare, consolidate, first_fit, pack, placed_remaining_s
+from forerun.jobs.scheduling.placement import NodeShare, consolidate, pack, placed_remaining_s
 
 CLUSTER = parse_cluster("2x4xt4")
 SPREAD = (NodeShare(0, 2), NodeShare(1, 2))
 FOUR = Allocation("t4", 4)
-
-
-def test_a_server_job_takes_the_fewest_nodes_that_hold_an_even_split():
-    cluster = with_cores(nodes=3)
-    (placed,) = pack(cluster, {"s": server_job()}, {"s": Allocation("t4", 4, 2)}, {}).values()
-    assert sorted((s.num_workers, s.num_servers) for s in placed) == [(2, 1), (2, 1)]
-
-
-def test_a_server_job_without_room_for_an_even_split_is_spread_as_it_fits():
-    cluster = with_cores(nodes=2)
-    jobs = {"first": server_job("first"), "second": server_job("second")}
-    given_ = {"first": Allocation("t4", 1, 2), "second": Allocation("t4", 3, 3)}
-    placed = pack(cluster, jobs, given_, {})
-    assert sum(s.num_workers for s in placed["second"]) == 3
-    assert 1 <= sum(s.num_servers for s in placed["second"]) <= 3
 
 
 def test_data_parallel_jobs_fill_the_tightest_node_that_is_enough():
@@ -46,12 +31,12 @@ def test_who_stays_keeps_its_nodes():
 
 
 @settings(deadline=None)
-@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8), placer=st.sampled_from([pack, first_fit]))
-def test_no_node_is_overfull_and_who_is_placed_is_placed_whole(sizes, placer):
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8))
+def test_no_node_is_overfull_and_who_is_placed_is_placed_whole(sizes):
     cluster = parse_cluster("3x4xt4+2x2xv100")
     jobs = {f"j{i}": job(f"j{i}") for i in range(len(sizes))}
     given_ = {name: Allocation("t4", size) for name, size in zip(jobs, sizes, strict=True)}
-    placed = placer(cluster, jobs, given_, {})
+    placed = pack(cluster, jobs, given_, {})
     used = [0] * 5
     for name, placement in placed.items():
         assert sum(s.num_workers for s in placement) == given_[name].num_workers
@@ -63,19 +48,10 @@ def test_no_node_is_overfull_and_who_is_placed_is_placed_whole(sizes, placer):
         assert len(placed) == len(sizes)
 
 
-def test_first_fit_takes_nodes_in_order():
-    cluster = parse_cluster("2x4xt4")
-    placed = first_fit(
-        cluster, {n: job(n) for n in "ab"}, {"a": Allocation("t4", 3), "b": Allocation("t4", 2)}, {}
-    )
-    assert placed["b"] == (NodeShare(0, 1), NodeShare(1, 1))
-
-
 def after(of, current, others=()):
     views = [view(of, CLUSTER, current=current)]
     given, placed = {"a": FOUR}, {"a": SPREAD, **dict(others)}
-    jobs = {"a": of, **{name: job(name) for name, _ in others}}
-    consolidate(views, CLUSTER, jobs, given, placed)
+    consolidate(views, CLUSTER, given, placed)
     return placed["a"]
 
 
@@ -116,7 +92,7 @@ def test_jobs_of_one_node_make_room_where_that_pays_their_restarts(restart_s, is
         view(of, CLUSTER, i, current=given[name], is_held=is_held and name != "a")
         for i, (name, of) in enumerate(jobs.items())
     ]
-    consolidate(views, CLUSTER, jobs, given, placed)
+    consolidate(views, CLUSTER, given, placed)
     used = [0] * CLUSTER.num_nodes
     for name, placement in placed.items():
         assert sum(share.num_workers for share in placement) == sizes[name]

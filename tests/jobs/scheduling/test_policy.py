@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_cases import clusters, job, job_sets, server_job, with_cores
+from scheduler_cases import clusters, job, job_sets
 
 from forerun.base.errors import UsageError
 from forerun.jobs.scheduling import policy as policies
@@ -86,25 +86,6 @@ class TestContract:
     def test_no_more_than_the_limit_of_a_job(self, name):
         outcome = simulate([job(max_workers=2, num_workers=2)], parse_cluster("2x4xt4"), find_policy(name))
         assert max(stretch.allocation.num_workers for stretch in outcome.stretches) <= 2
-
-    def test_workers_and_servers_stay_within_cores_and_memory(self, name):
-        cluster = with_cores()
-        jobs = [server_job(f"s{i}", work=2e4 * (i + 1), num_workers=2, num_servers=2) for i in range(5)]
-        outcome = simulate(jobs, cluster, find_policy(name), SimulationOptions(round_s=60))
-        moments = {s.start_s for s in outcome.stretches}
-        for moment in moments:
-            for node in range(3):
-                here = [
-                    share
-                    for s in outcome.stretches
-                    if s.start_s <= moment < s.end_s
-                    for share in s.placement
-                    if share.node == node
-                ]
-                workers, servers = sum(h.num_workers for h in here), sum(h.num_servers for h in here)
-                assert workers <= 2
-                assert 2 * workers + 3 * servers <= 16
-                assert 8e9 * workers + 9e9 * servers <= 48e9
 
     @pytest.mark.parametrize("way", ["", ":raw"])
     def test_a_job_is_asked_only_about_kinds_that_it_can_run_on(self, name, way):

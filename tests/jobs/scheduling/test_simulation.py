@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scheduler_cases import job, server_job, speed
+from scheduler_cases import job, speed
 
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.job import parse_cluster
@@ -161,14 +161,9 @@ def test_sets_of_jobs_that_cannot_be_scheduled(jobs, message):
         run(jobs)
 
 
-def test_tasks_that_fit_no_node_are_a_failure_with_a_reason():
-    from forerun.jobs.scheduling.job import NodeGroup, SharedCluster
-
-    tiny = SharedCluster(
-        groups=(NodeGroup(device="t4", num_nodes=2, devices_per_node=2, cpu_cores_per_node=1),)
-    )
-    with pytest.raises(FailureError, match=r"gave nothing to any of 1 jobs.*check cores and memory"):
-        simulate([server_job()], tiny, find_policy("optimus"))
+def test_a_job_that_fits_no_node_is_a_failure_with_a_reason():
+    with pytest.raises(FailureError, match=r"gave nothing to any of 1 jobs.*asks for on one node"):
+        simulate([job(num_workers=4, part=4)], parse_cluster("2x2xt4"), find_policy("fifo"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_cases import speed
 
-from forerun.adapters.classics.server_models import SynchronousServerSpeed
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.scheduling.speed import (
     BatchEfficiency,
@@ -23,19 +22,6 @@ from forerun.jobs.scheduling.speed import (
     speeds_on_grid,
     upper_hull,
 )
-
-# Peng et al. 2018, table 2, synchronous training of ResNet-50.
-OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)
-
-
-def server_speed(*theta):
-    return SynchronousServerSpeed(theta)
-
-
-def test_optimus_form_with_its_published_coefficients():
-    f = server_speed(*OPTIMUS_SYNC)
-    # 1.02 / 8 + 2.78 + 4.92 * 8 / 12 + 0.02 * 12 with eight workers and twelve servers.
-    assert 1 / f(8, 12) == pytest.approx(0.1275 + 2.78 + 3.28 + 0.24)
 
 
 def test_one_device_does_not_synchronise_and_batches_accumulate():

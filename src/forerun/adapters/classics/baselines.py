@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,7 +28,7 @@ from forerun.adapters.classics.step_features import (
     roofline_time_s,
     whole_model_features,
 )
-from forerun.base.errors import UsageError, near_matches
+from forerun.base.errors import StoreWarning, UsageError, near_matches
 from forerun.base.extras import needing
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
@@ -262,7 +264,7 @@ class BoostedTrees:
 
     Trees return means of what they saw: a step outside the range of the fit gets the time of its border. A file keeps
     the rows, from which the same trees grow again: scikit-learn has no public form of its trees but pickle, which runs
-    what it holds.
+    what it holds. Another release of it may grow others, of which ``from_state`` warns.
     """
 
     kind: ClassVar[str] = "boosting"
@@ -320,8 +322,11 @@ class BoostedTrees:
         if self._rows is None:
             raise not_fitted("gradient boosting")
         columns, log_times = self._rows
-        arrays = {"columns": columns, "log_times": log_times}
-        return RegressorState(features=_COLUMNS, settings={"seed": self._seed}, arrays=arrays)
+        return RegressorState(
+            features=_COLUMNS,
+            settings={"seed": self._seed, "scikit_learn": version("scikit-learn")},
+            arrays={"columns": columns, "log_times": log_times},
+        )
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
@@ -336,6 +341,13 @@ class BoostedTrees:
             )
         if not len(columns):
             raise ValueError("expected a row or more, got none")
+        grown_by, here = state.settings["scikit_learn"], version("scikit-learn")
+        if grown_by != here:
+            words = (
+                f"the trees of this file grew in scikit-learn {grown_by} and grow again in {here}, where they may give "
+                f"other times; install scikit-learn=={grown_by}, or fit it again with: forerun fit"
+            )
+            warnings.warn(words, StoreWarning, stacklevel=4)
         found._grow(columns, log_times)
         return found
 

@@ -60,24 +60,6 @@ def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, .
     return (1.0, num_workers / num_servers, num_workers, num_servers)
 
 
-@dataclass(frozen=True, slots=True)
-class SynchronousServerSpeed:
-    """Optimus' synchronous speed as a scheduler asks for it, at a fixed global batch: 1 / (theta . terms) [steps/s].
-
-    Attributes:
-        theta: t0 .. t4 [s], t0 that of the whole batch on one worker.
-
-    Source: Peng et al. 2018, "Optimus", EuroSys, equation 4.
-    """
-
-    theta: tuple[float, ...]
-
-    def __call__(self, num_workers: int, num_servers: int) -> float:
-        """Steps per second."""
-        terms = synchronous_terms(num_workers, num_servers)
-        return 1.0 / sum(t * x for t, x in zip(self.theta, terms, strict=True))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerSetup:
     """A job on parameter servers, from first principles.

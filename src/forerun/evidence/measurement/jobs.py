@@ -110,8 +110,6 @@ class Protocol:
         anchor_tolerance: Relative change of the anchor beyond which the jobs between are marked unstable.
         max_relative_interval: Half width of the interval of the median, relative to the median, beyond which
             a run is marked unstable.
-        memory_limit_bytes: Memory a job may take on the host beyond that of the loaded framework; None for no
-            limit [bytes].
         telemetry_every_s: Time between two readings of the sensors [s].
     """
 
@@ -145,7 +143,6 @@ class Protocol:
     num_threads: int | None = setting(
         None, help="Threads of a processor.", group="timing", default="one for each core", flag="threads"
     )
-    memory_limit_bytes: int | None = None
     telemetry_every_s: float = 0.5
 
     def __post_init__(self) -> None:
@@ -160,7 +157,6 @@ class Protocol:
             "anchor_tolerance": 0,
             "max_relative_interval": 0,
             "num_threads": 1,
-            "memory_limit_bytes": 1,
         }
         for name, bound in least.items():
             value = getattr(self, name)

@@ -5,7 +5,6 @@ The job runs in a fresh process, so that it can affect neither the session nor t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import os
@@ -14,15 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.base.errors import ForerunError, MeasurementError
-from forerun.base.isolation import (
-    Child,
-    EndedError,
-    LateError,
-    fork_server,
-    limit_memory,
-    tell,
-    unlimited_memory,
-)
+from forerun.base.isolation import Child, EndedError, LateError, fork_server, tell
 from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of, preloaded_by
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult, job_key
 from forerun.evidence.measurement.runners.timing import summarise
@@ -50,8 +41,6 @@ may begin to use a GPU or start a thread: a child is forked from the process tha
 
 _START_TIMEOUT_S = 300.0  # the first child waits for the server to load the framework, maybe from a slow disk
 _LONGEST_REASON = 1000
-_PARALLEL_SIZE = 1 << 16
-"""Elements of a tensor from which on PyTorch adds with all threads: twice its grain of 32,768."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +79,7 @@ def run_in_child(
     Args:
         job: Job to run.
         device_index: Device of the job, such as ``cpu`` or ``cuda:0``.
-        protocol: Settings of the measurement; ``timeout_s``, ``num_threads`` and ``memory_limit_bytes`` act here.
+        protocol: Settings of the measurement; ``timeout_s`` and ``num_threads`` act here.
         on_progress: Called with the fraction that the job gives to ``report_progress``.
         run: Function that runs the job, as ``module:function``.
     """
@@ -102,7 +91,7 @@ def run_in_child(
     )
     try:
         # The time limit counts from the begin of the job, not of its process.
-        child.ask(_prepare, protocol, preloaded, timeout_s=max(_START_TIMEOUT_S, protocol.timeout_s))
+        child.ask(_prepare, protocol.num_threads, timeout_s=max(_START_TIMEOUT_S, protocol.timeout_s))
         reply = child.ask(
             _report_of_job,
             run,
@@ -115,7 +104,7 @@ def run_in_child(
     except LateError:
         return ChildReport(outcome=Outcome.TIMED_OUT, reason=f"not finished after {protocol.timeout_s:g} s")
     except EndedError as ended:
-        return _report_of_death(ended, protocol.memory_limit_bytes is not None)
+        return _report_of_death(ended)
     finally:
         child.close()
     if reply.error:  # the job's code asked to exit
@@ -124,32 +113,18 @@ def run_in_child(
     return report
 
 
-def _prepare(protocol: Protocol, preloaded: Sequence[str]) -> None:
-    """Makes this process ready for a job: its threads and its limit of memory.
-
-    Modules that the job needs, and the threads of the framework, come before the limit, which does not count them; a
-    fork server of another runner has not loaded the modules.
-    """
-    for name in preloaded if protocol.memory_limit_bytes is not None else ():
-        with contextlib.suppress(ImportError):  # the job says what it needs
-            importlib.import_module(name)
+def _prepare(num_threads: int | None) -> None:
+    """Gives a framework that the fork server loaded its threads; one loaded later reads the environment's variables."""
     torch = sys.modules.get("torch")
-    # A framework that is loaded later reads the variables of the environment.
-    if torch is not None and protocol.num_threads is not None:
-        torch.set_num_threads(protocol.num_threads)
-    if torch is not None and protocol.memory_limit_bytes is not None:
-        # OpenMP ends the whole process, with status 1, where a thread's stack is refused.
-        torch.ones(_PARALLEL_SIZE).add_(1)
-    limit_memory(protocol.memory_limit_bytes)
+    if torch is not None and num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
         return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
     except Exception as error:  # any exception of a job is its report
-        is_limited = protocol.memory_limit_bytes is not None
-        with unlimited_memory():
-            return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
+        return ChildReport(outcome=_outcome_of(error), reason=_reason_of(error))
 
 
 def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
@@ -163,25 +138,12 @@ def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
     return function
 
 
-_REFUSED_UNDER_LIMIT = (
-    "could not create a primitive",
-    "could not execute a primitive",
-    "can't start new thread",
-    "resource temporarily unavailable",
-    "cannot allocate memory",
-    "failed to map segment",
-)
-"""Messages of oneDNN, of threads and of the loader after refused memory; without a limit they may have other causes."""
-
-
-def _outcome_of(error: Exception, is_limited: bool) -> Outcome:
+def _outcome_of(error: Exception) -> Outcome:
     # The runners turn a framework's many errors for full memory into one error. Another runner may not need
     # their module, and must not pay for its import.
     runners = sys.modules.get("forerun.evidence.measurement.runners.table")
     kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)
-    text = str(error).lower()
-    is_refused = is_limited and any(phrase in text for phrase in _REFUSED_UNDER_LIMIT)
-    return Outcome.OUT_OF_MEMORY if is_refused or isinstance(error, kinds) else Outcome.FAILED
+    return Outcome.OUT_OF_MEMORY if isinstance(error, kinds) else Outcome.FAILED
 
 
 def _reason_of(error: Exception) -> str:
@@ -192,11 +154,7 @@ def _reason_of(error: Exception) -> str:
     return (f"{name}: {text}" if text else name)[:_LONGEST_REASON]
 
 
-_FAILED_ALLOCATION = ("SIGSEGV", "SIGABRT", "SIGBUS")
-"""Signals that end native code which does not check for refused memory."""
-
-
-def _report_of_death(ended: EndedError, has_memory_limit: bool) -> ChildReport:
+def _report_of_death(ended: EndedError) -> ChildReport:
     name = ended.signal_name
     if ended.exit_code is None:
         return ChildReport(outcome=Outcome.FAILED, reason="the job closed its connection without a result")
@@ -204,10 +162,6 @@ def _report_of_death(ended: EndedError, has_memory_limit: bool) -> ChildReport:
         return ChildReport(
             outcome=Outcome.FAILED,
             reason=f"the process ended with exit status {ended.exit_code} before it had a result",
-        )
-    if has_memory_limit and name in _FAILED_ALLOCATION:
-        return ChildReport(
-            outcome=Outcome.OUT_OF_MEMORY, reason=f"the process was ended by {name} under its memory limit"
         )
     hint = "; the kernel may have run out of memory" if name == "SIGKILL" else ""
     return ChildReport(outcome=Outcome.KILLED, reason=f"the process was ended by {name}{hint}")

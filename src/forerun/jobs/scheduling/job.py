@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.scheduling.speed import Efficiency, ServerSpeed, SpeedModel
+from forerun.jobs.scheduling.speed import Efficiency, SpeedModel
 from forerun.question.devices.catalogue import matching_devices
 from forerun.question.devices.cluster import MOST_DEVICES, split_spec
 
@@ -24,16 +24,12 @@ class NodeGroup:
         device: Kind of the devices.
         num_nodes: Nodes of the group.
         devices_per_node: Devices in each of them.
-        cpu_cores_per_node: Processor cores of a node; infinite where only devices are counted.
-        memory_bytes_per_node: Main memory of a node [bytes]; infinite where only devices are counted.
         devices_by_node: Devices of each node where they differ, at most ``devices_per_node``; empty: all are equal.
     """
 
     device: str
     num_nodes: int
     devices_per_node: int
-    cpu_cores_per_node: float = inf
-    memory_bytes_per_node: float = inf
     devices_by_node: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,11 +42,6 @@ class NodeGroup:
             raise InvalidSetupError(
                 f"a cluster may have at most {MOST_DEVICES:,} devices of a kind, {MOST_DEVICES_PER_NODE:,} in a node; "
                 f"got {self.num_nodes:,} nodes with {self.devices_per_node:,} devices of {self.device}"
-            )
-        if not (self.cpu_cores_per_node > 0 and self.memory_bytes_per_node > 0):
-            raise InvalidSetupError(
-                f"cores and memory of a node must be above zero, got {self.cpu_cores_per_node} and "
-                f"{self.memory_bytes_per_node}"
             )
 
     @property
@@ -99,13 +90,6 @@ class SharedCluster:
         """Nodes of all kinds."""
         return sum(group.num_nodes for group in self.groups)
 
-    @property
-    def capacity(self) -> tuple[float, ...]:
-        """Devices of each kind, then processor cores, then memory [bytes]."""
-        cores = sum(group.num_nodes * group.cpu_cores_per_node for group in self.groups)
-        memory = sum(group.num_nodes * group.memory_bytes_per_node for group in self.groups)
-        return (*(float(group.num_devices) for group in self.groups), cores, memory)
-
     def group(self, device: str) -> NodeGroup:
         """The group with this kind of device."""
         return self.groups[self.kinds.index(device)]
@@ -147,25 +131,6 @@ WorkForecast = Callable[[float], float]
 """Samples that are forecast to be left of a job after so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDemand:
-    """Resources that one worker or server needs.
-
-    Attributes:
-        devices: Devices.
-        cpu_cores: Processor cores.
-        memory_bytes: Main memory [bytes].
-    """
-
-    devices: int = 1
-    cpu_cores: float = 0.0
-    memory_bytes: float = 0.0
-
-    def of(self, number: int) -> tuple[float, float, float]:
-        """Devices, processor cores and main memory [bytes] of so many."""
-        return number * self.devices, number * self.cpu_cores, number * self.memory_bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DataParallelTraining:
     """Training by all-reduce on devices of one kind at a time.
@@ -175,42 +140,12 @@ class DataParallelTraining:
         batch_size: Global batch asked for.
         batch_range: Smallest and largest global batch that a policy may choose; None: only the one asked for.
         efficiency: What a sample of another batch is worth; None: the same.
-        worker: Resources that each device needs beside itself.
     """
 
     speeds: Mapping[str, SpeedModel]
     batch_size: float
     batch_range: tuple[float, float] | None = None
     efficiency: Efficiency | None = None
-    worker: TaskDemand = TaskDemand()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServerTraining:
-    """Training with workers and parameter servers.
-
-    Attributes:
-        speed: Steps per second against workers and servers.
-        batch_size: Global batch.
-        worker, server: Resources of one worker and of one server.
-    """
-
-    speed: ServerSpeed
-    batch_size: float
-    worker: TaskDemand
-    server: TaskDemand
-
-
-Training = DataParallelTraining | ServerTraining
-
-
-def training_demand(training: Training, num_workers: int, num_servers: int) -> tuple[float, float, float]:
-    """Devices, processor cores and main memory [bytes] of workers and servers together."""
-    devices, cores, memory = training.worker.of(num_workers)
-    if isinstance(training, ServerTraining):
-        more = training.server.of(num_servers)
-        return devices + more[0], cores + more[1], memory + more[2]
-    return devices, cores, memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -222,9 +157,9 @@ class ScheduledJob:
         training: Its speed on each kind of device, and its batch.
         work_samples: Samples to process, as many as batches of the size asked for need.
         forecast: Forecast of the work left, where ``work_samples`` is only a guess; None: the stated work counts.
-        num_workers, num_servers: Devices that its owner asks for, or workers and servers.
+        num_workers: Devices that its owner asks for.
         is_elastic: Whether another number of devices may be given than asked for.
-        max_workers: Most devices or workers it may get.
+        max_workers: Most devices it may get.
         arrival_s: Time of its arrival [s].
         deadline_s: Time by which it must be done [s]; infinite without a deadline.
         weight: Weight of its waiting time among the jobs.
@@ -236,11 +171,10 @@ class ScheduledJob:
     """
 
     name: str
-    training: Training
+    training: DataParallelTraining
     work_samples: float
     forecast: WorkForecast | None = None
     num_workers: int = 1
-    num_servers: int = 0
     is_elastic: bool = True
     max_workers: int = 1 << 30
     arrival_s: float = 0.0
@@ -252,12 +186,12 @@ class ScheduledJob:
     part: int = 1
 
     def __post_init__(self) -> None:
-        asked = f"{self.num_workers} (and {self.num_servers} servers)"
-        is_sized = self.num_workers >= 1 and self.num_servers >= 0 and self.max_workers >= self.num_workers
         wanted = {
             f"arrival must be zero or later, got {self.arrival_s} s": 0 <= self.arrival_s < inf,
             f"expected work of more than zero samples, got {self.work_samples}": 0 < self.work_samples < inf,
-            f"expected at least one device and no more than its limit of {self.max_workers}, got {asked}": is_sized,
+            f"expected at least one device and no more than its limit of {self.max_workers}, got {self.num_workers}": (
+                1 <= self.num_workers <= self.max_workers
+            ),
             f"a weight must be above zero, got {self.weight}": 0 < self.weight < inf,
             f"a restart must take zero seconds or more, got {self.restart_s} s": 0 <= self.restart_s < inf,
             f"a minimum run time must be zero seconds or more, got {self.min_run_s} s": 0
@@ -278,13 +212,11 @@ class Allocation:
 
     Attributes:
         device: Kind of the devices.
-        num_workers: Devices, or workers.
-        num_servers: Parameter servers.
+        num_workers: Number of them.
     """
 
     device: str
     num_workers: int
-    num_servers: int = 0
 
 
 def check_jobs(jobs: tuple[ScheduledJob, ...], kinds: Mapping[str, int]) -> None:
@@ -304,14 +236,12 @@ def check_jobs(jobs: tuple[ScheduledJob, ...], kinds: Mapping[str, int]) -> None
         if job.name in seen:
             raise InvalidSetupError(f"two jobs are called '{job.name}'; give each a name of its own")
         seen.add(job.name)
-        usable = kinds
-        if isinstance(job.training, DataParallelTraining):
-            usable = {kind: number for kind, number in kinds.items() if kind in job.training.speeds}
-            if not usable:
-                raise InvalidSetupError(
-                    f"job '{job.name}': its speed is known on {', '.join(job.training.speeds)}, the cluster has "
-                    f"{', '.join(kinds)}; add a speed or change the cluster"
-                )
+        usable = {kind: number for kind, number in kinds.items() if kind in job.training.speeds}
+        if not usable:
+            raise InvalidSetupError(
+                f"job '{job.name}': its speed is known on {', '.join(job.training.speeds)}, the cluster has "
+                f"{', '.join(kinds)}; add a speed or change the cluster"
+            )
         most = max(usable.values())
         if job.num_workers > most:
             raise InvalidSetupError(

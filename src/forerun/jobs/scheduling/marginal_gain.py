@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
-from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
-from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy, hold, policy, register
+from forerun.jobs.scheduling.job import Allocation, SharedCluster
+from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy, hold, policy, register
 from forerun.jobs.scheduling.preemption import serve_urgent
 
 Utility = Callable[[JobView, Allocation], float]
@@ -28,7 +28,7 @@ _MOST_EXCHANGES = 4
 _LEAST_SHARE = 1e-9
 
 
-def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResources) -> dict[str, Allocation]:
+def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeDevices) -> dict[str, Allocation]:
     """Gives each job in turn the least it can run with, on the kind of devices where it would be done first.
 
     A running job weighs its restart in before it changes the kind; pairs of jobs that are better off with each other's
@@ -37,14 +37,14 @@ def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResourc
     jobs = list(jobs)
     given = hold(jobs, free)
     for view in jobs:
-        if view.job.name in given or not free.has_room(view.job):
+        if view.job.name in given or not free.has_room():
             continue
         options = [least for kind in view.kinds(cluster) if (least := view.smallest(kind)) is not None]
         if len(options) > 1:
             options.sort(key=lambda least: view.remaining_s(least) + view.move_s(least.device))
-        found = next((least for least in options if free.fits(view.job, least)), None)
+        found = next((least for least in options if free.fits(least)), None)
         if found is not None:
-            free.take(view.job, found)
+            free.take(found)
             given[view.job.name] = found
     if len(cluster.groups) > 1:
         exchange_kinds(jobs, given)
@@ -53,7 +53,7 @@ def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResourc
 
 def grow(
     jobs: Sequence[JobView],
-    free: FreeResources,
+    free: FreeDevices,
     given: dict[str, Allocation],
     utility: Utility,
     *,
@@ -75,7 +75,7 @@ def grow(
         free: What is left, changed in place.
         given: What each job has, changed in place.
         utility: What an allocation is worth.
-        one_at_a_time: One worker or one server in each step, as Optimus does.
+        one_at_a_time: The next number of devices in each step, as Optimus does.
     """
     engine = _Engine(free, given, utility, one_at_a_time)
     views = [
@@ -103,7 +103,7 @@ class _Offer(NamedTuple):
 class _Engine:
     """Takes the best next step of any job, again and again."""
 
-    _free: FreeResources
+    _free: FreeDevices
     _given: dict[str, Allocation]
     _utility: Utility
     _one_at_a_time: bool
@@ -118,10 +118,10 @@ class _Engine:
             _, _, offer = heapq.heappop(self._heap)
             view, worth = offer.view, offer.worth_now
             # Others may have taken what this offer needed: then a smaller one may still fit.
-            if self._free.fits(view.job, offer.more):
-                self._free.take(view.job, offer.more)
+            if self._free.fits(offer.more):
+                self._free.take(offer.more)
                 if offer.back is not None:
-                    self._free.take(view.job, offer.back, sign=-1)
+                    self._free.take(offer.back, sign=-1)
                     has_exchanged = True
                 self._given[view.job.name], worth = offer.wanted, offer.worth
             self._push(view, worth)
@@ -135,10 +135,10 @@ class _Engine:
             value = self._utility(view, wanted)
             gained = value - worth
             if gained > 0:
-                share = self._free.share(view.job, more)
+                share = self._free.share(more)
                 if back is not None:
                     # What takes no larger share than it gives back is taken at once, the largest gain first.
-                    share = max(share - self._free.share(view.job, back), _LEAST_SHARE)
+                    share = max(share - self._free.share(back), _LEAST_SHARE)
                 per_share = gained / share
                 if per_share > most:
                     best, most = _Offer(view, wanted, more, back, value, worth), per_share
@@ -150,21 +150,14 @@ class _Engine:
         self, view: JobView, present: Allocation
     ) -> Iterator[tuple[Allocation, Allocation, Allocation | None]]:
         """Allocations that a job could have next, what each adds and gives back, as far as they fit."""
-        device, w, p = present.device, present.num_workers, present.num_servers
-        if isinstance(view.job.training, ServerTraining):
-            server, worker = Allocation(device, 0, 1), Allocation(device, 1, 0)
-            if self._free.fits(view.job, server):
-                yield Allocation(device, w, p + 1), server, None
-            if w < view.job.max_workers and self._free.fits(view.job, worker):
-                yield Allocation(device, w + 1, p), worker, None
-            return
+        device, w = present.device, present.num_workers
         if view.job.is_elastic:
             n = self._next_size(view, present)
-            if n > w and self._free.fits(view.job, more := Allocation(device, n - w)):
+            if n > w and self._free.fits(more := Allocation(device, n - w)):
                 yield Allocation(device, n), more, None
         for kind in view.curves:
             other = self._elsewhere(view, kind, present) if kind != device else None
-            if other is not None and self._free.fits(view.job, other):
+            if other is not None and self._free.fits(other):
                 yield other, other, present
 
     def _elsewhere(self, view: JobView, kind: str, present: Allocation) -> Allocation | None:
@@ -172,7 +165,7 @@ class _Engine:
         if not (view.job.is_elastic and view.job.is_preemptible):
             return view.asked(kind)
         curve = view.curves[kind]
-        most = min(view.job.max_workers, int(self._free.num_devices(kind)))
+        most = min(view.job.max_workers, self._free.left[kind])
         if most < 1:
             return None
         rate = view.rate(present)
@@ -182,7 +175,7 @@ class _Engine:
     def _next_size(self, view: JobView, present: Allocation) -> int:
         """Devices to offer next; as many as it has if none."""
         curve, w = view.curves[present.device], present.num_workers
-        most = min(view.job.max_workers, w + int(self._free.num_devices(present.device)))
+        most = min(view.job.max_workers, w + self._free.left[present.device])
         if most <= w:
             return w
         if self._one_at_a_time:
@@ -287,14 +280,14 @@ def _left_with(view: JobView, given: Allocation | None) -> str:
     is_stable=False,
 )
 def optimus(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
-    """Optimus: each task where it saves most of the remaining time per dominant resource.
+    """Optimus: each device where it saves most of the remaining time.
 
-    Every job gets one worker (and one server); then, while anything is left, the job and the kind of task with the
-    largest gain (Q / f(now) - Q / f(with one more)) / dominant share, Q the remaining work and f the speed.
+    Every job gets one device; then, while any is left, the job with the largest gain Q / f(now) - Q / f(with one more)
+    gets the next, Q the remaining work and f the speed.
 
-    Source: Peng et al. 2018, "Optimus", EuroSys, section 4.1.
+    Source: Peng et al. 2018, "Optimus", EuroSys, section 4.1; workers and parameter servers as there are a study's.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = start_all(jobs, cluster, free)
     grow(jobs, free, given, _minus_remaining_s, one_at_a_time=True)
     return given
@@ -339,7 +332,7 @@ def normalised_gain(jobs: Sequence[JobView], cluster: SharedCluster, now_s: floa
 
     The gain of n to m devices is f(1) / f(n) - f(1) / f(m); no remaining work enters.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = start_all(least_attained_first(jobs), cluster, free)
     grow(jobs, free, given, minus_slowness, one_at_a_time=False)
     return given
@@ -402,7 +395,7 @@ def foresight(
         num_restarts = restarts_to_save if wanted.device == present.device else 1.0
         return saved_s > num_restarts * view.job.restart_s
 
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     urgent = serve_urgent(jobs, cluster, now_s, worst_fairness, free)
     others = [view for view in jobs if view.job.name not in urgent] if urgent else jobs
     shortest_first = sorted(others, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
@@ -416,7 +409,7 @@ def foresight(
 
 def _keep_what_does_not_pay(
     jobs: Sequence[JobView],
-    free: FreeResources,
+    free: FreeDevices,
     given: dict[str, Allocation],
     pays: Callable[[JobView, Allocation, Allocation], bool],
 ) -> list[JobView]:
@@ -438,12 +431,12 @@ def _keep_what_does_not_pay(
             dear = -1e9 if more > 0 else -view.job.restart_s * view.job.weight / max(1, -more)
             kept.append((dear, view, present, wanted))
     for _, view, present, wanted in sorted(kept, key=lambda item: (item[0], item[1].order)):
-        free.take(view.job, wanted, sign=-1)
-        if free.fits(view.job, present):
+        free.take(wanted, sign=-1)
+        if free.fits(present):
             wanted = given[view.job.name] = present
         else:
             changed.append(view)
-        free.take(view.job, wanted)
+        free.take(wanted)
     return changed
 
 
@@ -493,7 +486,7 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     The idea of minimum satisfactory shares is that of Gu et al. 2023, "ElasticFlow", ASPLOS; admission control, which
     refuses jobs there, is left out.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = hold(jobs, free)
     # By deadline: a later one must not take the devices that an earlier one needs.
     for view in sorted(jobs, key=lambda v: (v.job.deadline_s, v.order)):
@@ -503,7 +496,7 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
             continue
         wanted = _enough(view, cluster, free, view.job.deadline_s - now_s)
         if wanted is not None:
-            free.take(view.job, wanted)
+            free.take(wanted)
             given[view.job.name] = wanted
     others = [view for view in jobs if view.job.name not in given]
     given |= start_all(least_attained_first(others), cluster, free)
@@ -511,23 +504,21 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     return given
 
 
-def _enough(view: JobView, cluster: SharedCluster, free: FreeResources, time_s: float) -> Allocation | None:
+def _enough(view: JobView, cluster: SharedCluster, free: FreeDevices, time_s: float) -> Allocation | None:
     """The fewest devices with which the job is done in time; None if none that fit are enough."""
     for kind in view.kinds(cluster):
         for allocation in _sizes(view, kind, free):
             restart_s = 0.0 if allocation == view.current else view.job.restart_s
-            if view.remaining_s(allocation) + restart_s <= time_s and free.fits(view.job, allocation):
+            if view.remaining_s(allocation) + restart_s <= time_s and free.fits(allocation):
                 return allocation
     return None
 
 
-def _sizes(view: JobView, kind: str, free: FreeResources) -> list[Allocation]:
+def _sizes(view: JobView, kind: str, free: FreeDevices) -> list[Allocation]:
     """Allocations from small to large."""
-    most = min(view.job.max_workers, int(free.num_devices(kind)))
+    most = min(view.job.max_workers, free.left[kind])
     if not view.job.is_elastic:
         return [view.asked(kind)]
-    if isinstance(view.job.training, ServerTraining):
-        return [Allocation(kind, n, n) for n in range(1, most + 1)]
     curve, least = view.curves[kind], view.smallest(kind)
     if least is None:
         return []

@@ -49,7 +49,7 @@ class Decision:
         job: Name of the job.
         allocation: What it got; None: it waits.
         placement: Where.
-        batch_size: Global batch chosen for it; None with parameter servers or while it waits.
+        batch_size: Global batch chosen for it; None while it waits.
         reason: Why, in a few words.
     """
 
@@ -173,7 +173,6 @@ def schedule_metrics(
     arrival, end, device_s, restarts, fair_share, deadlines = np.asarray(rows, dtype=float).T
     completion = end - arrival
     fairness = completion / fair_share
-    # Jobs with servers have no fair share that could be worked out.
     known = fairness[np.isfinite(fairness)]
     due = np.isfinite(deadlines)
     makespan = float(end.max() - arrival.min())

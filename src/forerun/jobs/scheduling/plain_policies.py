@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Sequence
 
 from forerun.base.units import format_duration_s
-from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
+from forerun.jobs.scheduling.job import Allocation, SharedCluster
 from forerun.jobs.scheduling.marginal_gain import least_attained_first, start_all
-from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
+from forerun.jobs.scheduling.policy import FreeDevices, JobView, hold, policy
 
 LAS_THRESHOLDS_DEVICE_S = (57_600.0,)
 """Device-seconds after which a job sinks to the next queue: 16 device-hours.
@@ -28,15 +28,15 @@ def admit_in_order(
         cluster: The cluster.
         may_overtake: Whether a job that fits may pass one that does not.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = hold(jobs, free)
     for view in jobs:
         if view.job.name in given:
             continue
-        choices = _choices(view, cluster) if free.has_room(view.job) else []
-        chosen = next((a for a in choices if free.fits(view.job, a)), None)
+        choices = _choices(view, cluster) if free.has_room() else []
+        chosen = next((a for a in choices if free.fits(a)), None)
         if chosen is not None:
-            free.take(view.job, chosen)
+            free.take(chosen)
             given[view.job.name] = chosen
         elif not may_overtake:
             break
@@ -120,7 +120,7 @@ def equal_share(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -
 def dominant_resource_fairness(
     jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
 ) -> dict[str, Allocation]:
-    """The smallest dominant share grows first, whether it helps or not; one server with each worker.
+    """The smallest dominant share grows first, whether it helps or not; each kind of devices is a resource.
 
     Source: Ghodsi et al. 2011, "Dominant Resource Fairness", NSDI; as the baseline of Optimus, section 6.1.
     """
@@ -131,19 +131,19 @@ def _progressive_filling(
     jobs: Sequence[JobView], cluster: SharedCluster, *, until_best: bool
 ) -> dict[str, Allocation]:
     """Starts every job, those that had least first, then gives one unit after another to the smallest share."""
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = start_all(least_attained_first(jobs), cluster, free)
     _fill(jobs, free, given, until_best=until_best)
     return given
 
 
 def _fill(
-    jobs: Sequence[JobView], free: FreeResources, given: dict[str, Allocation], *, until_best: bool
+    jobs: Sequence[JobView], free: FreeDevices, given: dict[str, Allocation], *, until_best: bool
 ) -> None:
     """One unit after another to the smallest dominant share, weights considered."""
 
     def share(view: JobView) -> float:
-        return free.share(view.job, given[view.job.name]) / view.job.weight
+        return free.share(given[view.job.name]) / view.job.weight
 
     views = {
         view.job.name: view
@@ -158,26 +158,18 @@ def _fill(
         wanted = _next_unit(view, present, free, until_best)
         if wanted is None:
             continue
-        unit = Allocation(
-            present.device, wanted.num_workers - present.num_workers, wanted.num_servers - present.num_servers
-        )
+        unit = Allocation(present.device, wanted.num_workers - present.num_workers)
         # A job that finds no room is not asked again: what is free only becomes less.
-        if free.fits(view.job, unit):
-            free.take(view.job, unit)
+        if free.fits(unit):
+            free.take(unit)
             given[name] = wanted
             heapq.heappush(heap, (share(view), order, name))
 
 
-def _next_unit(
-    view: JobView, present: Allocation, free: FreeResources, until_best: bool
-) -> Allocation | None:
+def _next_unit(view: JobView, present: Allocation, free: FreeDevices, until_best: bool) -> Allocation | None:
     """The next larger allocation that the job can use."""
-    if isinstance(view.job.training, ServerTraining):
-        wanted = Allocation(present.device, present.num_workers + 1, present.num_servers + 1)
-        helps = not until_best or view.rate(wanted) > view.rate(present)
-        return wanted if helps and wanted.num_workers <= view.job.max_workers else None
     curve, now = view.curves[present.device], present.num_workers
-    most = min(view.job.max_workers, now + int(free.num_devices(present.device)))
+    most = min(view.job.max_workers, now + free.left[present.device])
     larger = (n for n in curve.rates if now < n <= most)
     if until_best:
         larger = (n for n in larger if curve.rate(n) > curve.rate(now))
@@ -201,45 +193,31 @@ def tetris(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dic
     Source: Grandl et al. 2014, "Multi-resource packing for cluster schedulers", SIGCOMM; tasks of a training job
     are not given in advance, so what its owner asks for stands for them.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     shortest_first = sorted(jobs, key=lambda v: (v.asked_remaining_s(cluster), v.order))
     given = start_all(shortest_first, cluster, free)
     rank = {view.job.name: 1 - i / len(jobs) for i, view in enumerate(shortest_first)}
     open_views = [view for view in jobs if view.job.name in given and not view.is_held]
     while open_views:
-        best = max(
-            open_views, key=lambda v: (rank[v.job.name] + _alignment(v, given, cluster, free), -v.order)
-        )
+        best = max(open_views, key=lambda v: (rank[v.job.name] + _alignment(v, given, free), -v.order))
         open_views.remove(best)
         _fill_request(best, given, free)
     return given
 
 
-def _fill_request(view: JobView, given: dict[str, Allocation], free: FreeResources) -> None:
+def _fill_request(view: JobView, given: dict[str, Allocation], free: FreeDevices) -> None:
     """As much of the request as fits."""
     present = given[view.job.name]
     wanted = view.asked(present.device)
-    free.take(view.job, present, sign=-1)
-    while wanted.num_workers > present.num_workers and not free.fits(view.job, wanted):
-        smaller = min(wanted.num_servers, wanted.num_workers - 1)
-        wanted = Allocation(present.device, wanted.num_workers - 1, smaller)
+    free.take(present, sign=-1)
+    while wanted.num_workers > present.num_workers and not free.fits(wanted):
+        wanted = Allocation(present.device, wanted.num_workers - 1)
     chosen = wanted if wanted.num_workers > present.num_workers and view.rate(wanted) > 0 else present
-    free.take(view.job, chosen)
+    free.take(chosen)
     given[view.job.name] = chosen
 
 
-def _alignment(
-    view: JobView, given: dict[str, Allocation], cluster: SharedCluster, free: FreeResources
-) -> float:
-    """Dot product of the request and what is free, as shares of the cluster."""
+def _alignment(view: JobView, given: dict[str, Allocation], free: FreeDevices) -> float:
+    """Product of the request and what is free of its kind of devices, as shares of all of the kind."""
     device = given[view.job.name].device
-    index = cluster.kinds.index(device)
-    capacity = cluster.capacity
-    demand = free.demand(view.job, view.asked(device))
-    pairs = zip(demand, (index, -2, -1), strict=True)
-    shares = [
-        (need / capacity[i]) * (free.left[i] / capacity[i])
-        for need, i in pairs
-        if capacity[i] != float("inf")
-    ]
-    return sum(shares) / max(len(shares), 1)
+    return free.share(view.asked(device)) * free.share(Allocation(device, free.left[device]))

@@ -10,14 +10,7 @@ from typing import TypeVar
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import plugin, plugin_names
-from forerun.jobs.scheduling.job import (
-    Allocation,
-    ScheduledJob,
-    ServerTraining,
-    SharedCluster,
-    Training,
-    training_demand,
-)
+from forerun.jobs.scheduling.job import Allocation, ScheduledJob, SharedCluster
 from forerun.jobs.scheduling.speed import RateCurve
 
 
@@ -31,7 +24,7 @@ class JobView:
         remaining_samples: Work left.
         progress: Share of the work that is done, 0 to 1.
         attained_device_s: Devices times time it has had [s].
-        curves: Rate against devices, by kind of device; empty with parameter servers.
+        curves: Rate against devices, by kind of device.
         current: What it has now; None while it waits.
         is_held: Whether it keeps what it has now, whatever a policy would like.
         is_urgent: Whether a policy serves it first because its finish-time fairness would else exceed a bound.
@@ -55,8 +48,7 @@ class JobView:
         """Rate with the least it runs with, on the kind of devices where that is highest; 0 if it runs nowhere."""
         # Policies ask for it at every comparison of a decision.
         if self._least_rate is None:
-            kinds = list(self.curves) or [self.current.device if self.current else ""]
-            least = [self.smallest(kind) for kind in kinds]
+            least = [self.smallest(kind) for kind in self.curves]
             self._least_rate = max((self.rate(one) for one in least if one is not None), default=0.0)
         return self._least_rate
 
@@ -67,14 +59,9 @@ class JobView:
 
     def rate(self, given: Allocation) -> float:
         """Useful samples per second with this allocation, packed; zero on a kind of device where it cannot run."""
-        curve = self.curves.get(given.device)
-        if curve is not None:
-            return curve.rate(given.num_workers)
-        training = self.job.training
         # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
-        if not isinstance(training, ServerTraining) or not (given.num_workers and given.num_servers):
-            return 0.0
-        return training.batch_size * training.speed(given.num_workers, given.num_servers)
+        curve = self.curves.get(given.device)
+        return 0.0 if curve is None else curve.rate(given.num_workers)
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
@@ -87,7 +74,7 @@ class JobView:
 
     def asked(self, device: str) -> Allocation:
         """Devices that the owner of the job asks for."""
-        return Allocation(device, self.job.num_workers, self.job.num_servers)
+        return Allocation(device, self.job.num_workers)
 
     def asked_remaining_s(self, cluster: SharedCluster) -> float:
         """Time to the end with what its owner asks for, on the kind of devices where that is shortest [s]."""
@@ -113,15 +100,11 @@ class JobView:
         """The least it can run with on this kind; None where it cannot run."""
         if not (self.job.is_elastic and self.job.is_preemptible):
             return self.asked(device) if self.rate(self.asked(device)) > 0 else None
-        if isinstance(self.job.training, ServerTraining):
-            return Allocation(device, 1, 1)
         fewest = self.curves[device].fewest
         return Allocation(device, fewest) if 0 < fewest <= self.job.max_workers else None
 
     def kinds(self, cluster: SharedCluster) -> list[str]:
         """Kinds of devices it can run on, the present one first, then the fastest."""
-        if isinstance(self.job.training, ServerTraining):
-            return list(cluster.kinds)
         present = self.current.device if self.current is not None else None
         known = [kind for kind in cluster.kinds if kind in self.curves]
         if len(known) == 1:
@@ -129,61 +112,37 @@ class JobView:
         return sorted(known, key=lambda kind: (kind != present, -self.curves[kind].rate(1)))
 
 
-class FreeResources:
-    """Free devices of a cluster while a policy shares it out."""
+class FreeDevices:
+    """Devices of each kind that are left while a policy shares a cluster out."""
 
     def __init__(self, cluster: SharedCluster) -> None:
-        self.capacity = cluster.capacity
-        self.left = list(self.capacity)
-        self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
-        self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
+        self._capacity = {group.device: group.num_devices for group in cluster.groups}
+        self.left = dict(self._capacity)
 
-    def has_room(self, job: ScheduledJob) -> bool:
-        """True if there is a device left at all, or the job needs none; quick, and true wherever something fits."""
-        return any(number >= 1 for number in self.left[:-2]) or not job.training.worker.devices
+    def has_room(self) -> bool:
+        """True if there is a device left at all; quick, and true wherever something fits."""
+        return any(number > 0 for number in self.left.values())
 
-    def num_devices(self, device: str) -> float:
-        """Devices of a kind that are left."""
-        return self.left[self._index[device]]
-
-    def demand(self, job: ScheduledJob, given: Allocation) -> tuple[float, float, float]:
-        """Devices, cores and memory that an allocation occupies."""
-        # The same few sizes of a job are weighed thousands of times in a decision.
-        key = (job.training, given.num_workers, given.num_servers)
-        found = self._demands.get(key)
-        if found is None:
-            found = self._demands[key] = training_demand(*key)
-        return found
-
-    def fits(self, job: ScheduledJob, given: Allocation) -> bool:
+    def fits(self, given: Allocation) -> bool:
         """True if an allocation fits into what is left."""
-        devices, cores, memory = self.demand(job, given)
-        left = self.left
-        return devices <= left[self._index[given.device]] and cores <= left[-2] and memory <= left[-1]
+        return given.num_workers <= self.left[given.device]
 
-    def take(self, job: ScheduledJob, given: Allocation, sign: int = 1) -> None:
+    def take(self, given: Allocation, sign: int = 1) -> None:
         """Takes an allocation out of what is left, or gives it back with sign -1."""
-        devices, cores, memory = self.demand(job, given)
-        self.left[self._index[given.device]] -= sign * devices
-        self.left[-2] -= sign * cores
-        self.left[-1] -= sign * memory
+        self.left[given.device] -= sign * given.num_workers
 
     def take_all(self, views: Iterable[JobView], sign: int = 1) -> None:
         """Takes what these jobs have now, or gives it back with sign -1."""
         for view in views:
             if view.current is not None:
-                self.take(view.job, view.current, sign)
+                self.take(view.current, sign)
 
-    def share(self, job: ScheduledJob, given: Allocation) -> float:
-        """Share of the cluster that an allocation occupies, by its scarcest resource."""
-        devices, cores, memory = self.demand(job, given)
-        capacity = self.capacity
-        return max(devices / capacity[self._index[given.device]], cores / capacity[-2], memory / capacity[-1])
+    def share(self, given: Allocation) -> float:
+        """Share of all devices of its kind that an allocation occupies."""
+        return given.num_workers / self._capacity[given.device]
 
 
-def hold(
-    jobs: Sequence[JobView], free: FreeResources, *, all_that_run: bool = False
-) -> dict[str, Allocation]:
+def hold(jobs: Sequence[JobView], free: FreeDevices, *, all_that_run: bool = False) -> dict[str, Allocation]:
     """Shares that a policy may not touch, those that are held or all, taken out of what is free."""
     kept = [view for view in jobs if view.is_held or all_that_run]
     free.take_all(kept)

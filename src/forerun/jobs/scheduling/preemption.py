@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from forerun.jobs.scheduling.job import Allocation, SharedCluster
-from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
+from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy
 
 _ROOM = 1 / 18
 """Share of the room under a bound at which a waiting job is served first: rounds and restarts are long beside a job of
@@ -70,7 +70,7 @@ def finish_time_fairness(view: JobView, cluster: SharedCluster, num_jobs: int, n
 
 
 def serve_urgent(
-    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float, bound: float, free: FreeResources
+    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float, bound: float, free: FreeDevices
 ) -> dict[str, Allocation]:
     """Shares of jobs that are about to exceed a bound, the worst first, taken out of what is free.
 
@@ -120,9 +120,9 @@ def serve_urgent(
         if view.job.name in wanting:
             share = view.fair_share(cluster, len(jobs))
             wanted = None if share is None else _served_with(view, share)
-        if wanted is not None and free.fits(view.job, wanted):
+        if wanted is not None and free.fits(wanted):
             view.is_urgent = True
-            free.take(view.job, wanted)
+            free.take(wanted)
             given[view.job.name] = wanted
     # The policy itself takes held shares out of what is free, and must not find them gone already.
     free.take_all(held, sign=-1)
@@ -199,7 +199,7 @@ class _Changes:
         """Running jobs that had better keep what they have."""
         if not self.changed:
             return []
-        free = FreeResources(self.cluster)
+        free = FreeDevices(self.cluster)
         free.take_all(self.running)
         gain_s = {view.job.name: self._own_gain_s(view) for view in self.changed}
         paid: set[str] = set()
@@ -227,7 +227,7 @@ class _Changes:
             if view.current is not None:
                 paid.add(view.job.name)
             free.take_all([view], sign=-1)
-            free.take(view.job, wanted)
+            free.take(wanted)
         return [view for view in self.changed if view.job.name not in paid]
 
     def _takers(self, gain_s: dict[str, float]) -> list[JobView]:
@@ -255,30 +255,30 @@ class _Changes:
         assert view.current is not None
         return view.remaining_s(view.current)
 
-    def _enough(self, view: JobView, wanted: Allocation, free: FreeResources) -> list[JobView] | None:
+    def _enough(self, view: JobView, wanted: Allocation, free: FreeDevices) -> list[JobView] | None:
         """Running jobs whose devices this one needs, the longest first; None if even all of them are not enough."""
         taken: list[JobView] = []
         free.take_all([view], sign=-1)
         for victim in self.victims:
-            if free.fits(view.job, wanted):
+            if free.fits(wanted):
                 break
             assert victim.current is not None
             if victim.current.device == wanted.device:
                 self._swap(victim, free)
                 taken.append(victim)
-        fits = free.fits(view.job, wanted)
+        fits = free.fits(wanted)
         # Only a trial so far: whether the change pays is asked later, so that all is put back.
         for victim in taken:
             self._swap(victim, free, sign=-1)
         free.take_all([view])
         return taken if fits else None
 
-    def _swap(self, victim: JobView, free: FreeResources, sign: int = 1) -> None:
+    def _swap(self, victim: JobView, free: FreeDevices, sign: int = 1) -> None:
         """Gives a job what the policy wants for it instead of what it has, or back with sign -1."""
         free.take_all([victim], sign=-sign)
         wanted = self.given.get(victim.job.name)
         if wanted is not None:
-            free.take(victim.job, wanted, sign=sign)
+            free.take(wanted, sign=sign)
 
     def _loss_s(self, victim: JobView, held_s: float) -> float:
         """Time that a job loses whose devices are held by another for so long [s]."""

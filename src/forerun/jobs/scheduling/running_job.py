@@ -13,9 +13,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
 from forerun.jobs.scheduling.job import (
     Allocation,
-    DataParallelTraining,
     ScheduledJob,
-    ServerTraining,
     SharedCluster,
 )
 from forerun.jobs.scheduling.placement import Placement
@@ -28,7 +26,7 @@ class ForecastError:
     """Spread of lognormal factors on what a policy is told.
 
     Attributes:
-        speed: Standard deviation of the logarithm of the factor on speeds, those with servers left out. Half of its
+        speed: Standard deviation of the logarithm of the factor on speeds. Half of its
             variance is one draw per job, the other half a draw for each number of devices, so that both the level and
             the gains are wrong.
         work: The same for the remaining work, one draw per job that stays to its end.
@@ -236,14 +234,13 @@ class RunningJob:
 
     def _view(self, cluster: SharedCluster, adapts_batch: bool, now_s: float) -> JobView:
         left, progress = self._forecast()
-        is_parallel = isinstance(self.job.training, DataParallelTraining)
         return JobView(
             job=self.job,
             order=self.order,
             remaining_samples=left * self.errors.work_factor,
             progress=progress,
             attained_device_s=self.attained_device_s,
-            curves=self.curves(cluster, adapts_batch, progress) if is_parallel else {},
+            curves=self.curves(cluster, adapts_batch, progress),
             current=self.current,
             is_held=self.is_held(now_s),
         )
@@ -261,25 +258,19 @@ class RunningJob:
     def curves(self, cluster: SharedCluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
         """Forecast rates by kind of device."""
         # Curves are kept by phase, or each round would make them anew for every job; most are the same in every phase.
-        is_changing = not isinstance(self._parallel.efficiency, BatchEfficiency | None)
+        is_changing = not isinstance(self.job.training.efficiency, BatchEfficiency | None)
         phase = int(NUM_PHASES * progress) / NUM_PHASES if is_changing else 0.0
         found = self._curves.get((adapts_batch, phase))
         if found is None:
             found = self._curves[adapts_batch, phase] = {
                 group.device: self._curve(cluster, i, adapts_batch, phase)
                 for i, group in enumerate(cluster.groups)
-                if group.device in self._parallel.speeds
+                if group.device in self.job.training.speeds
             }
         return found
 
-    @property
-    def _parallel(self) -> DataParallelTraining:
-        training = self.job.training
-        assert isinstance(training, DataParallelTraining)
-        return training
-
     def _curve(self, cluster: SharedCluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
-        group, training = cluster.groups[kind], self._parallel
+        group, training = cluster.groups[kind], self.job.training
         most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
         most = min(group.num_devices, most, max(self.job.num_workers, MOST_DEVICES_OF_A_JOB))
         fixed = (training.batch_size, training.batch_size)
@@ -301,8 +292,6 @@ class RunningJob:
 
     def _actual_rate(self, cluster: SharedCluster, adapts_batch: bool, given: Allocation) -> float:
         training = self.actual.training
-        if isinstance(training, ServerTraining):
-            return training.batch_size * training.speed(given.num_workers, given.num_servers)
         believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
         batch = believed.batch_size(given.num_workers) or training.batch_size
         # The batch is chosen by what is believed, and the speed is that which is true of it.
@@ -313,7 +302,7 @@ class RunningJob:
     def has_phases(self) -> bool:
         """True if the view of it changes with its progress other than by the work done."""
         both = (self.job.training, self.actual.training)
-        is_changing = any(isinstance(t, DataParallelTraining) and t.efficiency is not None for t in both)
+        is_changing = any(training.efficiency is not None for training in both)
         return is_changing or self.job.forecast is not None
 
     def next_phase_samples(self) -> float:

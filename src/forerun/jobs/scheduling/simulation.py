@@ -12,7 +12,6 @@ import numpy as np
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.job import (
     Allocation,
-    DataParallelTraining,
     ScheduledJob,
     SharedCluster,
     check_jobs,
@@ -27,7 +26,7 @@ from forerun.jobs.scheduling.outcome import (
     schedule_metrics,
 )
 from forerun.jobs.scheduling.placement import Placement, consolidate, pack
-from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy
+from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
 
@@ -236,11 +235,11 @@ class _Simulation:
 
     def _can_start(self) -> bool:
         """True if there may be room for a job that waits."""
-        free = FreeResources(self.cluster)
+        free = FreeDevices(self.cluster)
         for state in self.active:
             if state.current is not None:
-                free.take(state.job, state.current)
-        return any(state.current is None and free.has_room(state.job) for state in self.active)
+                free.take(state.current)
+        return any(state.current is None and free.has_room() for state in self.active)
 
     def _decide(self, now_s: float, *, is_round: bool = True) -> None:
         """Carries out what the policy wants; inside a round all jobs that run are held."""
@@ -262,7 +261,7 @@ class _Simulation:
             # A job that keeps its share, as another does not pay, may still come together.
             for view, is_held in zip(views, held, strict=True):
                 view.is_held = is_held
-            consolidate(views, self.cluster, self.jobs, given, placed)
+            consolidate(views, self.cluster, given, placed)
         waiting = [state for state in self.active if state.job.name not in given]
         waits_s = self._until_urgent_s(waiting, now_s)
         # Nothing else happens at that moment, so that the policy would not be asked in time.
@@ -278,7 +277,7 @@ class _Simulation:
         if not placed and all(state.current is None for state in self.active):
             raise FailureError(
                 f"policy {self.policy.name} gave nothing to any of {len(self.active)} jobs, the first of them "
-                f"'{self.active[0].job.name}'; none may fit on a node: check cores and memory of workers and servers"
+                f"'{self.active[0].job.name}'; correct the policy, or what a job asks for on one node"
             )
 
     def _explain(self, view: JobView, state: RunningJob) -> Decision:
@@ -292,11 +291,7 @@ class _Simulation:
         )
 
     def _apply(self, state: RunningJob, given: Allocation | None, placement: Placement, now_s: float) -> None:
-        if given is not None and placement:
-            # Nodes may have had room for less than the policy gave.
-            workers, servers = sum(s.num_workers for s in placement), sum(s.num_servers for s in placement)
-            given = Allocation(given.device, workers, servers)
-        else:
+        if given is None or not placement:
             given, placement = None, ()
         if (given, placement) != (state.current, state.placement):
             self._close_stretch(state, now_s)
@@ -388,8 +383,6 @@ class _Simulation:
     def _fair_share_s(self, state: RunningJob) -> float:
         """Completion with its own 1/n of the cluster, n the jobs that were there on average during its life [s]."""
         training = state.actual.training
-        if not isinstance(training, DataParallelTraining):
-            return nan
         share = max(1.0, self._average_crowd(state.job.arrival_s, state.end_s))
         believed = state.curves(self.cluster, self.policy.adapts_batch, 0.0)
         rates = []

@@ -24,9 +24,6 @@ SpeedModel = Callable[[int, int, float], float]
 """Samples per second of all devices together, zero where the batch cannot be run, against the devices (n >= 1) of one
 kind, the nodes they are on and the samples of one step on all devices; hashable, for curves are kept by it."""
 
-ServerSpeed = Callable[[int, int], float]
-"""Steps per second with w workers and p parameter servers, both >= 1."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelSpeed:

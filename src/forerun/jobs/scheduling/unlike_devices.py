@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
+from forerun.jobs.scheduling.job import Allocation, SharedCluster
 from forerun.jobs.scheduling.marginal_gain import speedup_reason
 from forerun.jobs.scheduling.plain_policies import admit_in_order
-from forerun.jobs.scheduling.policy import FreeResources, JobView, Policy, hold, policy, register
+from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
 
 Floats = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ def sia(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[s
 
     Source: Subramanya et al. 2023, "Sia", SOSP, section 3; solved by HiGHS through scipy.
     """
-    free = FreeResources(cluster)
+    free = FreeDevices(cluster)
     given = hold(jobs, free)
     others = [view for view in jobs if view.job.name not in given]
     columns = [(view, option, cost) for view in others for option, cost in _options(view, cluster, now_s)]
@@ -83,9 +83,6 @@ def _restart_factor(view: JobView, now_s: float) -> float:
 
 def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
     """Sizes that a job may get now: powers of two within a node, or whole nodes, at most twice what it has."""
-    if isinstance(view.job.training, ServerTraining):
-        sizes = range(1, 1 + 2 * (view.current.num_workers if view.current else 1))
-        return [Allocation(kind, n, n) for kind in cluster.kinds for n in sizes if n <= view.job.max_workers]
     if not view.job.is_elastic:
         return [view.asked(kind) for kind in cluster.kinds if kind in view.curves]
     found = []
@@ -109,19 +106,15 @@ def _solve(
     columns: Sequence[tuple[JobView, Allocation, float]],
     jobs: Sequence[JobView],
     cluster: SharedCluster,
-    free: FreeResources,
+    free: FreeDevices,
 ) -> tuple[int, ...]:
     """Columns that the integer program chooses: at most one a job, no more than there is."""
     row_of = {view.job.name: i for i, view in enumerate(jobs)}
-    kinds, capacity = cluster.kinds, cluster.capacity
+    row_of_kind = {kind: i for i, kind in enumerate(free.left, start=len(jobs))}
     entries: list[tuple[int, int, float]] = []
     for j, (view, option, _) in enumerate(columns):
-        entries.append((row_of[view.job.name], j, 1.0))
-        devices, cores, memory = free.demand(view.job, option)
-        needs = ((kinds.index(option.device), devices), (len(kinds), cores), (len(kinds) + 1, memory))
-        # What there is without end limits nothing, and a matrix can hold no infinity.
-        entries += [(len(jobs) + i, j, need) for i, need in needs if need and capacity[i] != inf]
-    limits = (*([1.0] * len(jobs)), *free.left)
+        entries += [(row_of[view.job.name], j, 1.0), (row_of_kind[option.device], j, option.num_workers)]
+    limits = (*([1.0] * len(jobs)), *free.left.values())
     # The solver itself stops at a gap ten times this, and what rises for years by less is one question.
     return _cheapest(tuple(round(cost, 4) for _, _, cost in columns), tuple(entries), limits)
 
@@ -247,7 +240,7 @@ class _Gavel:
         able = [view for view in jobs if any(view.rate(view.asked(kind)) > 0 for kind in cluster.kinds)]
         if {view.job.name for view in able} != set(self.shares):
             self.shares = self._solved(able, cluster)
-        free = FreeResources(cluster)
+        free = FreeDevices(cluster)
         # One decision may ask several times.
         is_leased = now_s < self.lease_end_s and now_s > self.lease_end_s - LEASE_S
         # Inside a lease nothing is taken away from a job that runs.
@@ -260,8 +253,8 @@ class _Gavel:
         ]
         for _, _, kind, view in sorted(wanted, key=lambda item: item[:3]):
             asked = view.asked(kind)
-            if view.job.name not in given and free.fits(view.job, asked):
-                free.take(view.job, asked)
+            if view.job.name not in given and free.fits(asked):
+                free.take(asked)
                 given[view.job.name] = asked
         return given
 
