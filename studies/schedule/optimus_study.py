@@ -57,7 +57,8 @@ class Tasks(NamedTuple):
     @property
     def need(self) -> Floats:
         """GPUs, processor cores and memory [GiB]."""
-        return self.workers * WORKER + self.servers * SERVER
+        found: Floats = self.workers * WORKER + self.servers * SERVER
+        return found
 
 
 NONE, PAIR, REQUEST = Tasks(0, 0), Tasks(1, 1), Tasks(4, 4)

@@ -718,7 +718,10 @@ def source_of(function: FunctionType) -> ast.FunctionDef | ast.Module:
     """Syntax of a function; an empty one if its source is not at hand."""
     line = function.__code__.co_firstlineno  # that of a decorator, if it has one
     for node in ast.walk(parsed(function.__code__.co_filename) or ast.Module([], [])):
-        if isinstance(node, ast.FunctionDef) and line in [n.lineno for n in (node, *node.decorator_list)]:
+        if isinstance(node, ast.FunctionDef) and line in {
+            node.lineno,
+            *(n.lineno for n in node.decorator_list),
+        }:
             return node
     return ast.Module([], [])
 

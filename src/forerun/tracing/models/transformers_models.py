@@ -295,7 +295,7 @@ def _take_chosen_experts(module: torch.nn.Module) -> None:
     """
     for part in module.modules():
         kind, experts = type(part).__name__, getattr(part, "experts", None)
-        if kind not in ("Llama4TextMoe", "DbrxFFN") or hasattr(experts, "has_gate"):
+        if kind not in ("Llama4TextMoe", "DbrxFFN") or experts is None or hasattr(experts, "has_gate"):
             continue
         experts.has_gate, experts.is_transposed = True, kind == "Llama4TextMoe"
         experts.has_bias = experts.has_post_expert_norm = experts._is_expert_parallel = False
