@@ -165,8 +165,8 @@ def test_a_board_of_the_same_die_speaks_where_nobody_measured_the_board_itself()
     )
     assert np.abs(own).max() > 0
     np.testing.assert_array_equal(own, other)
-    # One board of three halves; no more than that where the order of two boards asks for less.
-    np.testing.assert_allclose(kin[:, 0], own[:, 0] * 2 / 3, atol=0.1)
+    # One board of three halves; less where half precision would be slower than single, or a lesser board quicker.
+    assert (kin[:, 0] <= own[:, 0] * 2 / 3 + 0.1).all()
     assert not none.any()
 
 
@@ -177,10 +177,7 @@ def check_offsets(weights, asked, expected, version="2.4"):
     found = weights.offsets_of_point(Point(device=device, setup=setup, era=software_era(version)))
     assert found.shape == (2, 4)
     for offsets, network in zip(found, weights.networks, strict=True):
-        latents = np.zeros(4) if expected is None else network.latents[expected].copy()
-        # What a host and a loop take is no device's.
-        latents[2:] *= weights.calibrated_device is not None
-        np.testing.assert_array_equal(offsets, latents)
+        np.testing.assert_array_equal(offsets, np.zeros(4) if expected is None else network.latents[expected])
 
 
 def test_the_shipped_model_says_where_it_came_from():
