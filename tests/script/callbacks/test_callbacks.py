@@ -362,9 +362,9 @@ def test_trials_that_cannot_win_are_pruned_and_winners_are_not(direction):
     finals = [0.1, 0.12, 0.08, 0.1, 0.35, 0.02]
     study = trials(ForecastPruner(30), finals, direction=direction)
     states = [trial.state.name for trial in study.trials]
-    # The fourth ends behind the third, by little: it may be either.
-    assert [states[winner] for winner in (0, 1, 2, 5)] == ["COMPLETE"] * 4
-    assert states[4] == "PRUNED"
+    # The fourth ends behind the third by a quarter: it is seen later than the fifth, which is far off.
+    assert states == ["COMPLETE"] * 3 + ["PRUNED"] * 2 + ["COMPLETE"]
+    assert len(study.trials[3].intermediate_values) > len(study.trials[4].intermediate_values)
     assert 4 <= len(study.trials[4].intermediate_values) < 30
 
 
@@ -396,8 +396,8 @@ def test_ray_tune_stops_a_trial_that_cannot_win_and_no_other():
             elif scheduler.on_trial_result(None, trial, result) == scheduler.STOP:
                 ended[number] = step
                 break
-    assert set(ended) - {3} == {4}  # the fourth ends behind the third, by little: it may be either
-    assert 4 <= ended[4] < 30
+    assert set(ended) == {3, 4}  # of those that end behind an earlier one
+    assert 4 <= ended[4] < ended[3] < 30
 
 
 def test_ray_tune_pauses_a_trial_for_a_better_one_and_runs_all_in_the_end():
