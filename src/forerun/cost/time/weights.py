@@ -315,7 +315,8 @@ class CostModel:
             single = TrainingSetup(
                 batch_size_per_device=1, layout=asked.layout, compile=asked.compile, phase=asked.phase
             )
-            found = np.minimum(found, self.offsets_of_point(replace(point, setup=single, known_as=None)))
+            theirs = self.offsets_of_point(replace(point, setup=single, known_as=None))
+            found[:, _OF_DEVICE] = np.minimum(found, theirs)[:, _OF_DEVICE]
         for board in boards:
             own, precision = measured[board.name], wanted.precision
             found[:, _OF_DEVICE] -= _excess(found, own, _gained(device, board, precision))
