@@ -109,9 +109,9 @@ class LayerFeatures:
         return self.number("flops")
 
     @property
-    def peak_flops_per_s(self) -> Floats:
-        """Peak rate of the device [FLOP/s], (n,)."""
-        return self.number("peak_flops_per_s")
+    def compute_s(self) -> Floats:
+        """Work at the peak rate [s], (n,)."""
+        return self.flops / self.number("peak_flops_per_s")
 
     @property
     def moved_bytes(self) -> Floats:
