@@ -21,7 +21,7 @@ def _own_lock_folder(tmp_path, monkeypatch):
 
 
 def test_the_jobs_of_a_network():
-    jobs = composition_jobs(ModelRequest(model="mnist-cnn"), "mnist-cnn", 8)
+    jobs = composition_jobs(ModelRequest(model="mnist-cnn"), 8)
     assert [layer.alone.subject for layer in jobs.layers] == [
         "conv2d", "max_pool", "conv2d", "max_pool", "dense", "dense",
     ]  # fmt: skip
@@ -50,13 +50,13 @@ def test_a_network_is_measured_with_its_layers(tmp_path):
 
 
 def test_a_part_that_was_not_measured_is_named():
-    jobs = composition_jobs(ModelRequest(model="mnist-cnn"), "mnist-cnn", 8)
+    jobs = composition_jobs(ModelRequest(model="mnist-cnn"), 8)
     with pytest.raises(MeasurementError, match="of mnist-cnn has no finished measurement"):
         measured_compositions([jobs], [], overlaps=False)
 
 
 def test_huge_layers_have_fewer_copies_or_none():
-    jobs = composition_jobs(ModelRequest(model="mlp:depth=2,width=9000"), "mlp", 1)
+    jobs = composition_jobs(ModelRequest(model="mlp:depth=2,width=9000"), 1)
     assert [layer.num_copies for layer in jobs.layers] == [8, 1, 8]
     assert jobs.layers[1].together is None
 
@@ -69,4 +69,4 @@ def test_a_network_without_known_layers_is_refused(tmp_path):
         "    return torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.Flatten())\n"
     )
     with pytest.raises(InvalidSetupError, match="no layer of a kind that benchmarks know"):
-        composition_jobs(ModelRequest(model=f"{file}:make", input_shape=(3, 8)), "net", 2)
+        composition_jobs(ModelRequest(model=f"{file}:make", input_shape=(3, 8)), 2)
