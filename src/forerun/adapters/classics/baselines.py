@@ -108,6 +108,7 @@ class ScaledRoofline(_Sum):
 
     @staticmethod
     def _solved(columns: Floats, times_s: Floats) -> Floats:
+        # The median: a few steps that wait for their host say nothing of the device's share.
         return np.array([np.median(times_s / columns[:, 0])])
 
 
@@ -127,6 +128,7 @@ class Paleo(_Sum):
 
     @staticmethod
     def _solved(columns: Floats, times_s: Floats) -> Floats:
+        # 1 = compute / c + moving on relative errors has one unknown, and its least squares a closed form.
         compute, moving = (columns / times_s[:, None]).T
         inverse_share = compute @ (1 - moving) / (compute @ compute)
         return np.array([max(0.0, inverse_share), 1.0])

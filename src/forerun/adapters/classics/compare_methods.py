@@ -224,6 +224,7 @@ def compare_methods(
     found, notes = _read(Path(runs))
     rows: list[MethodRow] = []
     skipped: dict[str, int] = {}
+    # A table has many runs of one question, which are predicted once.
     ours: dict[tuple[str, str], float] = {}
     for row in found:
         run = row.run

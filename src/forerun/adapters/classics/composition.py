@@ -217,6 +217,7 @@ def composition_jobs(
             "name a network of convolutions, dense layers, normalisations and pooling"
         )
     shared: dict[str, Scalar] = {"optimizer": optimizer, "precision": precision}
+    # Equal layers give equal jobs, of which one is measured.
     layers = [
         _layer(kind, {**sizes, **shared}, is_first=not index)
         for index, (kind, sizes) in enumerate(found.layers)

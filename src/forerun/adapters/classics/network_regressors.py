@@ -248,6 +248,7 @@ def _held_out(groups: npt.NDArray[np.int64], settings: DenseSettings) -> torch.T
     """Rows that decide when to stop, (n,), drawn by the generator of the seed."""
     import torch
 
+    # Whole groups: a repetition on the other side would tell the answer, and the fit would never stop.
     order = torch.randperm(int(groups.max()) + 1).numpy()
     is_enough = len(groups) >= _FEWEST_ROWS_TO_HOLD_OUT
     num_held_out = int(settings.held_out_share * len(order)) if is_enough else 0
@@ -388,6 +389,7 @@ class _LogNetwork:
         scalings: list[Scaling] = []
         standard: list[tuple[Floats, Floats]] = []
         for model, (features, step_time_s) in zip(unfitted, tables, strict=True):
+            # Of the logarithm: an error of a tenth counts alike for a step of a millisecond and for one of a second.
             log_times = np.log(check_fit_input(features, step_time_s))
             model._learn_choices(features)
             table = np.column_stack([model._inputs(features), log_times])
@@ -470,6 +472,7 @@ class NeuralNetwork(_LogNetwork):
         return self.settings.columns
 
     def _inputs(self, features: WholeModelFeatures) -> Floats:
+        # Times are products of powers of sizes, which are sums in logarithms; a size that a model lacks counts as one.
         columns = [getattr(features, name) for name in self._columns()]
         return np.asarray(np.log(np.maximum(np.column_stack(columns), 1.0)), dtype=float)
 
