@@ -125,11 +125,11 @@ def measured_times(points: Sequence[SpeedPoint], least: int, name: str) -> Float
 
 
 _COLUMNS = {
-    "num_devices": r"(num|n|numberof)?(gpus?|devices|accelerators)|worldsize",
+    "num_devices": r"(num|n|(number)?of)?(gpus?|devices|accelerators)|gpucount|worldsize",
     "num_workers": r"(num|n|numberof)?workers",
     "num_nodes": r"(num|n|numberof)?(nodes|machines)",
     "num_servers": r"(num|n|numberof)?(servers|ps)",
-    "batch_size_per_device": r"batch(size)?per(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
+    "batch_size_per_device": r"batch(size)?(per)?(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
     "global_batch_size": r"(global|total|effective)batch(size)?",
     "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
     "throughput_samples_per_s": r"(throughput)?(samples|images|imgs?|examples|sequences)(per)?(s|secs?|seconds?)",
@@ -142,7 +142,7 @@ _OF_ADAPTDL = {
     "sync_time": "synchronisation_s",
 }
 """Columns of the traces of Pollux (github.com/petuum/adaptdl, simulator/traces), whose times are in seconds."""
-_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)")
+_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)|(weak|strong)scaling(efficiency)?")
 
 
 class _PointRow(BaseModel):
