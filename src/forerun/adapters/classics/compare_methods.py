@@ -315,7 +315,7 @@ def methods_page(found: MethodsComparison) -> RenderableType:
 
 
 def _order(row: MethodRow) -> tuple[str, int, str, int]:
-    return row.run.model, row.run.num_devices, row.run.optimizer, row.run.batch_size
+    return row.run.model, row.run.num_devices, row.run.optimizer, row.run.batch_size_per_device
 
 
 def _cell(method: str, row: MethodRow) -> str:
