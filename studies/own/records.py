@@ -256,7 +256,6 @@ def _networks(measurements: Sequence[Measurement]) -> list[CompositionJobs]:
         found.append(
             composition_jobs(
                 ModelRequest(model=m.subject, image_size=None if size is None else int(float(str(size)))),
-                m.family,
                 int(float(str(asked["batch_size"]))),
                 optimizer=str(asked["optimizer"]),
                 precision=str(asked["precision"]),

@@ -66,7 +66,7 @@ def public_table(folder: Path, name: str, columns: Collection[str] = ()) -> pd.D
     """
     path = folder / f"{name}.parquet"
     frame = read_table(path)
-    check_columns(frame, path.name, columns)
+    check_columns(frame.columns, path.name, columns)
     return frame
 
 

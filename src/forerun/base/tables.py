@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,23 +180,22 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def check_columns(
-    frame: pd.DataFrame, table: str, required: Collection[str], optional: Collection[str] | None = None
+    columns: Iterable[str], table: str, required: Collection[str], optional: Collection[str] | None = None
 ) -> None:
     """Refuse a table with missing columns and, if ``optional`` is given, one with unknown columns."""
-    missing = [name for name in required if name not in frame.columns]
-    if missing:
-        raise RecordError(
-            f"{table}: expected the columns {', '.join(required)}; missing: {', '.join(missing)}"
-            + near_matches(missing[0], map(str, frame.columns))
-        )
-    if optional is None:
-        return
-    known = {*required, *optional}
-    unknown = [str(name) for name in frame.columns if name not in known]
+    found = [str(name) for name in columns]
+    known = {*required, *(optional or ())}
+    unknown = [name for name in found if name not in known and optional is not None]
     if unknown:
         raise RecordError(
             f"{table}: unknown column '{unknown[0]}'{near_matches(unknown[0], known)} "
             "(units are part of a column's name: times in _s, sizes in _bytes); rename or remove it"
+        )
+    missing = [name for name in required if name not in found]
+    if missing:
+        raise RecordError(
+            f"{table}: expected the columns {', '.join(required)}; missing: {', '.join(missing)}"
+            + near_matches(missing[0], found)
         )
 
 

@@ -35,12 +35,11 @@ from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.fitting.device_calibration import CalibrationResult
 from forerun.evidence.measurement.circumstances import describe_circumstances, framework_of
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.layer_design import design_layers
+from forerun.evidence.measurement.layer_design import design_layers, step_job
 from forerun.evidence.measurement.session import Event
 from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.measurement.telemetry import device_load, load_warning
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
-from forerun.evidence.records.model_names import subject_family
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
 from forerun.evidence.records.reading import columns_of, read_all
 from forerun.evidence.records.record_store import RecordStore
 from forerun.prediction.division import shape_of
@@ -451,36 +450,27 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
     is_keras = framework == "keras"
     jobs = [loop_job(precision)] if is_keras else []
     table = read_toml(Path(__file__).with_name("calibration_models.toml"), "models")
-    for model, image_size, batch_size in table[framework]:
-        parameters: dict[str, Scalar] = {
-            # The batches of the table keep a processor busy for a fraction of a second; a GPU would only launch.
-            "batch_size": batch_size * (16 if is_gpu else 1),
-            "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,
-            "precision": precision,
-            "optimizer": "sgd",
-            "phase": "train",
-        }
-        if is_keras:
-            parameters["layout"] = "nhwc"
-        jobs.append(
-            MeasurementJob(
-                kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters
-            )
+    jobs += [
+        step_job(
+            model,
+            {
+                # The batches of the table keep a processor busy for a fraction of a second; a GPU would only launch.
+                "batch_size": batch_size * (16 if is_gpu else 1),
+                "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,
+                "precision": precision,
+                "optimizer": "sgd",
+                "layout": "nhwc" if is_keras else None,
+            },
         )
+        for model, image_size, batch_size in table[framework]
+    ]
     return jobs
 
 
 def loop_job(precision: str) -> MeasurementJob:
     """A step of ``fit`` for a network with almost no work."""
-    parameters: dict[str, Scalar] = {
-        "batch_size": 1,
-        "image_size": _LOOP_IMAGE_SIZE,
-        "precision": precision,
-        "optimizer": "sgd-plain",
-        "phase": "train",
-        "layout": "nhwc",
-    }
-    return MeasurementJob(kind=JobKind.STEP, subject=LOOP_MODEL, family="loop", parameters=parameters)
+    asked = {"batch_size": 1, "image_size": _LOOP_IMAGE_SIZE, "layout": "nhwc", "precision": precision}
+    return step_job(LOOP_MODEL, {**asked, "optimizer": "sgd-plain"}, family="loop")
 
 
 _LAYER_SHARE = {"pytorch": 0.5, "keras": 0.35}

@@ -27,7 +27,7 @@ from forerun.evidence.measurement.circumstances import (
 )
 from forerun.evidence.measurement.datasets import check_dataset
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.layer_design import design_layers, grid_jobs, spread_order
+from forerun.evidence.measurement.layer_design import design_layers, grid_jobs, spread_order, step_job
 from forerun.evidence.measurement.measured_job import key_of
 from forerun.evidence.measurement.runners.data_parallel_runner import check_strategy
 from forerun.evidence.measurement.runners.step_runner import check_measured_optimizer
@@ -35,8 +35,7 @@ from forerun.evidence.measurement.runners.torch_device import check_measured_pre
 from forerun.evidence.measurement.session import Event, JobFinished, SessionReport, run_jobs
 from forerun.evidence.measurement.settings import Grid, LayerDesign, StepOptions, StepSettings
 from forerun.evidence.records.measured_run import input_options_of, setup_of
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
-from forerun.evidence.records.model_names import subject_family
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices.catalogue import cpu_device, matching_devices
 from forerun.question.devices.device import Device
@@ -251,12 +250,7 @@ def measure_model(model: str, **options: Unpack[ModelOptions]) -> MeasurementRun
     axes = ("batch_size", "precision", "layout", "compile")
     layouts = settings.layouts or (str(own_settings(model)["layout"]),)
     jobs = [
-        MeasurementJob(
-            kind=kind,
-            subject=model,
-            family=subject_family(model),
-            parameters={**shared, **dict(zip(axes, row, strict=True))},
-        )
+        step_job(model, {**shared, **dict(zip(axes, row, strict=True))}, kind=kind)
         for row in product(settings.batch_sizes, settings.precisions, layouts, settings.compiles)
     ]
     if not jobs:
@@ -270,16 +264,15 @@ def measure_model(model: str, **options: Unpack[ModelOptions]) -> MeasurementRun
 
 def _shared_parameters(
     settings: StepSettings, device: str, other: Framework | None
-) -> tuple[JobKind, dict[str, Scalar]]:
+) -> tuple[JobKind, dict[str, Any]]:
     """Kind of the jobs, and the parameters that all of them share."""
     optimizer = settings.optimizer or ("sgd-plain" if settings.num_servers else "sgd")
-    shape = settings.input_shape
-    shared: dict[str, Scalar] = {
+    shared: dict[str, Any] = {
         "optimizer": optimizer if settings.phase == Phase.TRAIN else "none",
         "phase": settings.phase,
         "convolution_precision": settings.convolution_precision,
         "image_size": settings.image_size,
-        "input_shape": None if shape is None else "x".join(map(str, shape)),
+        "input_shape": settings.input_shape,
         "sequence_length": settings.sequence_length,
     }
     kind = JobKind.STEP
@@ -290,7 +283,7 @@ def _shared_parameters(
         check_strategy(settings.strategy, settings.num_devices, settings.phase)
         kind = JobKind.DATA_PARALLEL
         shared |= {"num_devices": settings.num_devices, "strategy": settings.strategy}
-    return kind, {name: value for name, value in shared.items() if value is not None}
+    return kind, shared
 
 
 def _named_for(model: str, framework: str | None) -> tuple[str, str]:

@@ -95,44 +95,38 @@ def measure_loader(
     require("measuring a loader", "torch", "torchvision")
     _check(workers, batch_size, most_files, seconds, samples_per_s)
     files = image_files(Path(folder), most_files)
-    times = loading_times(files, image_size=image_size, augmentation=augmentation, num_rounds=num_rounds)
-    costs = times.round_costs_s
-    cost = Interval(float(costs.mean()), float(costs.min()), float(costs.max()))
+    times_s = loading_times(files, image_size=image_size, augmentation=augmentation, num_rounds=num_rounds)
+    # The first round warms up: its files may come from the storage.
+    read_s, decode_s, augment_s = times_s[1:].mean(axis=(0, 1)).tolist()
+    costs_s = times_s[1:, :, 1:].sum(axis=2).mean(axis=1)
+    cost = Interval(float(costs_s.mean()), float(costs_s.min()), float(costs_s.max()))
+    sizes_bytes = np.asarray([path.stat().st_size for path in files], dtype=float)
     num_cores = _num_cores()
-    measured = loader_rates(
-        files,
-        workers,
-        image_size=image_size,
-        augmentation=augmentation,
-        batch_size=batch_size,
-        seconds=seconds,
-        cost_s=cost.value,
-    )
-    mean_bytes, read_s = float(times.sample_bytes.mean()), float(times.read_s[1:].mean())
 
     def pipeline(num_workers: int) -> InputPipeline:
         # Reading a file again is part of the worker's time too.
         return InputPipeline(sample_cost_s=cost.value + read_s, num_workers=num_workers, num_cores=num_cores)
 
-    rates = tuple(
-        LoaderRate(
-            num_workers=count,
-            measured_samples_per_s=rate,
-            predicted_samples_per_s=loader_rate_samples_per_s(pipeline(count)),
+    def rate(num_workers: int) -> LoaderRate:
+        wanted = max(1, num_workers) * max(4 * batch_size, int(seconds / cost.value))
+        images = _Files(files, _augment(image_size, augmentation), num_passes=-(-wanted // len(files)))
+        return LoaderRate(
+            num_workers=num_workers,
+            measured_samples_per_s=_loader_rate(images, num_workers, batch_size),
+            predicted_samples_per_s=loader_rate_samples_per_s(pipeline(num_workers)),
         )
-        for count, rate in zip(workers, measured, strict=True)
-    )
+
     return LoaderRun(
         folder=str(folder),
         num_files=len(files),
-        sample_bytes=mean_bytes,
+        sample_bytes=float(sizes_bytes.mean()),
         sample_cost_s=cost,
-        decode_s=float(times.decode_s[1:].mean()),
-        augment_s=float(times.augment_s[1:].mean()),
+        decode_s=decode_s,
+        augment_s=augment_s,
         read_s=read_s,
-        first_read_bytes_per_s=float(times.sample_bytes.sum() / max(times.read_s[0].sum(), 1e-9)),
+        first_read_bytes_per_s=float(sizes_bytes.sum() / max(times_s[0, :, 0].sum(), 1e-9)),
         num_cores=num_cores,
-        rates=rates,
+        rates=tuple(map(rate, workers)),
         wanted_samples_per_s=samples_per_s,
         workers_needed=None if samples_per_s is None else workers_needed(pipeline(1), samples_per_s),
     )
@@ -167,27 +161,6 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RESIZE_OVER_CROP = 256 / 224
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingTimes:
-    """Times of one core for one sample each, (rounds, files) [s].
-
-    Attributes:
-        read_s, decode_s, augment_s: The three parts; the first round of reading may come from the storage.
-        sample_bytes: Sizes of the files, (files,) [bytes].
-    """
-
-    read_s: Floats
-    decode_s: Floats
-    augment_s: Floats
-    sample_bytes: Floats
-
-    @property
-    def round_costs_s(self) -> Floats:
-        """Mean time of decoding and augmenting a sample in each round but the first, (rounds - 1,) [s]."""
-        whole: Floats = (self.decode_s + self.augment_s).mean(axis=1)
-        return whole[1:]
-
-
 def image_files(folder: Path, most: int) -> list[Path]:
     """Image files below a folder; of more than ``most`` files, evenly spaced ones.
 
@@ -211,10 +184,8 @@ def image_files(folder: Path, most: int) -> list[Path]:
     return [found[index] for index in chosen]
 
 
-def loading_times(
-    files: Sequence[Path], *, image_size: int, augmentation: str, num_rounds: int
-) -> LoadingTimes:
-    """Times of reading, decoding and augmenting each file in each round, in this process with one thread.
+def loading_times(files: Sequence[Path], *, image_size: int, augmentation: str, num_rounds: int) -> Floats:
+    """Times of reading, decoding and augmenting each file, by one thread of this process, (rounds, files, 3) [s].
 
     Args:
         files: Image files.
@@ -234,26 +205,19 @@ def loading_times(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a worker of a loader has one thread
     try:
-        rounds = [[_timed(path, augment) for path in files] for _ in range(num_rounds)]
+        return np.asarray([[_timed(path, augment) for path in files] for _ in range(num_rounds)])
     finally:
         torch.set_num_threads(num_threads)
-    times = np.asarray(rounds)
-    return LoadingTimes(
-        read_s=times[:, :, 0],
-        decode_s=times[:, :, 1],
-        augment_s=times[:, :, 2],
-        sample_bytes=times[0, :, 3],
-    )
 
 
-def _timed(path: Path, augment: Callable[[Any], Any]) -> tuple[float, float, float, float]:
+def _timed(path: Path, augment: Callable[[Any], Any]) -> tuple[float, float, float]:
     begin = time.perf_counter()
     content = _read(path)
     read = time.perf_counter()
     image = _decoded(content, path)
     decoded = time.perf_counter()
     augment(image)
-    return read - begin, decoded - read, time.perf_counter() - decoded, float(len(content))
+    return read - begin, decoded - read, time.perf_counter() - decoded
 
 
 def _read(path: Path) -> bytes:
@@ -293,11 +257,11 @@ def _augment(image_size: int, name: str) -> Callable[[Any], Any]:
 
 
 class _Files:
-    """The files as a dataset: reads, decodes and augments one at a time."""
+    """The files, some times over, as a dataset: reads, decodes and augments one at a time."""
 
-    def __init__(self, files: Sequence[Path], image_size: int, augmentation: str, num_passes: int) -> None:
+    def __init__(self, files: Sequence[Path], augment: Callable[[Any], Any], num_passes: int) -> None:
         self._files = list(files) * num_passes
-        self._augment = _augment(image_size, augmentation)
+        self._augment = augment
 
     def __len__(self) -> int:
         return len(self._files)
@@ -307,36 +271,8 @@ class _Files:
         return self._augment(_decoded(_read(path), path))
 
 
-def loader_rates(
-    files: Sequence[Path],
-    num_workers: Sequence[int],
-    *,
-    image_size: int,
-    augmentation: str,
-    batch_size: int,
-    seconds: float,
-    cost_s: float,
-) -> list[float]:
-    """Rate of PyTorch's ``DataLoader`` at each number of workers, after their start [samples/s].
-
-    Args:
-        files: Image files, read as often as needed.
-        num_workers: Number of worker processes of each try, 0 for none.
-        image_size: Height and width after augmentation [pixels].
-        augmentation: Kind of augmentation, one of ``AUGMENTATIONS``.
-        batch_size: Number of samples in a batch.
-        seconds: Approximate time of each try [s].
-        cost_s: Expected cost of a sample on one core [s].
-    """
-    rates = []
-    for workers in num_workers:
-        wanted = max(4 * batch_size * max(1, workers), int(seconds / cost_s * max(1, workers)))
-        passes = -(-wanted // len(files))
-        rates.append(_rate(_Files(files, image_size, augmentation, passes), workers, batch_size))
-    return rates
-
-
-def _rate(images: _Files, num_workers: int, batch_size: int) -> float:
+def _loader_rate(images: _Files, num_workers: int, batch_size: int) -> float:
+    """Rate of PyTorch's ``DataLoader`` after its start [samples/s]."""
     from torch.utils.data import DataLoader
 
     loader: Any = DataLoader(images, batch_size=batch_size, num_workers=num_workers, drop_last=True)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Source:
     is_trusted: bool = True
 
 
-def _later(module: str, name: str) -> Callable[[str, InputOptions], BuiltModel]:
+def later(module: str, name: str) -> Callable[[str, InputOptions], BuiltModel]:
     """A function of a module that loads a framework, imported when it is called."""
 
     def build(rest: str, options: InputOptions) -> BuiltModel:
@@ -66,11 +66,11 @@ _MODELS = "forerun.tracing.models"
 
 _OF_PYTORCH = {
     "torchvision": Source(
-        build=_later(f"{_MODELS}.vision_models", "build_torchvision"), library="torchvision"
+        build=later(f"{_MODELS}.vision_models", "build_torchvision"), library="torchvision"
     ),
-    "timm": Source(build=_later(f"{_MODELS}.vision_models", "build_timm"), library="timm"),
+    "timm": Source(build=later(f"{_MODELS}.vision_models", "build_timm"), library="timm"),
     "hf": Source(
-        build=_later(f"{_MODELS}.transformers_models", "build_transformers"),
+        build=later(f"{_MODELS}.transformers_models", "build_transformers"),
         library="transformers",
         reads_file=True,
         is_trusted=False,

@@ -35,11 +35,15 @@ def table(tmp_path):
 
 def test_whole_networks_are_read_with_what_was_published_of_them(table):
     assert is_practicum_table(table)
-    runs, notes = read_practicum_runs(table)
-    assert [run.network for run in runs] == ["keras:mnist-cnn", "keras:pcam-cnn"]
-    assert runs[0].published_s == {}
-    assert runs[1].published_s == {"last layer apart": 0.05, "with the factor 1.5": 0.036}
-    assert (runs[1].device, runs[1].num_devices, runs[1].step_time_s) == ("p100-pcie-16gb", 2, 0.04)
+    rows, notes = read_practicum_runs(table)
+    assert [row.run.model for row in rows] == ["keras:mnist-cnn", "keras:pcam-cnn"]
+    assert rows[0].predicted_s == {}
+    assert rows[1].predicted_s == {"last layer apart": 0.05, "with the factor 1.5": 0.036}
+    assert (rows[1].run.device, rows[1].run.num_devices, rows[1].run.step_time_s) == (
+        "p100-pcie-16gb",
+        2,
+        0.04,
+    )
     assert "1 rows are of parts of a network" in notes[0]
     assert "1 rows have no time" in notes[1]
 
@@ -51,9 +55,10 @@ def test_a_gpu_that_is_not_known_is_named(table):
 
 
 def test_errors_are_those_of_the_runs_that_a_method_can_predict(table, tmp_path):
-    runs, notes = read_practicum_runs(table)
+    read, notes = read_practicum_runs(table)
     rows = tuple(
-        MethodRow(run=run, predicted_s={**run.published_s, "forerun": 1.1 * run.step_time_s}) for run in runs
+        MethodRow(run=row.run, predicted_s={**row.predicted_s, "forerun": 1.1 * row.run.step_time_s})
+        for row in read
     )
     found = MethodsComparison(table="runs.csv", rows=rows, notes=tuple(notes))
     assert found.metrics("forerun").mape == pytest.approx(0.1)

@@ -176,9 +176,9 @@ def test_networks_fitted_together_are_those_fitted_alone():
     y, settings = x[:, 0] - x[:, 1] ** 2, DenseSettings(seeds=(0, 1), max_epochs=30, patience_epochs=3)
     tables = [(x, y), (x[:17], y[:17])]
     for table, networks in zip(tables, fit_networks(tables, settings), strict=True):
-        for seed, network in enumerate(networks):
-            ((alone,),) = fit_networks([table], replace(settings, seeds=(seed,)))
-            np.testing.assert_allclose(network(x), alone(x), atol=1e-4)
+        for seed, together in enumerate(networks(x)):
+            [alone] = fit_networks([table], replace(settings, seeds=(seed,)))
+            np.testing.assert_allclose(together, alone(x)[0], atol=1e-4)
 
 
 def test_a_name_with_a_setup_is_the_same_question(stored):

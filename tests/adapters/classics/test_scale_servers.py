@@ -5,6 +5,7 @@ import csv
 import pytest
 
 import forerun
+from forerun.adapters.classics.speed_models import read_points
 from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError
 
 
@@ -160,6 +161,23 @@ def test_throughput_serves_as_a_time(tmp_path):
     ]
     found = forerun.fit_speed(table(tmp_path / "points.csv", rows))
     assert found.points[0]["measured_step_time_s"] == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "second"),
+    [("num_nodes,num_replicas", "1,2", "3,6"), ("placement", "2", "114")],
+)
+def test_traces_of_pollux_are_read_under_their_own_names(tmp_path, header, first, second):
+    """github.com/petuum/adaptdl: a placement has a digit for the devices of each node, and times are in seconds."""
+    file = tmp_path / "scalability.csv"
+    rows = [f"{first},32,0.141,0.099", f"{second},129,0.16,0.056", f"{second},32,0.2,0.1"]
+    file.write_text("\n".join([f"{header},local_bsz,step_time,sync_time", *rows]))
+    sizes = [(p.num_devices, p.num_nodes, p.batch_size_per_device) for p in read_points(file)]
+    assert sizes == [(2, 1, 32), (6, 3, 129), (6, 3, 32)]
+    assert [(p.step_time_s, p.synchronisation_s) for p in read_points(file)][1] == (0.16, 0.056)
+    file.write_text(f"{header},batch_size_per_device,step_time\n{first},32,141\n")
+    with pytest.raises(RecordError, match="unknown column"):  # maybe in milliseconds
+        read_points(file)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from forerun.adapters.classics.step_features import (
     FLAG_NAMES,
     peak_flops_per_s,
     pytorch_rule_time_s,
-    roofline_time_s,
     whole_model_features,
 )
 from forerun.base.errors import RecordError
@@ -83,11 +82,6 @@ def test_slow_half_precision_is_not_used_for_arithmetic():
     """GTX 1080 Ti: half runs at 1/64 of fp32, so libraries compute in fp32."""
     pascal = device(peak_flops_per_s={NumberFormat.FP32: 11.3e12, NumberFormat.FP16: 0.177e12})
     assert peak_flops_per_s(pascal, Precision.FP16) == 11.3e12
-
-
-def test_roofline_by_hand():
-    assert roofline_time_s(2e12, 1e9, 1e12, 1e12) == 2.0
-    assert roofline_time_s(1e9, 5e12, 1e12, 1e12) == 5.0
 
 
 def test_pytorch_rule_by_hand():

@@ -132,7 +132,10 @@ def test_the_batch_size_is_the_table_s_own(tmp_path):
     [
         ("GPUs,Images/sec,Speedup", ("1,640,1.0x", "2,1163,1.8x", "4,2133,3.3x", "8,3938,6.2x")),
         ("Workers,Global Batch Size,iteration time (s)", ("1,64,.1", "2,128,.11", "4,256,.12", "8,512,.13")),
-        ("num_gpus,batch_per_gpu,samples/s", ("1,64,640", "2,64,1163", "4,64,2133", "8,64,3938")),
+        (
+            "# of GPUs,Batch size / GPU,samples/s,Weak scaling",
+            ("1,64,640,1.0", "2,64,1163,1.8", "4,64,2133,3.3", "8,64,3938,6.2"),
+        ),
     ],
 )
 def test_columns_are_read_by_the_names_that_others_give_them(tmp_path, header, rows):

@@ -25,7 +25,6 @@ from forerun.adapters.classics.step_features import (
     FLAG_NAMES,
     Case,
     WholeModelFeatures,
-    roofline_time_s,
     whole_model_features,
 )
 from forerun.base.errors import StoreWarning, UsageError, near_matches
@@ -37,12 +36,14 @@ from forerun.graph.graph import OpClass
 
 
 def _rooflines_s(features: WholeModelFeatures) -> Floats:
-    rates = features.peak_flops_per_s, features.bandwidth_bytes_per_s
-    return np.maximum(roofline_time_s(features.flops, features.traffic_bytes, *rates), SHORTEST_STEP_S)
+    return np.maximum(np.maximum(features.compute_s, features.transfer_s), SHORTEST_STEP_S)
 
 
 class Roofline:
-    """t = max(F / P, D / B) of the whole step; nothing is fitted."""
+    """t = max(F / P, D / B) of the whole step, the longer of computing and moving; nothing is fitted.
+
+    Source: Williams, Waterman and Patterson 2009, Communications of the ACM 52(4).
+    """
 
     def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
         """Only check the input."""
@@ -107,6 +108,7 @@ class ScaledRoofline(_Sum):
 
     @staticmethod
     def _solved(columns: Floats, times_s: Floats) -> Floats:
+        # The median: a few steps that wait for their host say nothing of the device's share.
         return np.array([np.median(times_s / columns[:, 0])])
 
 
@@ -122,11 +124,11 @@ class Paleo(_Sum):
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
-        compute_s = features.flops / features.peak_flops_per_s
-        return np.column_stack([compute_s, features.traffic_bytes / features.bandwidth_bytes_per_s])
+        return np.column_stack([features.compute_s, features.transfer_s])
 
     @staticmethod
     def _solved(columns: Floats, times_s: Floats) -> Floats:
+        # 1 = compute / c + moving on relative errors has one unknown, and its least squares a closed form.
         compute, moving = (columns / times_s[:, None]).T
         inverse_share = compute @ (1 - moving) / (compute @ compute)
         return np.array([max(0.0, inverse_share), 1.0])
@@ -166,7 +168,7 @@ class LinearOnFlops(_StoredSum):
 
     @staticmethod
     def _columns(features: WholeModelFeatures | LayerFeatures) -> Floats:
-        return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
+        return np.column_stack([np.ones(len(features)), features.compute_s])
 
 
 class GreyBox(_StoredSum):
@@ -187,14 +189,8 @@ class GreyBox(_StoredSum):
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
         assert features.op_time_s is not None, "whole_model_features(..., with_op_times=True)"
-        return np.column_stack(
-            [
-                np.ones(len(features)),
-                features.op_time_s,
-                features.flops / features.peak_flops_per_s,
-                features.traffic_bytes / features.bandwidth_bytes_per_s,
-            ]
-        )
+        one = np.ones(len(features))
+        return np.column_stack([one, features.op_time_s, features.compute_s, features.transfer_s])
 
     @staticmethod
     def _solved(columns: Floats, times_s: Floats) -> Floats:
@@ -237,14 +233,7 @@ class NonNegativeSums(_Sum):
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
-        return np.column_stack(
-            [
-                np.ones(len(features)),
-                features.num_kernels,
-                features.class_flops / features.peak_flops_per_s[:, None],
-                features.class_bytes / features.bandwidth_bytes_per_s[:, None],
-            ]
-        )
+        return np.column_stack([np.ones(len(features)), features.num_kernels, features.class_times_s])
 
 
 _NUM_TREES = 400
@@ -277,14 +266,7 @@ class BoostedTrees:
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
-        seconds = np.column_stack(
-            [
-                features.flops / features.peak_flops_per_s,
-                features.traffic_bytes / features.bandwidth_bytes_per_s,
-                features.class_flops / features.peak_flops_per_s[:, None],
-                features.class_bytes / features.bandwidth_bytes_per_s[:, None],
-            ]
-        )
+        seconds = np.column_stack([features.compute_s, features.transfer_s, features.class_times_s])
         sizes = np.column_stack(
             [features.num_parameters, features.batch_size, features.image_size, features.num_kernels]
         )

@@ -9,8 +9,8 @@ Source: github.com/profnote/ml-performance-prediction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,13 @@ from rich.text import Text
 
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
+from forerun.base.tables import read_table
 from forerun.base.units import format_duration_s
-from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.evidence.fitting.evaluation import ErrorMetrics, configuration_of, errors
+from forerun.evidence.records.model_names import subject_family
 from forerun.evidence.records.reading import columns_of, read_measured_steps
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision
 from forerun.surface.report.figure import (
     check_plot_path,
     look_of,
@@ -36,8 +40,6 @@ from forerun.surface.report.tables import table
 from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from forerun.adapters.classics.model_file import TrainedModel
 
 _NETWORKS = {
@@ -55,28 +57,21 @@ _PUBLISHED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRun:
-    """A measured run of a network; runs with the same question to ``predict`` are equal.
+class MethodRow:
+    """One measured run and what each method says of its step.
 
     Attributes:
-        network: Model as ``predict`` names it.
-        device: Device of the catalogue.
-        num_devices: Devices, under a MirroredStrategy if several.
-        optimizer: Optimizer.
-        optimizer_implementation: Kernel granularity of its update; Keras 2 has one kernel per variable, ``fused``.
-        batch_size: Samples of one device and step.
-        step_time_s: Time of a step of the whole run [s].
-        published_s: Published predictions by method [s].
+        run: The run; of several devices, a network of Keras under a MirroredStrategy.
+        predicted_s: Step by method [s]; methods that cannot say are missing.
     """
 
-    network: str
-    device: str
-    num_devices: int
-    optimizer: str
-    optimizer_implementation: str
-    batch_size: int
-    step_time_s: float = field(compare=False)
-    published_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+    run: StepRecord
+    predicted_s: Mapping[str, float]
+
+    def error(self, method: str) -> float | None:
+        """(predicted - actual) / actual of a method."""
+        found = self.predicted_s.get(method)
+        return None if found is None else found / self.run.step_time_s - 1
 
 
 def is_practicum_table(path: Path) -> bool:
@@ -84,43 +79,49 @@ def is_practicum_table(path: Path) -> bool:
     return set(_COLUMNS) <= columns_of(path)
 
 
-def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
-    """Runs of the whole networks, and notes on the rows that were passed over.
+def read_practicum_runs(path: Path) -> tuple[list[MethodRow], list[str]]:
+    """Runs of the whole networks with the published predictions, and notes on the rows that were passed over.
 
     Raises:
         RecordError: The table cannot be read, or has another GPU.
     """
-    runs: list[NetworkRun] = []
+    rows: list[MethodRow] = []
     num_parts = num_untimed = 0
-    for number, row in enumerate(_table(path).to_dict("records"), start=1):
+    for number, row in enumerate(read_table(path).to_dict("records"), start=1):
         if row["model"] not in _NETWORKS:
             num_parts += 1
             continue
         # Runs that ended without a time are rows of the published table as well.
-        if not np.isfinite(float(row["time_ms_step"])):
+        if (step_s := _seconds(row, "time_ms_step")) is None:
             num_untimed += 1
             continue
         if row["gpu"] not in _DEVICES:
             raise RecordError(
                 f"{path.name}, row {number}: expected a gpu of {', '.join(_DEVICES)}, got '{row['gpu']}'"
             )
+        told = {method: [_seconds(row, name) for name in names] for method, names in _PUBLISHED.items()}
         published = {
-            method: float(values[0]) / 1e3
-            for method, columns in _PUBLISHED.items()
-            if (values := [row[c] for c in columns if c in row and np.isfinite(float(row[c]))])
+            method: next((s for s in found if s is not None), None) for method, found in told.items()
         }
-        runs.append(
-            NetworkRun(
-                network=_NETWORKS[row["model"]],
-                device=_DEVICES[row["gpu"]],
-                num_devices=int(row["n_gpus"]),
-                optimizer=str(row["optimizer"]),
-                optimizer_implementation="fused",
-                batch_size=int(row["batch_size_per_gpu"]),
-                step_time_s=float(row["time_ms_step"]) / 1e3,
-                published_s=published,
-            )
+        record = StepRecord(
+            source=path.name,
+            row_id=str(number),
+            model=_NETWORKS[row["model"]],
+            family=subject_family(_NETWORKS[row["model"]]),
+            device=_DEVICES[row["gpu"]],
+            num_devices=int(row["n_gpus"]),
+            batch_size_per_device=int(row["batch_size_per_gpu"]),
+            step_time_s=step_s,
+            precision=Precision.FP32,
+            phase=Phase.TRAIN,
+            layout=Layout.NHWC,
+            optimizer=str(row["optimizer"]),
+            includes_optimizer=True,
+            # Keras 2 updates each variable by one kernel.
+            optimizer_implementation=OptimizerImplementation.FUSED,
+            framework="keras",
         )
+        rows.append(MethodRow(run=record, predicted_s={m: s for m, s in published.items() if s is not None}))
     notes = []
     if num_parts:
         notes.append(
@@ -129,40 +130,19 @@ def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
         )
     if num_untimed:
         notes.append(f"{num_untimed} rows have no time of a step and were left out")
-    return runs, notes
+    return rows, notes
 
 
-def _table(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: expected a table, and it cannot be read: {error}") from error
+def _seconds(row: Mapping[Any, Any], column: str) -> float | None:
+    """A time of the table [s]; None for an empty cell or none at all."""
+    time_ms = float(row.get(column) or "nan")
+    return time_ms / 1e3 if np.isfinite(time_ms) else None
 
 
 METHODS = ("sum of layers", "last layer apart", "with the factor 1.5", "forerun")
 _FACTOR = 1.5
 _LAST_LAYER_S: Mapping[tuple[str, int], float] = {("p100-pcie-16gb", 2): 4.84e-3}
 """Step of a dense layer alone under MirroredStrategy: median of 3,000 in ``iit_layers`` of the practicum [s]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRow:
-    """One measured run and what each method says of its step.
-
-    Attributes:
-        run: The run.
-        predicted_s: Step by method [s]; methods that cannot say are missing.
-    """
-
-    run: NetworkRun
-    predicted_s: Mapping[str, float]
-
-    def error(self, method: str) -> float | None:
-        """(predicted - actual) / actual of a method."""
-        found = self.predicted_s.get(method)
-        return None if found is None else found / self.run.step_time_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +183,11 @@ class MethodsComparison(Answer):
             "n": len(self.rows),
             "rows": [
                 {
-                    "network": row.run.network,
+                    "network": row.run.model,
                     "device": row.run.device,
                     "num_devices": row.run.num_devices,
                     "optimizer": row.run.optimizer,
-                    "batch_size_per_device": row.run.batch_size,
+                    "batch_size_per_device": row.run.batch_size_per_device,
                     "actual_s": row.run.step_time_s,
                     "predicted_s": row.predicted_s,
                     "errors": {method: row.error(method) for method in row.predicted_s},
@@ -241,16 +221,19 @@ def compare_methods(
         UsageError: The model is not one of layers.
     """
     model = None if layers is None else _layer_model(layers)
-    found, notes = _read(runs)
+    found, notes = _read(Path(runs))
     rows: list[MethodRow] = []
     skipped: dict[str, int] = {}
-    ours = cache(_our_step_s)
-    for run in found:
+    # A table has many runs of one question, which are predicted once.
+    ours: dict[tuple[str, str], float] = {}
+    for row in found:
+        run = row.run
+        key = (configuration_of(run), run.optimizer_implementation)
         try:
-            own_s = ours(run)
-            said = dict(run.published_s) if model is None else _sums(run, model, last_layer_s)
+            own_s = ours[key] = ours.get(key) or _our_step_s(run)
+            said = row.predicted_s if model is None else _sums(run, model, last_layer_s)
         except ForerunError as error:
-            reason = f"{run.network}: {error}"
+            reason = f"{run.model}: {error}"
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
         rows.append(MethodRow(run=run, predicted_s={**said, "forerun": own_s}))
@@ -263,39 +246,20 @@ def compare_methods(
     )
 
 
-def _read(runs: str | Path) -> tuple[Sequence[NetworkRun], Sequence[str]]:
-    if is_practicum_table(Path(runs)):
-        return read_practicum_runs(Path(runs))
-    return [
-        NetworkRun(
-            network=record.model,
-            device=record.device,
-            num_devices=record.num_devices,
-            optimizer=record.optimizer,
-            optimizer_implementation=str(record.optimizer_implementation),
-            batch_size=record.batch_size_per_device,
-            step_time_s=record.step_time_s,
-        )
-        for record in read_measured_steps([runs])
-    ], []
+def _read(runs: Path) -> tuple[Sequence[MethodRow], Sequence[str]]:
+    if is_practicum_table(runs):
+        return read_practicum_runs(runs)
+    return [MethodRow(run=record, predicted_s={}) for record in read_measured_steps([runs])], []
 
 
-def _our_step_s(run: NetworkRun) -> float:
+def _our_step_s(record: StepRecord) -> float:
     """The step of a run's question as ``forerun predict`` says it [s]."""
     from forerun.search.predict import predict
 
-    several: dict[str, Any] = {"num_devices": run.num_devices} if run.num_devices > 1 else {}
-    if several and run.network.startswith("keras:"):
-        several["strategy"] = "mirrored"
-    found = predict(
-        run.network,
-        device=run.device,
-        batch_size=run.batch_size,
-        optimizer=run.optimizer,
-        optimizer_implementation=run.optimizer_implementation,
-        **several,
-    )
-    return found.step_time_s.value
+    run = record.run
+    if record.num_devices > 1 and record.framework == "keras":
+        run = run.with_(strategy="mirrored")
+    return predict(run).step_time_s.value
 
 
 def _layer_model(path: str | Path) -> TrainedModel:
@@ -311,15 +275,15 @@ def _layer_model(path: str | Path) -> TrainedModel:
     return model
 
 
-def _sums(run: NetworkRun, model: TrainedModel, last_layer_s: float | None) -> dict[str, float]:
+def _sums(run: StepRecord, model: TrainedModel, last_layer_s: float | None) -> dict[str, float]:
     """Step by each method [s]; on one device the sum alone."""
     from forerun.adapters.classics.trained_models import layer_times_s
 
     times = layer_times_s(
         model,
         {
-            "model": run.network.removeprefix("keras:"),
-            "batch_size": run.batch_size,
+            "model": run.model.removeprefix("keras:"),
+            "batch_size": run.batch_size_per_device,
             "optimizer": run.optimizer,
             "device": run.device,
         },
@@ -338,10 +302,10 @@ _MOST_PANELS = 6
 def methods_page(found: MethodsComparison) -> RenderableType:
     """One line per run, then the errors of each method by number of devices."""
     columns: dict[str, Callable[[MethodRow], str]] = {
-        "network": lambda row: row.run.network,
+        "network": lambda row: row.run.model,
         "devices": lambda row: str(row.run.num_devices),
         "optimizer": lambda row: row.run.optimizer,
-        "batch": lambda row: str(row.run.batch_size),
+        "batch": lambda row: str(row.run.batch_size_per_device),
         "actual": lambda row: format_duration_s(row.run.step_time_s),
         **{method: partial(_cell, method) for method in METHODS},
     }
@@ -351,7 +315,7 @@ def methods_page(found: MethodsComparison) -> RenderableType:
 
 
 def _order(row: MethodRow) -> tuple[str, int, str, int]:
-    return row.run.network, row.run.num_devices, row.run.optimizer, row.run.batch_size
+    return row.run.model, row.run.num_devices, row.run.optimizer, row.run.batch_size_per_device
 
 
 def _cell(method: str, row: MethodRow) -> str:
@@ -381,7 +345,7 @@ def methods_plot(path: Path, found: MethodsComparison) -> None:
         UsageError, FailureError: The file cannot be written.
     """
     check_plot_path(path)
-    keys = sorted({(row.run.network, row.run.num_devices) for row in found.rows})[:_MOST_PANELS]
+    keys = sorted({(row.run.model, row.run.num_devices) for row in found.rows})[:_MOST_PANELS]
     num_rows, columns = -(-len(keys) // 2), min(2, len(keys))
     figure = new_figure(width_in=4.8 * columns, height_in=3.5 * num_rows)
     grid = figure.subplots(num_rows, columns, squeeze=False)
@@ -389,8 +353,8 @@ def methods_plot(path: Path, found: MethodsComparison) -> None:
     for axes in grid.flat[len(keys) :]:
         axes.set_visible(False)
     for axes, key in zip(grid.flat, keys, strict=False):
-        rows = [row for row in found.rows if (row.run.network, row.run.num_devices) == key]
-        sizes = [row.run.batch_size for row in rows]
+        rows = [row for row in found.rows if (row.run.model, row.run.num_devices) == key]
+        sizes = [row.run.batch_size_per_device for row in rows]
         measured_ms = [1e3 * row.run.step_time_s for row in rows]
         axes.plot(sizes, measured_ms, "o", color="black", markersize=4, alpha=0.6, label="measured")
         for index, method in enumerate(METHODS):
@@ -411,5 +375,5 @@ def _means_ms(rows: Sequence[MethodRow], method: str) -> dict[int, float]:
     steps: dict[int, list[float]] = {}
     for row in rows:
         if method in row.predicted_s:
-            steps.setdefault(row.run.batch_size, []).append(1e3 * row.predicted_s[method])
+            steps.setdefault(row.run.batch_size_per_device, []).append(1e3 * row.predicted_s[method])
     return {size: float(np.mean(steps[size])) for size in sorted(steps)}

@@ -35,11 +35,10 @@ from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.evidence.measure import MeasurementRun, measure_jobs
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.layer_design import LAYERS_WITHOUT_WEIGHTS, layer_job
+from forerun.evidence.measurement.layer_design import LAYERS_WITHOUT_WEIGHTS, layer_job, step_job
 from forerun.evidence.measurement.measured_job import job_of
 from forerun.evidence.measurement.session import Event
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
-from forerun.evidence.records.model_names import subject_family
+from forerun.evidence.records.measurement import Measurement, Outcome, Scalar
 from forerun.evidence.records.step_record import repetition_s
 from forerun.question.devices.local import gpu_index
 from forerun.question.model import ModelRequest
@@ -194,7 +193,7 @@ class CompositionJobs:
 
 
 def composition_jobs(
-    request: ModelRequest, family: str, batch_size: int, *, optimizer: str = "adam", precision: str = "fp32"
+    request: ModelRequest, batch_size: int, *, optimizer: str = "adam", precision: str = "fp32"
 ) -> CompositionJobs:
     """The jobs of a network.
 
@@ -202,7 +201,6 @@ def composition_jobs(
 
     Args:
         request: The network, with the size of its inputs.
-        family: Group of the network in the records.
         batch_size: Number of samples in a step.
         optimizer: Optimizer, as in ``predict``.
         precision: Precision, as in ``predict``.
@@ -218,32 +216,32 @@ def composition_jobs(
             f"{request.model} has no layer of a kind that benchmarks know (found {', '.join(found.left_out)}); "
             "name a network of convolutions, dense layers, normalisations and pooling"
         )
+    shared: dict[str, Scalar] = {"optimizer": optimizer, "precision": precision}
+    # Equal layers give equal jobs, of which one is measured.
     layers = [
-        _layer(kind, sizes, optimizer, precision, is_first=not index)
+        _layer(kind, {**sizes, **shared}, is_first=not index)
         for index, (kind, sizes) in enumerate(found.layers)
     ]
     empty: dict[str, Scalar] = {"batch_size": 1, "in_features": 1, "out_features": 1, "use_bias": True}
     # Two lengths: their difference is the cost of a layer, and what is left that of a step.
-    few, many = (_empty_network(n, optimizer, precision) for n in EMPTY_NETWORK_LAYERS)
+    nothing = {"batch_size": 1, "input_shape": (1, 1, 1), "num_classes": 2, **shared}
+    few, many = (step_job(f"mlp:depth={n - 1},width=1", nothing) for n in EMPTY_NETWORK_LAYERS)
+    inputs = {name: getattr(request, name) for name in ("image_size", "input_shape", "num_classes")}
     return CompositionJobs(
-        whole=_whole(request, family, batch_size, optimizer, precision),
+        whole=step_job(request.model, {"batch_size": batch_size, **inputs, **shared}),
         layers=tuple(layers),
-        empty_layer=_layer("dense", {**empty, "activation": "none"}, optimizer, precision),
+        empty_layer=_layer("dense", {**empty, "activation": "none", **shared}),
         empty_networks=(few, many),
         left_out=found.left_out,
     )
 
 
-def _layer(
-    kind: str, sizes: Mapping[str, Scalar], optimizer: str, precision: str, *, is_first: bool = False
-) -> LayerJobs:
-    has_weights = kind not in LAYERS_WITHOUT_WEIGHTS
-    asked: dict[str, Scalar] = {
-        **sizes,
-        "mode": "train_step",
-        "optimizer": optimizer if has_weights else "none",
-        **({"input_gradient": False} if is_first and has_weights else {}),
-    }
+def _layer(kind: str, sizes: Mapping[str, Scalar], *, is_first: bool = False) -> LayerJobs:
+    asked, precision = {**sizes, "mode": "train_step"}, str(sizes["precision"])
+    if kind in LAYERS_WITHOUT_WEIGHTS:
+        asked["optimizer"] = "none"
+    elif is_first:
+        asked["input_gradient"] = False
     alone = layer_job(kind, asked, precision=precision, layout="nchw")
     # Copies must fit beside each other, and more than eight say nothing new of the cost of one more.
     num_copies = int(min(_MOST_COPIES, _MOST_BYTES // _held_bytes(alone)))
@@ -259,29 +257,6 @@ def _held_bytes(job: MeasurementJob) -> float:
         float(str(job.parameters[name])) for name in ("weight_bytes", "input_bytes", "output_bytes")
     )
     return _ADAM_COPIES * weights + _ACTIVATION_COPIES * (given + made)
-
-
-def _empty_network(num_layers: int, optimizer: str, precision: str) -> MeasurementJob:
-    model = f"mlp:depth={num_layers - 1},width=1"
-    request = ModelRequest(model=model, input_shape=(1, 1, 1), num_classes=2)
-    return _whole(request, "mlp", 1, optimizer, precision)
-
-
-def _whole(
-    request: ModelRequest, family: str, batch_size: int, optimizer: str, precision: str
-) -> MeasurementJob:
-    shape = request.input_shape
-    asked: dict[str, Scalar] = {
-        "batch_size": batch_size,
-        "image_size": request.image_size,
-        "input_shape": None if shape is None else "x".join(map(str, shape)),
-        "num_classes": request.num_classes,
-        "optimizer": optimizer,
-        "precision": precision,
-        "phase": "train",
-    }
-    parameters: dict[str, Scalar] = {name: value for name, value in asked.items() if value is not None}
-    return MeasurementJob(kind=JobKind.STEP, subject=request.model, family=family, parameters=parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +407,6 @@ def measure_composition(
     networks = [
         composition_jobs(
             ModelRequest(model=model, image_size=image_size),
-            subject_family(model),
             batch_size,
             optimizer=optimizer,
             precision=precision,

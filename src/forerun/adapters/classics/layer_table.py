@@ -109,9 +109,9 @@ class LayerFeatures:
         return self.number("flops")
 
     @property
-    def peak_flops_per_s(self) -> Floats:
-        """Peak rate of the device [FLOP/s], (n,)."""
-        return self.number("peak_flops_per_s")
+    def compute_s(self) -> Floats:
+        """Work at the peak rate [s], (n,)."""
+        return self.flops / self.number("peak_flops_per_s")
 
     @property
     def moved_bytes(self) -> Floats:
@@ -288,6 +288,7 @@ def public_layer_table(path: Path, most_rows: int) -> LayerTable:
     if chosen.empty:
         raise RecordError(f"{path.name}: expected rows with a time of one layer on one GPU, got none")
     if len(chosen) > most_rows:
+        # At random, for the tables are sorted by device: the first rows would be of one GPU.
         chosen = chosen.sample(most_rows, random_state=0)
     unknown = sorted(set(chosen["gpu"]) - set(_DEVICES))
     if unknown:

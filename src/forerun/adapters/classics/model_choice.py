@@ -94,6 +94,7 @@ def _ring(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
 def _step_s(form: Form, theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
     """Step and T_grad of every size, (points,) each [s]."""
     grad, sync = form(theta, at)
+    # The coefficient is g - 1: positive as all are, it keeps a step between the larger of both parts and their sum.
     power = 1 + theta[2]
     # Powers of shares of the larger one: those of milliseconds would vanish at a large exponent.
     largest = np.maximum(grad, sync)

@@ -11,7 +11,7 @@ configurations in turn with three seeds needs 54.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -79,106 +79,52 @@ class DenseSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseNetwork:
-    """y = W_n relu(... relu(W_1 x + b_1) ...) + b_n.
+class DenseNetworks:
+    """Networks of one shape side by side: y = W_n relu(... relu(W_1 x + b_1) ...) + b_n of each.
 
     Attributes:
-        weights: Matrices (units, inputs), one per layer.
-        biases: Vectors (units,), one per layer.
+        weights: Matrices (networks, inputs, units), one per layer.
+        biases: Vectors (networks, 1, units), one per layer.
     """
 
     weights: tuple[Floats, ...]
     biases: tuple[Floats, ...]
 
     def __call__(self, inputs: Floats) -> Floats:
-        """Outputs, (n,), of inputs, (n, columns)."""
+        """Outputs, (networks, n), of inputs, (n, columns)."""
         values = inputs
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            values = values @ weight.T + bias
+            values = values @ weight + bias
             if layer < len(self.weights) - 1:
                 np.maximum(values, 0.0, out=values)
-        return np.asarray(values[:, 0], dtype=float)
+        return np.asarray(values[..., 0], dtype=float)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The matrices (units, inputs) and vectors (units,) of each network and layer by name, as PyTorch has them."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for layer, (weights, biases) in enumerate(zip(self.weights, self.biases, strict=True)):
+            for member, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+                found |= {f"{member}.{layer}.weight": weight.T, f"{member}.{layer}.bias": bias[0]}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Means and deviations that make inputs and target standard."""
+    """Mean and deviation of the columns of a table, the target last, which make it standard."""
 
-    input_mean: Floats
-    input_std: Floats
-    target_mean: float
-    target_std: float
+    mean: Floats
+    std: Floats
 
     @classmethod
-    def of(cls, inputs: Floats, target: Floats) -> Scaling:
-        """Scaling of inputs, (n, columns), and a target, (n,)."""
-        return cls(
-            inputs.mean(0), _deviation(inputs), float(target.mean()), float(_deviation(target[:, None])[0])
-        )
+    def of(cls, table: Floats) -> Scaling:
+        """Scaling of a table, (n, columns); a constant column is only moved."""
+        deviation = table.std(axis=0)
+        return cls(table.mean(axis=0), np.where(deviation > 1e-9, deviation, 1.0))
 
-    def inputs(self, inputs: Floats) -> Floats:
-        """Standard inputs."""
-        return np.asarray((inputs - self.input_mean) / self.input_std, dtype=float)
-
-    def target(self, target: Floats) -> Floats:
-        """Standard target."""
-        return np.asarray((target - self.target_mean) / self.target_std, dtype=float)
-
-    def plain(self, standard: Floats) -> Floats:
-        """The target in its own unit."""
-        return np.asarray(standard * self.target_std + self.target_mean, dtype=float)
-
-
-def _deviation(values: Floats) -> Floats:
-    """Standard deviation per column, 1 where a column is constant."""
-    deviation = values.std(axis=0)
-    return np.asarray(np.where(deviation > 1e-9, deviation, 1.0), dtype=float)
-
-
-def network_arrays(networks: Sequence[DenseNetwork], scaling: Scaling) -> dict[str, npt.NDArray[Any]]:
-    """Networks and scaling as named arrays."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "input_mean": scaling.input_mean,
-        "input_std": scaling.input_std,
-        "target": np.array([scaling.target_mean, scaling.target_std]),
-    }
-    for member, network in enumerate(networks):
-        for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-            arrays[f"{member}.{layer}.weight"] = weight
-            arrays[f"{member}.{layer}.bias"] = bias
-    return arrays
-
-
-def networks_of(
-    arrays: Mapping[str, npt.NDArray[Any]], num_inputs: int, settings: DenseSettings
-) -> tuple[list[DenseNetwork], Scaling]:
-    """Networks and scaling from named arrays.
-
-    Raises:
-        KeyError: An array is missing.
-        ValueError: An array does not have the shape that the settings give it.
-    """
-    sizes = (num_inputs, *settings.hidden_sizes, 1)
-    layers = range(len(sizes) - 1)
-
-    def array(name: str, *shape: int) -> Floats:
-        found = np.asarray(arrays[name], dtype=float)
-        if found.shape != shape:
-            raise ValueError(f"array '{name}' must have shape {shape}, got {found.shape}")
-        return found
-
-    networks = [
-        DenseNetwork(
-            tuple(array(f"{member}.{i}.weight", sizes[i + 1], sizes[i]) for i in layers),
-            tuple(array(f"{member}.{i}.bias", sizes[i + 1]) for i in layers),
-        )
-        for member in range(len(settings.seeds))
-    ]
-    target = array("target", 2)
-    scaling = Scaling(
-        array("input_mean", num_inputs), array("input_std", num_inputs), float(target[0]), float(target[1])
-    )
-    return networks, scaling
+    def standard(self, table: Floats) -> Floats:
+        """The same table, with its target or without, made standard."""
+        columns = slice(0, table.shape[1])
+        return np.asarray((table - self.mean[columns]) / self.std[columns], dtype=float)
 
 
 def summary_text(name: str, num_inputs: int, settings: DenseSettings) -> str:
@@ -198,29 +144,23 @@ def summary_text(name: str, num_inputs: int, settings: DenseSettings) -> str:
     Non-trainable params: 0 (0 B)
     _____________________________________________________________
     """
-    rows, total = _layer_rows(num_inputs, settings)
-    lines = [f'Model: "{name}"', "_" * _RULE, _line("Layer (type)", "Output Shape", "Param #"), "=" * _RULE]
+    rows, inputs, total = [("input (Input)", num_inputs, 0)], num_inputs, 0
+    for index, units in enumerate((*settings.hidden_sizes, 1)):
+        is_hidden = index < len(settings.hidden_sizes)
+        suffix, count = f"_{index}" if index else "", units * (inputs + 1)
+        rows.append((f"dense{suffix} (Dense{', relu' if is_hidden else ''})", units, count))
+        if is_hidden and settings.dropout:
+            rows.append((f"dropout{suffix} (Dropout)", units, 0))
+        inputs, total = units, total + count
+    rule = "_" * _RULE
+    lines = [f'Model: "{name}"', rule, _line("Layer (type)", "Output Shape", "Param #"), "=" * _RULE]
     lines += [_line(layer, f"(None, {units})", f"{count:,}") for layer, units, count in rows]
     lines += ["=" * _RULE, f"Total params: {_params(total)}", f"Trainable params: {_params(total)}"]
-    lines += [f"Non-trainable params: {_params(0)}", "_" * _RULE]
+    lines += [f"Non-trainable params: {_params(0)}", rule]
     if len(settings.seeds) > 1:
         seeds = ", ".join(map(str, settings.seeds))
         lines.append(f"{len(settings.seeds)} such networks (seeds {seeds}), averaged in the logarithm")
     return "\n".join(lines)
-
-
-def _layer_rows(num_inputs: int, settings: DenseSettings) -> tuple[list[tuple[str, int, int]], int]:
-    """(name, units, parameters) of each layer, and all parameters."""
-    rows, inputs = [("input (Input)", num_inputs, 0)], num_inputs
-    for index, units in enumerate((*settings.hidden_sizes, 1)):
-        is_hidden = index < len(settings.hidden_sizes)
-        suffix = f"_{index}" if index else ""
-        kind = "Dense, relu" if is_hidden else "Dense"
-        rows.append((f"dense{suffix} ({kind})", units, units * (inputs + 1)))
-        if is_hidden and settings.dropout:
-            rows.append((f"dropout{suffix} (Dropout)", units, 0))
-        inputs = units
-    return rows, sum(count for _, _, count in rows)
 
 
 def _line(*cells: str) -> str:
@@ -238,9 +178,7 @@ _FEWEST_ROWS_TO_HOLD_OUT = 40
 _Case = tuple[Floats, Floats, int]
 
 
-def fit_networks(
-    tables: Sequence[tuple[Floats, Floats]], settings: DenseSettings
-) -> list[list[DenseNetwork]]:
+def fit_networks(tables: Sequence[tuple[Floats, Floats]], settings: DenseSettings) -> list[DenseNetworks]:
     """One network per seed for each of several tables.
 
     Args:
@@ -255,13 +193,15 @@ def fit_networks(
     stacks = [cases] if is_shared else [[case] for case in cases]
     # Global generators are left as they were found: a prediction library must not reseed its user.
     with torch.random.fork_rng(devices=[]):
-        found = [network for stack in stacks for network in _fit_stack(stack, settings)]
-    num_seeds = len(settings.seeds)
-    return [found[first : first + num_seeds] for first in range(0, len(found), num_seeds)]
+        parts = [_fit_stack(stack, settings) for stack in stacks]
+    found = [np.concatenate(layer) for layer in zip(*parts, strict=True)]
+    num_layers, num_seeds = len(found) // 2, len(settings.seeds)
+    own = ([layer[i : i + num_seeds] for layer in found] for i in range(0, len(cases), num_seeds))
+    return [DenseNetworks(tuple(layers[:num_layers]), tuple(layers[num_layers:])) for layers in own]
 
 
-def _fit_stack(cases: Sequence[_Case], settings: DenseSettings) -> list[DenseNetwork]:
-    """Networks that are trained side by side, each in its slice of one stack of matrices.
+def _fit_stack(cases: Sequence[_Case], settings: DenseSettings) -> list[Floats]:
+    """Weights, then biases, of networks that are trained side by side, each in its slice of one stack of matrices.
 
     Each network has its own loss, steps and stopping: a sum of losses has the gradients of each, and Adam acts on
     each number alone.
@@ -284,14 +224,7 @@ def _fit_stack(cases: Sequence[_Case], settings: DenseSettings) -> list[DenseNet
     weights = [torch.stack([m[i].weight.detach().T for m in members]).requires_grad_() for i in layers]
     biases = [torch.stack([m[i].bias.detach()[None] for m in members]).requires_grad_() for i in layers]
     best = _train([*weights, *biases], x, y, (fit_share, stop_share), settings)
-    arrays = [stack.double().numpy() for stack in best]
-    return [
-        DenseNetwork(
-            tuple(weight[member].T for weight in arrays[: len(weights)]),
-            tuple(bias[member, 0] for bias in arrays[len(weights) :]),
-        )
-        for member in range(len(members))
-    ]
+    return [np.ascontiguousarray(stack.double().numpy()) for stack in best]
 
 
 def _new_layers(num_inputs: int, settings: DenseSettings) -> list[nn.Linear]:
@@ -315,6 +248,7 @@ def _held_out(groups: npt.NDArray[np.int64], settings: DenseSettings) -> torch.T
     """Rows that decide when to stop, (n,), drawn by the generator of the seed."""
     import torch
 
+    # Whole groups: a repetition on the other side would tell the answer, and the fit would never stop.
     order = torch.randperm(int(groups.max()) + 1).numpy()
     is_enough = len(groups) >= _FEWEST_ROWS_TO_HOLD_OUT
     num_held_out = int(settings.held_out_share * len(order)) if is_enough else 0
@@ -428,11 +362,11 @@ class _LogNetwork:
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     _title: ClassVar[str]
+    settings: DenseSettings
 
     def __init__(self, settings: DenseSettings) -> None:
         self.settings = settings
-        self._networks: list[DenseNetwork] = []
-        self._scaling: Scaling | None = None
+        self._fitted: tuple[DenseNetworks, Scaling] | None = None
 
     def _columns(self) -> tuple[str, ...]:
         """Names of the inputs, in their order."""
@@ -452,28 +386,30 @@ class _LogNetwork:
     @classmethod
     def fit_all(cls, unfitted: Sequence[Self], tables: Sequence[tuple[Any, Floats]]) -> None:
         """Fit networks of one setting, each to its own rows, in little more time than one."""
-        standard = []
+        scalings: list[Scaling] = []
+        standard: list[tuple[Floats, Floats]] = []
         for model, (features, step_time_s) in zip(unfitted, tables, strict=True):
-            target = np.log(check_fit_input(features, step_time_s))
+            # Of the logarithm: an error of a tenth counts alike for a step of a millisecond and for one of a second.
+            log_times = np.log(check_fit_input(features, step_time_s))
             model._learn_choices(features)
-            inputs = model._inputs(features)
-            model._scaling = Scaling.of(inputs, target)
-            standard.append((model._scaling.inputs(inputs), model._scaling.target(target)))
+            table = np.column_stack([model._inputs(features), log_times])
+            scalings.append(Scaling.of(table))
+            rows = scalings[-1].standard(table)
+            standard.append((rows[:, :-1], rows[:, -1]))
         found = fit_networks(standard, unfitted[0].settings)
-        for model, networks in zip(unfitted, found, strict=True):
-            model._networks = networks
+        for model, networks, scaling in zip(unfitted, found, scalings, strict=True):
+            model._fitted = networks, scaling
 
-    def _fitted(self) -> Scaling:
-        if self._scaling is None:
+    def _parts(self) -> tuple[DenseNetworks, Scaling]:
+        if self._fitted is None:
             raise not_fitted(self._title)
-        return self._scaling
+        return self._fitted
 
     def predict(self, features: Any) -> Floats:
         """Times of the averaged networks [s]."""
-        scaling = self._fitted()
-        inputs = scaling.inputs(self._inputs(features))
-        standard = np.mean([network(inputs) for network in self._networks], axis=0)
-        return np.asarray(np.exp(scaling.plain(standard)), dtype=float)
+        networks, scaling = self._parts()
+        standard = networks(scaling.standard(self._inputs(features))).mean(axis=0)
+        return np.asarray(np.exp(standard * scaling.std[-1] + scaling.mean[-1]), dtype=float)
 
     def summary(self) -> str:
         """Layers, output shapes and parameters as Keras prints them."""
@@ -484,14 +420,40 @@ class _LogNetwork:
 
     def state(self) -> RegressorState:
         """Settings, normalisation and weights."""
+        networks, scaling = self._parts()
+        of_inputs = {"input_mean": scaling.mean[:-1], "input_std": scaling.std[:-1]}
+        target = np.array([scaling.mean[-1], scaling.std[-1]])
         return RegressorState(
             features=self._columns(),
             settings=self._stored_settings(),
-            arrays=network_arrays(self._networks, self._fitted()),
+            arrays={**of_inputs, "target": target, **networks.arrays()},
         )
 
     def _restored(self, state: RegressorState) -> Self:
-        self._networks, self._scaling = networks_of(state.arrays, len(self._columns()), self.settings)
+        """This network with the arrays of a state; one of another shape than the settings say is a ValueError."""
+        sizes = (len(self._columns()), *self.settings.hidden_sizes, 1)
+        members = range(len(self.settings.seeds))
+
+        def array(name: str, *shape: int) -> Floats:
+            found = np.asarray(state.arrays[name], dtype=float)
+            if found.shape != shape:
+                raise ValueError(f"array '{name}' must have shape {shape}, got {found.shape}")
+            return found
+
+        # In one order of memory, as after a fit: products of others differ in their last bits.
+        weights = [
+            np.ascontiguousarray([array(f"{m}.{i}.weight", units, inputs).T for m in members])
+            for i, (inputs, units) in enumerate(itertools.pairwise(sizes))
+        ]
+        biases = [
+            np.array([array(f"{m}.{i}.bias", units)[None] for m in members])
+            for i, units in enumerate(sizes[1:])
+        ]
+        mean, std = array("target", 2)
+        scaling = Scaling(
+            np.append(array("input_mean", sizes[0]), mean), np.append(array("input_std", sizes[0]), std)
+        )
+        self._fitted = DenseNetworks(tuple(weights), tuple(biases)), scaling
         return self
 
 
@@ -501,14 +463,16 @@ class NeuralNetwork(_LogNetwork):
     kind = "ann"
     _title = "the neural network"
 
+    settings: AnnSettings
+
     def __init__(self, settings: AnnSettings | None = None) -> None:
-        self._chosen = settings or AnnSettings()
-        super().__init__(self._chosen)
+        super().__init__(settings or AnnSettings())
 
     def _columns(self) -> tuple[str, ...]:
-        return self._chosen.columns
+        return self.settings.columns
 
     def _inputs(self, features: WholeModelFeatures) -> Floats:
+        # Times are products of powers of sizes, which are sums in logarithms; a size that a model lacks counts as one.
         columns = [getattr(features, name) for name in self._columns()]
         return np.asarray(np.log(np.maximum(np.column_stack(columns), 1.0)), dtype=float)
 
@@ -568,12 +532,8 @@ class LayerNetwork(_LogNetwork):
 
     def _inputs(self, features: LayerFeatures) -> Floats:
         self._refuse_unseen(features)
-        seconds = np.column_stack(
-            [
-                features.flops / features.peak_flops_per_s,
-                features.moved_bytes / features.number("bandwidth_bytes_per_s"),
-            ]
-        )
+        transfer_s = features.moved_bytes / features.number("bandwidth_bytes_per_s")
+        seconds = np.column_stack([features.compute_s, transfer_s])
         words = [
             features.words[:, i, None] == np.array(self._choices[name]) for i, name in enumerate(LAYER_WORDS)
         ]

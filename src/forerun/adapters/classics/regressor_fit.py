@@ -180,6 +180,7 @@ def fit_step_regressor(
     metrics: dict[str, ErrorMetrics] = {}
     held_out: dict[str, Floats] = {}
     for name, one in makers.items():
+        # A step is fitted and an epoch judged: its steps are known, and the last of them may be short.
         held_out[name] = steps * cross_validated_predictions(one, rows, actual, splits)
         metrics[name] = errors(held_out[name], steps * actual)
         # The same network at another batch size says much; a network of which there is no row asks for more.

@@ -125,17 +125,24 @@ def measured_times(points: Sequence[SpeedPoint], least: int, name: str) -> Float
 
 
 _COLUMNS = {
-    "num_devices": r"(num|n|numberof)?(gpus?|devices|accelerators)|worldsize",
+    "num_devices": r"(num|n|(number)?of)?(gpus?|devices|accelerators)|gpucount|worldsize",
     "num_workers": r"(num|n|numberof)?workers",
     "num_nodes": r"(num|n|numberof)?(nodes|machines)",
     "num_servers": r"(num|n|numberof)?(servers|ps)",
-    "batch_size_per_device": r"batch(size)?per(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
+    "batch_size_per_device": r"batch(size)?(per)?(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
     "global_batch_size": r"(global|total|effective)batch(size)?",
     "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
     "throughput_samples_per_s": r"(throughput)?(samples|images|imgs?|examples|sequences)(per)?(s|secs?|seconds?)",
 }
 """Names in tables of others, in small letters alone; ``batch_size`` may be of one device or of all."""
-_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)")
+_OF_ADAPTDL = {
+    "num_replicas": "num_devices",
+    "local_bsz": "batch_size_per_device",
+    "step_time": "step_time_s",
+    "sync_time": "synchronisation_s",
+}
+"""Columns of the traces of Pollux (github.com/petuum/adaptdl, simulator/traces), whose times are in seconds."""
+_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)|(weak|strong)scaling(efficiency)?")
 
 
 class _PointRow(BaseModel):
@@ -151,9 +158,17 @@ class _PointRow(BaseModel):
     @classmethod
     def _named(cls, cells: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        # A time without a unit is believed only beside the batch size as Pollux calls it.
+        known = _OF_ADAPTDL if "local_bsz" in cells else {}
+        if known and str(cells.get("placement", "")).isdecimal():
+            # Devices of each node, a digit each: 114 is one, one and four.
+            digits = [*map(int, cells["placement"])]
+            sizes = {"num_devices": sum(digits), "num_nodes": len(digits)}
+            cells = {name: cell for name, cell in cells.items() if name != "placement"} | sizes
         for column, cell in cells.items():
             letters = re.sub(r"[^a-z]", "", column.lower())
-            name = next((name for name, form in _COLUMNS.items() if re.fullmatch(form, letters)), column)
+            meant = (name for name, form in _COLUMNS.items() if re.fullmatch(form, letters))
+            name = known.get(column) or next(meant, column)
             if column not in cls.model_fields and _DERIVED.fullmatch(letters):
                 continue
             # A second column of one meaning keeps its own name, and is refused.

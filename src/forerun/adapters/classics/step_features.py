@@ -39,19 +39,6 @@ def peak_flops_per_s(device: Device, precision: Precision) -> float:
     return max(peak_of_precision(device, precision) or 0.0, device.peak_flops_per_s[NumberFormat.FP32])
 
 
-def roofline_time_s(
-    flops: npt.ArrayLike,
-    traffic_bytes: npt.ArrayLike,
-    peak_flops_per_s: npt.ArrayLike,
-    bandwidth_bytes_per_s: npt.ArrayLike,
-) -> Floats:
-    """The longer of computing and moving [s]: max(F / P, D / B).
-
-    Source: Williams, Waterman and Patterson 2009, Communications of the ACM 52(4).
-    """
-    return np.maximum(np.divide(flops, peak_flops_per_s), np.divide(traffic_bytes, bandwidth_bytes_per_s))
-
-
 def pytorch_rule_time_s(graph: Graph, device: Device, setup: TrainingSetup) -> float:
     """Step time by the rule of PyTorch's own runtime estimation [s].
 
@@ -127,6 +114,22 @@ class WholeModelFeatures:
 
     def __len__(self) -> int:
         return len(self.flops)
+
+    @property
+    def compute_s(self) -> Floats:
+        """Work at the peak rate [s], (n,)."""
+        return self.flops / self.peak_flops_per_s
+
+    @property
+    def transfer_s(self) -> Floats:
+        """Traffic at the bandwidth of the memory [s], (n,)."""
+        return self.traffic_bytes / self.bandwidth_bytes_per_s
+
+    @property
+    def class_times_s(self) -> Floats:
+        """``compute_s``, then ``transfer_s``, of each op class [s], (n, 2 classes)."""
+        compute_s = self.class_flops / self.peak_flops_per_s[:, None]
+        return np.column_stack([compute_s, self.class_bytes / self.bandwidth_bytes_per_s[:, None]])
 
     def take(self, rows: npt.NDArray[np.int64]) -> WholeModelFeatures:
         """The rows with these indices, in their order."""

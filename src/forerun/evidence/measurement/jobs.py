@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from forerun.base.answers import fields_of
 from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import setting
 
@@ -37,15 +38,7 @@ class MeasurementJob:
 
     def to_json(self) -> str:
         """One line of JSON with sorted keys."""
-        return json.dumps(
-            {
-                "kind": str(self.kind),
-                "subject": self.subject,
-                "family": self.family,
-                "parameters": self.parameters,
-            },
-            sort_keys=True,
-        )
+        return json.dumps(fields_of(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> MeasurementJob:
@@ -53,12 +46,7 @@ class MeasurementJob:
         from forerun.evidence.records.measurement import JobKind
 
         values = json.loads(text)
-        return cls(
-            kind=JobKind(values["kind"]),
-            subject=values["subject"],
-            family=values["family"],
-            parameters=values["parameters"],
-        )
+        return cls(**{**values, "kind": JobKind(values["kind"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.measurement.layer_figures import LayerFigures, layer_figures
 from forerun.evidence.measurement.settings import Grid, LayerDesign
 from forerun.evidence.records.measurement import JobKind, Scalar
+from forerun.evidence.records.model_names import subject_family
 from forerun.question.setup import Precision
 
 IMAGE_LAYERS = (
@@ -287,6 +288,27 @@ def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout:
         "weight_bytes": element_bytes * figures.num_parameters,
     }
     return MeasurementJob(kind=JobKind.LAYER, subject=kind, family=kind, parameters=parameters)
+
+
+def step_job(
+    model: str, asked: Mapping[str, Any], *, family: str | None = None, kind: JobKind = JobKind.STEP
+) -> MeasurementJob:
+    """The job that measures steps of a model.
+
+    Args:
+        model: The model as ``predict`` names it.
+        asked: Its parameters, ``input_shape`` as numbers; one that is None takes its default.
+        family: Group that must not be split between fit and test; None for that of the model's name.
+        kind: Kind of the job.
+    """
+    shape = asked.get("input_shape")
+    given = {"phase": "train", **asked, "input_shape": shape and "x".join(map(str, shape))}
+    return MeasurementJob(
+        kind=kind,
+        subject=model,
+        family=family or subject_family(model),
+        parameters={name: value for name, value in given.items() if value is not None},
+    )
 
 
 Item = TypeVar("Item")

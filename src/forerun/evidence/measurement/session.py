@@ -161,14 +161,21 @@ class _Session:
             return None
         return remaining_time_s(finished, expected_left_s)
 
-    def _measure_and_add(self, job: MeasurementJob) -> Measurement:
-        measurement = measure_job(
+    def _measured(
+        self, job: MeasurementJob, on_progress: Callable[[float], None] | None = None
+    ) -> Measurement:
+        return measure_job(
             job,
             protocol=self.protocol,
             circumstances=self.circumstances,
             null_step_s=self.tally.null_step_s,
-            on_progress=lambda fraction: self.tell(JobProgressed(job=job, fraction=fraction)),
+            on_progress=on_progress,
             run=self.runner,
+        )
+
+    def _measure_and_add(self, job: MeasurementJob) -> Measurement:
+        measurement = self._measured(
+            job, lambda fraction: self.tell(JobProgressed(job=job, fraction=fraction))
         )
         self.store.add(measurement)
         return measurement
@@ -198,13 +205,7 @@ class _Session:
         assert self.anchor is not None
         # The time is a parameter, so that each measurement of the anchor has its own key.
         asked = {**self.anchor.parameters, "anchor_at_s": time.time()}
-        measurement = measure_job(
-            self.anchor,
-            protocol=self.protocol,
-            circumstances=self.circumstances,
-            null_step_s=self.tally.null_step_s,
-            run=self.runner,
-        )
+        measurement = self._measured(self.anchor)
         own_key = key_of(replace(self.anchor, parameters=asked), self.circumstances)
         results = dict(measurement.results)
         if before_s and measurement.repetitions_s:

@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import RecordError, UsageError, near_matches
+from forerun.base.errors import RecordError, UsageError
 from forerun.base.extras import needing, plugin, plugin_names
 from forerun.base.kept import whole_file
+from forerun.base.tables import check_columns
 from forerun.evidence.records.measurement import (
     MEASUREMENT_VERSION,
     JobKind,
@@ -219,7 +220,7 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
 
 def _checked(columns: Iterable[str], rows: Iterator[Iterable[Any]], table: str) -> Iterator[Measurement]:
     columns = tuple(columns)
-    _check_columns(columns, table)
+    check_columns(columns, table, FILE_COLUMNS, ())
     seen = _SeenKeys()
     for number, cells in enumerate(rows, start=1):
         place = f"{table}, row {number}"
@@ -246,20 +247,6 @@ class _SeenKeys:
         if self._rows.execute("insert or ignore into seen values (?, ?)", (key, row)).rowcount:
             return row
         return int(self._rows.execute("SELECT row FROM seen WHERE key = ?", (key,)).fetchone()[0])
-
-
-def _check_columns(columns: tuple[str, ...], table: str) -> None:
-    for name in columns:
-        if name not in FILE_COLUMNS:
-            raise RecordError(
-                f"{table}: unknown column '{name}'{near_matches(name, FILE_COLUMNS)} "
-                "(units are part of a column's name: times in _s, sizes in _bytes); rename or remove it"
-            )
-    missing = [name for name in FILE_COLUMNS if name not in columns]
-    if missing:
-        raise RecordError(
-            f"{table}: expected the columns {', '.join(FILE_COLUMNS)}; missing: {', '.join(missing)}"
-        )
 
 
 def _document(row: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def read_records(path: str | Path) -> list[StepRecord]:
     """
     path = Path(path)
     frame = read_table(path)
-    check_columns(frame, path.name, ["schema_version", *_REQUIRED_COLUMNS], _COLUMNS)
+    check_columns(frame.columns, path.name, ["schema_version", *_REQUIRED_COLUMNS], _COLUMNS)
     check_unique(frame, path.name, ["source", "row_id"])
     check_positive(frame, path.name, ["step_time_s"])
     return [_from_cells(row, path.name, index + 1) for index, row in enumerate(frame.to_dict("records"))]
@@ -202,7 +202,7 @@ def read_timm_csv(
         )
     required = ["model", *(f"{mode}_{name}" for mode in modes for name in _TIMM_REQUIRED)]
     optional = ["param_count", "error", *(f"{mode}_{name}" for mode in modes for name in _TIMM_OPTIONAL)]
-    check_columns(frame, path.name, required, optional)
+    check_columns(frame.columns, path.name, required, optional)
     common = {"source": path.name, "device": device, "layout": layout, "compile": compile}
     return [
         record
