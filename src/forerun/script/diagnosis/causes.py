@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
+LARGE_SHARE = 0.1
+"""Share of a cause beside which a step inside the predicted interval, or on a busy machine, is still worth a look."""
 _NOTABLE = 0.15
+OTHER_PROGRAMS = "other programs on the device"
 _MOST_LAUNCH_S = 100e-6
 """Most host time of an operator: eager ones take 15 to 22 us where the host is free, and some times that where not."""
 _UNEVEN = 1.6
@@ -74,7 +77,8 @@ def _cause(name: str, bottleneck: str = "kernels") -> Callable[[_Judge], _Judge]
 def causes_of(seen: Observation) -> tuple[Cause, ...]:
     """The causes that cost a notable share of a step, the most expensive first.
 
-    Another program on the same cores stretches all parts alike, so their shares of a step stay comparable with its own.
+    Other programs on the cores of a run are a circumstance: they stretch all its parts alike, and stand behind each
+    notable cause of its own, whose share is the same on a free machine.
     """
     found = []
     for name, (bottleneck, judge) in _JUDGES.items():
@@ -84,7 +88,12 @@ def causes_of(seen: Observation) -> tuple[Cause, ...]:
             found.append(
                 replace(judged, cause=name, bottleneck=bottleneck, cost_s=cost_s, share=cost_s / seen.step_s)
             )
-    return tuple(sorted(found, key=lambda cause: -cause.cost_s))
+
+    def place(cause: Cause) -> tuple[bool, float]:
+        is_behind = cause.cause == OTHER_PROGRAMS and seen.profile is not None
+        return is_behind or (seen.profile is not None and cause.share < LARGE_SHARE), -cause.cost_s
+
+    return tuple(sorted(found, key=place))
 
 
 def _percent(part_s: float, seen: Observation) -> str:
@@ -493,7 +502,7 @@ def _slow_rank(seen: Observation) -> Cause | None:
     )
 
 
-@_cause("other programs on the device", "machine")
+@_cause(OTHER_PROGRAMS, "machine")
 def _other_programs(seen: Observation) -> Cause | None:
     share = (seen.profile.busy_machine_fraction or 0.0) if seen.profile is not None else 0.0
     if share >= _NOTABLE:
