@@ -71,6 +71,10 @@ def test_a_busy_machine_stands_behind_what_the_script_itself_can_change():
     assert found.bottleneck == "machine"
     assert "no core in 80 % of its steps" in found.evidence
     assert found.knobs == {}
+    # Threads that wait for each other at every operator are stretched most: on a free machine the host is a quarter.
+    stretched = Observation(step_s=0.08, is_on_gpu=False, busy_s=0.07, host_s=0.006, stretched_s=0.064)
+    assert advise(of_profile(computing, stretched)).bottleneck == "machine"  # 7 % of a step are no advice
+    assert causes_of(of_profile(computing, stretched))[0].cause == "host and launches"
 
 
 def test_memory_that_grows_with_the_steps_is_noted():

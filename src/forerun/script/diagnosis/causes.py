@@ -77,8 +77,8 @@ def _cause(name: str, bottleneck: str = "kernels") -> Callable[[_Judge], _Judge]
 def causes_of(seen: Observation) -> tuple[Cause, ...]:
     """The causes that cost a notable share of a step, the most expensive first.
 
-    Other programs on the cores of a run are a circumstance: they stretch all its parts alike, and stand behind each
-    notable cause of its own, whose share is the same on a free machine.
+    Other programs on the cores of a run are a circumstance, and stand behind each large cause of its own, ranked by its
+    cost on a free machine: no thread waits for a core there, and operators take as long as in the quickest step.
     """
     found = []
     for name, (bottleneck, judge) in _JUDGES.items():
@@ -88,10 +88,16 @@ def causes_of(seen: Observation) -> tuple[Cause, ...]:
             found.append(
                 replace(judged, cause=name, bottleneck=bottleneck, cost_s=cost_s, share=cost_s / seen.step_s)
             )
+    stolen = (seen.profile.busy_machine_fraction or 0.0) if seen.profile is not None else 0.0
+    if stolen < _NOTABLE:
+        return tuple(sorted(found, key=lambda cause: -cause.cost_s))
+    computing_s = max(0.0, seen.busy_s - seen.stretched_s)
+    free_s = computing_s + (1 - stolen) * (seen.step_s - seen.busy_s)
 
     def place(cause: Cause) -> tuple[bool, float]:
-        is_behind = cause.cause == OTHER_PROGRAMS and seen.profile is not None
-        return is_behind or (seen.profile is not None and cause.share < LARGE_SHARE), -cause.cost_s
+        part = computing_s / seen.busy_s if cause.bottleneck == "kernels" and seen.busy_s else 1 - stolen
+        is_large = cause.cause != OTHER_PROGRAMS and part * cause.cost_s >= LARGE_SHARE * free_s
+        return not is_large, -part * cause.cost_s if is_large else -cause.cost_s
 
     return tuple(sorted(found, key=place))
 
@@ -513,7 +519,7 @@ def _other_programs(seen: Observation) -> Cause | None:
             change="end the other work or wait for it: it stretches all parts of the step alike; cores that "
             "are reserved (taskset, a container's quota) help as well",
         )
-    cost_s = seen.queued_s + seen.stretched_s
+    cost_s = seen.queued_s + seen.stretched_s if seen.is_on_gpu else 0.0
     return Cause(
         cost_s=cost_s,
         evidence=f"in {_percent(cost_s, seen)} kernels that were launched did not run, or ran longer than usual",
@@ -566,6 +572,13 @@ def _other_settings(seen: Observation) -> Cause | None:
 def busy_device(seen: Observation) -> Cause:
     """The finding for a step in which only kernels take time, with ways to make them faster."""
     profile = seen.profile
+    if profile is None and seen.num_steps and not seen.longest:
+        return Cause(
+            cause="busy device or host",
+            cost_s=0.0,
+            evidence=f"{_percent(seen.busy_s, seen)} is no wait for data",
+            change="the utilisation of the device (--gpu-utilization) tells the two apart, or a trace of some steps",
+        )
     has_images = profile is not None and bool(profile.has_images)
     knobs: dict[str, Any] = {"amp": "bf16"} if seen.is_on_gpu else {}
     if has_images:

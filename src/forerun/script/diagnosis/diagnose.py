@@ -297,7 +297,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
             change="forerun advise tells which settings would be faster",
         )
         return (fine, *found)
-    if found:
+    if found and (found[0].share >= LARGE_SHARE or predicted is not None):
         return found
     if seen.num_steps == 0:
         return (
@@ -308,7 +308,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
                 change=_what_to_look_at(seen),
             ),
         )
-    return (busy_device(seen),)
+    return (busy_device(seen), *found)
 
 
 def _what_to_look_at(seen: Observation) -> str:
