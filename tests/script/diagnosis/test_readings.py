@@ -66,6 +66,7 @@ def test_a_log_is_judged_alone_and_beside_a_prediction(tmp_path):
     assert (beside.verdict, beside.causes[0].cause) == ("slow", "data loader")
     stalls = forerun.diagnose(measured="time: 1 data: 0\n" * 9 + "time: 91 data: 0")
     assert stalls.causes[0].cause == "host and launches"
+    assert forerun.diagnose(measured="time: 0.594, data_time: 0.033").causes[0].cause == "busy device or host"
     # What comes over HTTP is words, never the name of a file of the server.
     with pytest.raises(ForerunError, match="expected a number with a unit"):
         forerun.diagnose(measured=str(log))

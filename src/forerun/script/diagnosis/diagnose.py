@@ -297,7 +297,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
             change="forerun advise tells which settings would be faster",
         )
         return (fine, *found)
-    if found and (found[0].share >= LARGE_SHARE or predicted is not None):
+    if found and (found[0].share >= LARGE_SHARE or predicted is not None or seen.longest):
         return found
     if seen.num_steps == 0:
         return (
