@@ -106,17 +106,26 @@ def run_profiled(
             raise KeyboardInterrupt(run.interrupted_by)  # which shells know by the status of its signal
         if process is None:
             raise ScriptError(_no_steps(run))
-        window, notes = None, []
+        notes, traces = [], []
         path = trace_file(records, process.pid)
         try:
-            window = observe([read_trace(path, process.traced_steps)]) if path.is_file() else None
+            traces = [
+                replace(read_trace(file, each.traced_steps), label=f"rank {each.rank}")
+                for each in (process, *(other for other in run.training if other is not process))
+                if path.is_file() and (file := trace_file(records, each.pid)).is_file()
+            ]
         except UsageError as error:
             notes.append(f"judged without the trace of its steps: {error}")
         if trace is not None:
             notes.append(_keep_trace(path, trace))
     cores = describe_host().num_usable_cores
+    window = observe(traces[:1]) if traces else None
     found = summarise_run(run, process, num_usable_cores=cores, epochs=epochs, window=window)
     seen = of_profile(found, window)
+    if len(traces) > 1:
+        # What the first rank waits for the others is no communication that all share.
+        shared = observe(traces)
+        seen = replace(seen, ranks=shared.ranks, exposed_s=min(seen.exposed_s, shared.exposed_s))
     return replace(found, advice=advise(seen), notes=(*found.notes, *notes)), seen
 
 

@@ -67,6 +67,9 @@ def test_a_run_ends_when_its_target_is_reached(tmp_path):
     epoch = stopped_at(callback, values)
     assert epoch == int(np.argmax(values >= 0.9)) + 1
     assert callback.reason == f"val_accuracy >= 0.9 was reached at epoch {epoch}"
+    at_once = CurveCallback(tmp_path / "short.csv", target="val_accuracy>=0.9", num_epochs=100)
+    assert stopped_at(at_once, [0.8, 0.95, 0.96]) == 2  # too few points for a forecast
+    assert at_once.reason == "val_accuracy >= 0.9 was reached at epoch 2"
 
 
 def test_a_hopeless_run_ends_early_and_says_why(tmp_path):

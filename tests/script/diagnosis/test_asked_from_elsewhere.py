@@ -29,6 +29,9 @@ def test_http_answers_what_the_package_answers():
             refused = client.post("/diagnose", json={**QUESTION, **wrong})
             assert refused.status_code in (400, 422)
             assert list(refused.json()) == ["error"]
+        as_file = {"content-type": "application/octet-stream"}
+        log = client.post("/traces", content=b"time: 8.9 data_time: 7.4\n" * 3, headers=as_file)
+        assert log.json()["diagnosis"]["causes"][0]["cause"] == "data loader"
 
 
 def test_agents_ask_about_numbers_and_traces_of_the_working_folder(tmp_path, monkeypatch):

@@ -110,8 +110,9 @@ def test_sensors_threads_and_busy_cores_of_a_run_are_judged():
     seen = of_profile(alone, window)
     assert causes_of(seen)[0].cause == "too few threads"
     busy = made_profile("cpu", busy_machine_fraction=0.4)
-    assert [cause.cause for cause in causes_of(of_profile(busy))][:2] == [
+    assert [cause.cause for cause in causes_of(of_profile(busy))] == [
         "data loader",
+        "host and launches",
         "other programs on the device",
     ]
 
@@ -141,9 +142,8 @@ def test_a_run_of_this_machine_is_judged():
     assert found.source == "run"
     assert found.device == "cpu"
     assert found.predicted is not None
-    # Another test may keep this machine's cores busy, which is then said first.
-    assert "data loader" in [cause.cause for cause in found.causes][:2]
-    loader = next(cause for cause in found.causes if cause.cause == "data loader")
+    loader = found.causes[0]  # whatever else keeps this machine's cores busy
+    assert loader.cause == "data loader"
     assert loader.knobs["num_workers"] >= 1
     assert found.by_class[0].name == _LOADER
 

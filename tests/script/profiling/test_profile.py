@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import causes_of, fed_step_time_s
 from forerun.script.diagnosis.observation import Observation, of_profile
 from forerun.script.profile import advise
-from forerun.script.profiling.profile import Profile, parts_of_step
+from forerun.script.profiling.profile import Profile, _growth, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
 from made_profiles import made_profile
 
@@ -61,13 +63,32 @@ def test_samples_are_found_in_any_batch():
     assert num_samples_of("text") == 0
 
 
-def test_a_busy_machine_is_named_first_where_it_costs_most():
-    found = advise(of_profile(made_profile("cpu", busy_machine_fraction=0.8)))
+def test_a_busy_machine_stands_behind_what_the_script_itself_can_change():
+    for share in (0.8, 0.4, None):  # the loader takes three quarters of a step, stretched or not
+        assert advise(of_profile(made_profile("cpu", busy_machine_fraction=share))).bottleneck == "input"
+    computing = made_profile("cpu", wait_s=0.002, kernels_s=0.075, host_s=0.003, busy_machine_fraction=0.8)
+    found = advise(of_profile(computing))
     assert found.bottleneck == "machine"
     assert "no core in 80 % of its steps" in found.evidence
     assert found.knobs == {}
-    for share in (0.4, None):  # the loader takes three quarters of a step, stretched or not
-        assert advise(of_profile(made_profile("cpu", busy_machine_fraction=share))).bottleneck == "input"
+    # Threads that wait for each other at every operator are stretched most: on a free machine the host is a tenth.
+    stretched = Observation(step_s=0.08, is_on_gpu=False, busy_s=0.075, host_s=0.003, stretched_s=0.072)
+    assert advise(of_profile(computing, stretched)).bottleneck == "machine"  # 4 % of a step are no advice
+    assert causes_of(of_profile(computing, stretched))[0].cause == "host and launches"
+
+
+def test_memory_that_grows_with_the_steps_is_noted():
+    steps = np.zeros((40, 10))
+    steps[:, 0], steps[:, 1] = np.arange(40), np.arange(1, 41)
+    process = SimpleNamespace(steps=steps)
+
+    def said(grown_bytes):
+        times_s = np.arange(0.5, 40.5)
+        samples = [SimpleNamespace(time_s=t, memory_bytes=2**30 + grown_bytes(t)) for t in times_s]
+        return _growth(SimpleNamespace(samples=samples), process)
+
+    assert "memory grew by 5 MiB a step" in said(lambda t: round(5 * 2**20 * t))[0]
+    assert said(lambda t: 2**20 * round(100 * np.sin(t))) == said(lambda t: 0) == ()
 
 
 def test_what_holds_a_script_up_is_a_cause_of_its_own():

@@ -94,10 +94,13 @@ class CurveCallback:
         self.log_file.append(epoch=epoch, **metrics)
         if self.target is None:
             return False
+        now = metrics.get(self.target.metric)
         self.forecast = self._forecast(self.target)
-        if self.forecast is None:
-            return False
-        self.reason = self._verdict(self.forecast)
+        if self.forecast is not None:
+            self.reason = self._verdict(self.forecast)
+        elif self._stops[0] and now is not None and self.target.is_reached_by(now):
+            # The first epochs are too few for a forecast, and enough to be done.
+            self.reason = f"{self.target} was reached at epoch {epoch:g}"
         return bool(self.reason)
 
     def _forecast(self, target: Target) -> CurveForecast | None:

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
+LARGE_SHARE = 0.1
+"""Share of a cause beside which a step inside the predicted interval is still worth a look."""
+_BUSY_SHARE = 0.05
+"""The same on a busy machine, whose operators of several threads are stretched most: 27 % of a step became 8 %."""
 _NOTABLE = 0.15
+OTHER_PROGRAMS = "other programs on the device"
 _MOST_LAUNCH_S = 100e-6
 """Most host time of an operator: eager ones take 15 to 22 us where the host is free, and some times that where not."""
 _UNEVEN = 1.6
@@ -74,7 +79,8 @@ def _cause(name: str, bottleneck: str = "kernels") -> Callable[[_Judge], _Judge]
 def causes_of(seen: Observation) -> tuple[Cause, ...]:
     """The causes that cost a notable share of a step, the most expensive first.
 
-    Another program on the same cores stretches all parts alike, so their shares of a step stay comparable with its own.
+    Other programs on the cores of a run are a circumstance, and stand behind each large cause of its own, ranked by its
+    cost on a free machine: no thread waits for a core there, and operators take as long as in the quickest step.
     """
     found = []
     for name, (bottleneck, judge) in _JUDGES.items():
@@ -84,7 +90,18 @@ def causes_of(seen: Observation) -> tuple[Cause, ...]:
             found.append(
                 replace(judged, cause=name, bottleneck=bottleneck, cost_s=cost_s, share=cost_s / seen.step_s)
             )
-    return tuple(sorted(found, key=lambda cause: -cause.cost_s))
+    stolen = (seen.profile.busy_machine_fraction or 0.0) if seen.profile is not None else 0.0
+    if stolen < _NOTABLE:
+        return tuple(sorted(found, key=lambda cause: -cause.cost_s))
+    computing_s = max(0.0, min((1 - stolen) * seen.busy_s, seen.busy_s - seen.stretched_s))
+    free_s = computing_s + (1 - stolen) * (seen.step_s - seen.busy_s)
+
+    def place(cause: Cause) -> tuple[bool, float]:
+        part = computing_s / seen.busy_s if cause.bottleneck == "kernels" and seen.busy_s else 1 - stolen
+        is_large = cause.cause != OTHER_PROGRAMS and part * cause.cost_s >= _BUSY_SHARE * free_s
+        return not is_large, -part * cause.cost_s if is_large else -cause.cost_s
+
+    return tuple(sorted(found, key=place))
 
 
 def _percent(part_s: float, seen: Observation) -> str:
@@ -493,7 +510,7 @@ def _slow_rank(seen: Observation) -> Cause | None:
     )
 
 
-@_cause("other programs on the device", "machine")
+@_cause(OTHER_PROGRAMS, "machine")
 def _other_programs(seen: Observation) -> Cause | None:
     share = (seen.profile.busy_machine_fraction or 0.0) if seen.profile is not None else 0.0
     if share >= _NOTABLE:
@@ -504,7 +521,7 @@ def _other_programs(seen: Observation) -> Cause | None:
             change="end the other work or wait for it: it stretches all parts of the step alike; cores that "
             "are reserved (taskset, a container's quota) help as well",
         )
-    cost_s = seen.queued_s + seen.stretched_s
+    cost_s = seen.queued_s + seen.stretched_s if seen.is_on_gpu else 0.0
     return Cause(
         cost_s=cost_s,
         evidence=f"in {_percent(cost_s, seen)} kernels that were launched did not run, or ran longer than usual",
@@ -557,6 +574,13 @@ def _other_settings(seen: Observation) -> Cause | None:
 def busy_device(seen: Observation) -> Cause:
     """The finding for a step in which only kernels take time, with ways to make them faster."""
     profile = seen.profile
+    if profile is None and seen.num_steps and not seen.longest:
+        return Cause(
+            cause="busy device or host",
+            cost_s=0.0,
+            evidence=f"{_percent(seen.busy_s, seen)} is no wait for data",
+            change="the utilisation of the device (--gpu-utilization) tells the two apart, or a trace of some steps",
+        )
     has_images = profile is not None and bool(profile.has_images)
     knobs: dict[str, Any] = {"amp": "bf16"} if seen.is_on_gpu else {}
     if has_images:

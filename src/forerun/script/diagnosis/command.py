@@ -42,14 +42,15 @@ def diagnose(
     measured: Annotated[
         str | None,
         typer.Option(
-            metavar="0.41s", help='Measured step or throughput: 0.41s, "1200 samples/s", "30000 tokens/s".'
+            metavar="0.41s",
+            help='Measured step, throughput or training log: 0.41s, "1200 samples/s", train.log.',
         ),
     ] = None,
     trace: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE.json",
-            help="Trace of PyTorch's profiler, .gz too; repeat it for several ranks of a job.",
+            help="Trace of PyTorch's profiler, .gz too, or its table; repeat it for several ranks of a job.",
         ),
     ] = None,
     other_model: Annotated[
@@ -82,7 +83,7 @@ def diagnose(
         other_model if is_command or not words else words[0],
         command=words if is_command else None,
         trace=trace or None,
-        measured=measured,
+        measured=_file_or_words(measured),
         device=on,
         gpu_utilization=None if gpu_utilization is None else gpu_utilization / 100,
         num_steps=steps,
@@ -90,3 +91,9 @@ def diagnose(
         use_cache=use_cache,
         **settings,
     )
+
+
+def _file_or_words(measured: str | None) -> Path | str | None:
+    """The path of a log that lies here, or the words; file systems refuse to look for names of more than 255 bytes."""
+    is_file = measured is not None and len(measured.encode()) < 255 and Path(measured).is_file()
+    return Path(measured) if measured is not None and is_file else measured

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Unpack
 
 from forerun.base.answers import Answer
-from forerun.base.errors import ForerunError, UsageError
-from forerun.base.units import format_duration_s, parse_amount
+from forerun.base.errors import ForerunError, InvalidSetupError, UsageError
+from forerun.base.units import format_duration_s
 from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.script.capture_script import captured_model
 from forerun.script.command_words import check_command
-from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
+from forerun.script.diagnosis.causes import LARGE_SHARE, Cause, busy_device, causes_of
 from forerun.script.diagnosis.observation import (
     COMMUNICATION,
     Observation,
     RankTimes,
     observe,
 )
-from forerun.script.diagnosis.trace import WHOLE_TRACE, Trace, read_trace
+from forerun.script.diagnosis.readings import read_steps, read_table, text_of
+from forerun.script.diagnosis.trace import WHOLE_TRACE, Trace, is_trace, read_trace
 from forerun.script.profile import run_profiled
 from forerun.script.profiling.messages import HookSettings
 from forerun.search.predict import predict
@@ -33,15 +33,6 @@ from forerun.tracing.source import trace_timeout_s
 _WARMUP_STEPS, _WINDOW_STEPS = 3, 5
 _TIMES_A_TRACE = 5.0
 """Longest time of a command over that of tracing a model: 600 s, as a capture has, where ``--timeout`` is not given."""
-_RATE = re.compile(
-    r"([\d._,]+(?:e\d+)?)\s*(k?)\s*(samples|sequences|seq|images|img|imgs|tokens|tok|words|steps|it|iter)"
-    r"\s*(?:/\s*s(?:ec(?:ond)?)?|ps)\s*(?:/\s*(gpu|device))?",
-    re.IGNORECASE,
-)
-_PER_STEP = re.compile(r"\s*/\s*(it|iter|iteration|step|batch)$", re.IGNORECASE)
-_MFU = re.compile(r"([\d.]+)\s*(%?)\s*mfu", re.IGNORECASE)
-_LARGE_SHARE = 0.1
-"""Share of a cause beside which a step inside the predicted interval is still worth a look."""
 _LOADER, _HOST, _COPY = "waiting for the data loader", "waiting for the host", "copies to the device"
 
 
@@ -98,7 +89,7 @@ def diagnose(
     *,
     command: Sequence[str] | None = None,
     trace: Path | str | Sequence[Path | str] | None = None,
-    measured: float | str | None = None,
+    measured: float | str | Path | None = None,
     device: Any = None,
     gpu_utilization: float | None = None,
     num_steps: int | None = 40,
@@ -112,8 +103,9 @@ def diagnose(
     Args:
         model: Model of the prediction, as in ``predict``. Without it a command is captured, and a trace judged alone.
         command: Words of a training command, which is run and profiled here.
-        trace: Traces of PyTorch's profiler, ``.json`` or ``.json.gz``; those of several ranks together.
-        measured: Measured step [s], or a text such as "0.41s", "1200 samples/s", "3.7k tokens/s/GPU" or "35 % MFU".
+        trace: Traces of PyTorch's profiler, ``.json`` or ``.json.gz``, those of several ranks together; or its table.
+        measured: Measured step [s], a text such as "0.41s", "3.7k tokens/s/GPU", "35 % MFU" or "time: 0.4 data: 0.1";
+            or a training log, as a path.
         device: Device of the prediction, as in ``predict``.
         gpu_utilization: Share of the time in which a monitor saw the device at work, 0 to 1.
         num_steps: Number of steps after which the command is stopped; None to let it end.
@@ -139,7 +131,7 @@ def diagnose(
     settings: dict[str, Any] = {**options, "use_cache": use_cache}
     if command is not None:
         return _of_command(command, model, device, settings, num_steps, timeout_s, echo)
-    if model is None and (measured is not None or device is not None):
+    if model is None and device is not None:
         raise UsageError(
             "expected the MODEL of the prediction to compare with, got none; name it, such as torchvision:resnet50"
         )
@@ -147,22 +139,26 @@ def diagnose(
         raise UsageError(
             "expected the device of the prediction, got none; give it with --on, such as a100-sxm4-40gb"
         )
-    estimate = None if model is None else predict(model, device=device, **settings)
-    if trace is not None:
-        paths = [trace] if isinstance(trace, Path | str) else list(trace)
-        traces = [read_trace(Path(path)) for path in paths]
-        return _answer("trace", observe(traces), estimate, _trace_notes(traces))
-    assert estimate is not None
-    assert measured is not None
-    step_s = _step_s(measured, estimate)
     if gpu_utilization is not None and not 0 <= gpu_utilization <= 1:
         raise UsageError(f"expected a utilisation from 0 to 1, got {gpu_utilization:g}")
-    busy_s = (1.0 if gpu_utilization is None else gpu_utilization) * step_s
-    seen = Observation(step_s=step_s, busy_s=busy_s, busy_share=gpu_utilization)
-    # Only a step that is too long for its prediction needs another explanation, and each is a prediction
-    # more.
-    others = dict(_other_steps(estimate)) if step_s > estimate.step_time_s.high else {}
-    return _answer("number", replace(seen, other_steps_s=others), estimate, ())
+    estimate = None if model is None else predict(model, device=device, **settings)
+    if trace is not None:
+        paths = [Path(path) for path in ([trace] if isinstance(trace, Path | str) else trace)]
+        if len(paths) > 1 or is_trace(paths[0]):
+            traces = [read_trace(path) for path in paths]
+            return _answer("trace", observe(traces), estimate, _trace_notes(traces))
+    seen = _seen(measured if measured is not None else paths[0], estimate)
+    if gpu_utilization is not None:
+        seen = replace(seen, busy_s=gpu_utilization * seen.step_s, busy_share=gpu_utilization)
+    if estimate is None and not seen.num_steps and gpu_utilization is None:
+        raise UsageError(
+            "expected the MODEL of the prediction to compare with, got none; name it, such as torchvision:resnet50: "
+            f"steps of {format_duration_s(seen.step_s)} alone tell no cause"
+        )
+    if estimate is not None and not seen.num_steps and seen.step_s > estimate.step_time_s.high:
+        # Only a step that is too long for its prediction needs another explanation, and each is a prediction more.
+        seen = replace(seen, other_steps_s=dict(_other_steps(estimate)))
+    return _answer("number", seen, estimate, ())
 
 
 def _of_command(
@@ -194,37 +190,26 @@ def _of_command(
         where = device or ("cpu" if found.device.startswith("cpu") else "here")
         estimate = predict(name, device=where, **settings)
     except ForerunError as error:
-        notes.append(f"no prediction to compare with: {error}")
+        notes.append(f"no prediction to compare with: {str(error).partition(', one of')[0]}")
     return _answer("run", seen, estimate, tuple(notes))
 
 
-def _step_s(measured: float | str, estimate: Estimate) -> float:
-    """The measured step, from a time or a throughput [s].
+def _seen(source: float | str | Path, estimate: Estimate | None) -> Observation:
+    """The mean step of a number, with its unit or not, of a training log, or of a printed table of the profiler.
 
     Raises:
-        UsageError: It is neither, or not above zero.
+        UsageError: It tells no step.
     """
-    text = measured.strip().replace("wps", "words/s") if isinstance(measured, str) else ""
-    if rate := _RATE.fullmatch(text):
-        number, unit = float(rate[1].replace(",", "").replace("_", "")), rate[3].lower()
-        number *= (1000 if rate[2] else 1) * (estimate.run.cluster.num_devices if rate[4] else 1)
-        per_s = estimate.tokens_per_s if unit[0] in "tw" else estimate.throughput_samples_per_s
-        if per_s is None:
-            raise UsageError(f"'{estimate.model}' reads no tokens; give samples/s or the time of a step")
-        units = 1.0 if unit in ("steps", "it", "iter") else per_s.value * estimate.step_time_s.value
-        step_s = units / number if number > 0 else 0.0
-    elif mfu := _MFU.fullmatch(text):
-        if estimate.mfu is None:
-            raise UsageError("this prediction has no MFU; give samples/s or the time of a step")
-        share = float(mfu[1]) / (100 if mfu[2] else 1)
-        step_s = estimate.step_time_s.value * estimate.mfu.value / share if 0 < share <= 1 else 0.0
-    else:
-        step_s = parse_amount(_PER_STEP.sub("", text), "time") if text else float(measured)
-    if not 0 < step_s < float("inf"):
+    if not isinstance(source, Path):
+        return read_steps(source, estimate)
+    text = text_of(source)
+    try:
+        return read_table(text, str(source)) or read_steps(text, estimate)
+    except InvalidSetupError:
         raise UsageError(
-            f"expected a measured step above zero, got '{measured}'; such as 0.41s, '1200 samples/s' or '35 % MFU'"
-        )
-    return step_s
+            f"expected a trace with 'traceEvents', a table of key_averages, or lines that tell the time of a step in "
+            f"'{source}', such as 'time: 0.59, data_time: 0.03' or '2.1 it/s'; got none"
+        ) from None
 
 
 def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
@@ -301,7 +286,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
     """The causes; where the step is as predicted, a sentence that there is none comes first."""
     found = causes_of(seen)
     predicted = None if seen.estimate is None else seen.estimate.step_time_s
-    if predicted is not None and verdict != "slow" and (not found or found[0].share < _LARGE_SHARE):
+    if predicted is not None and verdict != "slow" and (not found or found[0].share < LARGE_SHARE):
         low, high = format_duration_s(predicted.low), format_duration_s(predicted.high)
         fine = replace(
             busy_device(seen),
@@ -312,7 +297,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
             change="forerun advise tells which settings would be faster",
         )
         return (fine, *found)
-    if found:
+    if found and (found[0].share >= LARGE_SHARE or predicted is not None or seen.longest):
         return found
     if seen.num_steps == 0:
         return (
@@ -323,7 +308,7 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
                 change=_what_to_look_at(seen),
             ),
         )
-    return (busy_device(seen),)
+    return (busy_device(seen), *found)
 
 
 def _what_to_look_at(seen: Observation) -> str:

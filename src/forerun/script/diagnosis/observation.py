@@ -267,6 +267,7 @@ def of_profile(profile: Profile, window: Observation | None = None) -> Observati
         step_s=profile.step_time_s,
         num_steps=profile.num_steady_steps,
         busy_s=seen.busy_s * kernels,
+        stretched_s=seen.stretched_s * (1.0 if is_on_gpu else kernels),
         exposed_s=seen.exposed_s * kernels,
         loader_s=parts.input_wait_s,
         **{name: getattr(seen, name) * scale for name in idle},
@@ -403,8 +404,11 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
     by_class = {COMMUNICATION: exposed.length_s} if len(exposed.begin) else {}
     is_double = [own.names[i].lower() == "double" for i in own.element]
     products = np.isin(classes, PRODUCTS)
+    alone = replace(own, end_s=own.begin_s + self_s)
+    computing = alone.where(~reading.covers((alone.begin_s + alone.end_s) / 2))
     return {
         "busy_s": busy.minus(reading).length_s,
+        "stretched_s": sum(_uneven(trace, computing)),
         "loader_s": waiting.common(whole).minus(compiling).length_s,
         "compile_s": compiling.common(whole).length_s,
         "sync_s": reading.length_s,

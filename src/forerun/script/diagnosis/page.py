@@ -18,6 +18,7 @@ _VERDICTS = {
     "faster": "faster than predicted",
     "not compared": "no prediction to compare with",
 }
+_SOURCES = {"run": "a command", "trace": "a trace", "number": "measured steps"}
 _LEAST_SHARE = 0.01
 
 
@@ -46,7 +47,7 @@ def diagnosis_page(found: Diagnosis) -> RenderableType:
 def _title(found: Diagnosis) -> Text:
     where = " on ".join(filter(None, (found.model, found.device)))
     steps = f", mean of {found.num_steps:,} steps" if found.num_steps else ""
-    text = Text.assemble(("Diagnosis", "bold"), f" of {where or 'a trace'}\n")
+    text = Text.assemble(("Diagnosis", "bold"), f" of {where or _SOURCES[found.source]}\n")
     text.append(f"measured   {format_duration_s(found.measured)}{steps}\n")
     if found.predicted is not None:
         text.append(

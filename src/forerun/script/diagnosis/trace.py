@@ -277,6 +277,15 @@ def _opened(path: Path) -> io.TextIOBase:
     return file_of_text
 
 
+def is_trace(path: Path) -> bool:
+    """True for JSON, packed or not, and for what cannot be read at all."""
+    try:
+        with _opened(path) as file:
+            return file.read(64).lstrip("\ufeff \t\r\n")[:1] in ("{", "[", "")
+    except (OSError, EOFError, zlib.error):
+        return True
+
+
 class _Source:
     """The events of a file one by one, with no more of it in memory than a chunk."""
 

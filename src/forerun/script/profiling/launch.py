@@ -90,9 +90,14 @@ class Launch:
         return training_process(self.processes)
 
     @property
+    def training(self) -> tuple[ProcessRecord, ...]:
+        """The processes of a distributed job that trained."""
+        return tuple(each for each in self.processes if len(each.steps) and each.rank is not None)
+
+    @property
     def num_ranks(self) -> int:
         """Number of processes that trained."""
-        return sum(1 for each in self.processes if len(each.steps) and each.rank is not None) or 1
+        return len(self.training) or 1
 
     @property
     def said(self) -> str:

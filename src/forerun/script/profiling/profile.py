@@ -31,6 +31,8 @@ STEP_NAMES = (
 _BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED, _BATCHES, _SAVING, _COLLECTING = range(10)
 _IMAGE_DIMS = 4
 _ALL_CORES = 0.85
+_LEAST_POINTS, _STRAIGHT, _GROWN = 6, 0.9, 0.03
+"""Samples of memory, share of their variance in a line, and share of growth from which on it grows with the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +208,9 @@ def parts_of_step(
     if not window.is_on_gpu:
         # On a processor the kernels run in the host's own time; the share of the traced window is taken for
         # all steps.
-        computing_s = max(window.step_s - window.loader_s - traced_held_s, window.busy_s)
-        share = window.busy_s / computing_s if computing_s > 0 else 1.0
+        busy_s = window.busy_s + window.exposed_s
+        computing_s = max(window.step_s - window.loader_s - traced_held_s, busy_s)
+        share = busy_s / computing_s if computing_s > 0 else 1.0
         kernels_s = max(0.0, step_s - wait_s - held_s) * share
         return StepParts(
             input_wait_s=wait_s, copy_s=0.0, kernels_s=kernels_s, host_s=step_s - wait_s - kernels_s
@@ -308,7 +311,10 @@ def summarise_run(
         interrupted_by=run.interrupted_by,
         num_killed=run.num_killed,
         said=run.said if run.outcome == "crashed" else "",
-        notes=_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
+        notes=(
+            *_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
+            *_growth(run, process),
+        ),
     )
 
 
@@ -446,6 +452,26 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
         return 0.0, 0.0
     used_s = float(np.interp(end_s, times, used) - np.interp(begin_s, times, used))
     return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
+
+
+def _growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
+    """A sentence where memory grows with the steps: a straight line through most of what it varies."""
+    after = process.steps[np.flatnonzero(process.steps[:, _TRACED])[-1:].max(initial=0), _END]
+    points = [(s.time_s, s.memory_bytes) for s in run.samples if after <= s.time_s <= process.steps[-1, _END]]
+    if len(points) < _LEAST_POINTS:
+        return ()
+    times_s, memory_bytes = np.asarray(points, dtype=float).T
+    per_s = float(np.polyfit(times_s, memory_bytes, 1)[0])
+    grown_bytes = per_s * (times_s[-1] - times_s[0])
+    is_straight = np.corrcoef(times_s, memory_bytes)[0, 1] ** 2 > _STRAIGHT if memory_bytes.std() else False
+    if not is_straight or grown_bytes < _GROWN * memory_bytes[0]:
+        return ()
+    num_steps = int(((process.steps[:, _END] > times_s[0]) & (process.steps[:, _END] <= times_s[-1])).sum())
+    step_bytes = grown_bytes / max(1, num_steps)
+    return (
+        f"memory grew by {step_bytes / 2**20:.3g} MiB a step: are losses or outputs kept with their graphs in place "
+        "of loss.item() and output.detach()?",
+    )
 
 
 def _notes(

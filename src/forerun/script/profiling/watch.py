@@ -240,6 +240,7 @@ class Window:
             return True
         if self.is_open and num_steps >= self._last:
             self.close()
+            gc.collect()  # else a later step would free what the tracer left behind
             return True
         return False
 
