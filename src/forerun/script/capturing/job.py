@@ -700,6 +700,13 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         others = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)} - changed
         for limit in _compared(test, kinds, others, frame):
             yield replace(limit, is_raised=False)
+    # What is set back now and then, such as the rounds without a better loss, counts no steps.
+    changed -= {
+        ast.unparse(target)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+    }
     for test in _tests_to_leave(loop.body):
         yield from _compared(written_out(test, frame), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
 

@@ -81,9 +81,11 @@ class Pauses:
         self._only_read: dict[str, bool] = {}  # and whether under a condition that is not known
         self._loops: list[Place] = []
         self._kept: list[FrameType] = []
-        self._is_of_library = False
+        self._is_of_library = self._is_counted = False
         self.is_after = self._is_told = self._has_ended = False
         self._num_late = 0
+        self.interval: tuple[Any, int] | None = None
+        """Unit and number of a framework's handler that runs now, if that comes every so many."""
 
     def saw(self, kind: str, num_samples: int | None = None) -> None:
         """The script evaluates (``validation``) or saves (``checkpoints``) now.
@@ -99,7 +101,11 @@ class Pauses:
         around = list(_all_around(sys._getframe(1)))
         if kind == "validation" and _samples(sys._getframe(1), self._loops):
             return
-        if self.is_after:
+        if self.interval is not None:
+            self._keep(
+                kind, CapturedPause(unit=self.interval[0], every=self.interval[1], num_samples=num_samples)
+            )
+        elif self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             if pause is not None:
                 self._only_read.pop(kind, None)
@@ -126,6 +132,9 @@ class Pauses:
         frames = frames_around(frame)
         self._kept = frames  # else another one may get their place in memory
         self._is_of_library = not all(is_of_script(inner.f_code.co_filename) for inner in frames)
+        inner = next((loop for own in frames for loop in reversed(enclosing_loops(own))), None)
+        nodes = ast.walk(inner.iter) if isinstance(inner, ast.For) else ()
+        self._is_counted = any(getattr(node, "id", "") in RANGES for node in nodes)
         self._loops = [place for inner in reversed(frames) for place in _places(inner)]
         if len(self._loops) == 1 and steps_per_epoch == 1:
             self._loops.append(_ONE_STEP)
@@ -176,8 +185,12 @@ class Pauses:
         if self._num_late == 1:
             return
         for kind, has_condition in self._only_read.items():
-            # A whole end of an epoch went by without it: its condition does not hold.
-            if has_condition and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs"):
+            # A whole end of an epoch went by without it: its condition does not hold. Counted rounds may go on.
+            if (
+                has_condition
+                and not self._is_counted
+                and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs")
+            ):
                 del self._found[kind]
         self._write()
         self._leave()
@@ -315,7 +328,8 @@ def _interval(
         names = [] if counted is None else [ast.unparse(part) for part in ast.walk(counted)]
         if any(map(_RANK.search, names)):
             continue  # which process does it, not when
-        if isinstance(value, int) and value >= 0:
+        if isinstance(value, (int, float)) and 0 <= value == int(value):
+            value = int(value)  # such as 5e3
             added = 1.0 if counted is None else added_per_step(counted, frame)
             rounds = math.prod((raised or {}).get(name, 1) for name in names)
             return rounds * (value if value % added else round(value / added))
