@@ -125,13 +125,7 @@ class KnownValues:
         self._flat.pop(key, None)
         self._watch.pop(key, None)
 
-    def follow(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        outputs: list[torch.Tensor],
-    ) -> None:
+    def follow(self, func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
         """Computes an operation beside the pretended one, if all its operands are known."""
         found: list[bool] = []
 
