@@ -65,8 +65,7 @@ def profile(
     window: Annotated[int, typer.Option(help="Number of steps under torch.profiler; 0 for none.")] = 5,
     warmup: Annotated[int, typer.Option(help="Number of warm-up steps before the profiled ones.")] = 3,
     epochs: Annotated[
-        float | None,
-        typer.Option(help=SETTING_HELP["epochs"], show_default="by the script's arguments"),
+        float | None, typer.Option(help=SETTING_HELP["epochs"], show_default="by the script's arguments")
     ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="10min", help=RUN_TIME_HELP)] = None,
     keep: Annotated[
@@ -198,10 +197,7 @@ def tune(
 _AS_IT_IS = "script"
 
 
-@verb(
-    "Run two configurations in turns and compare them.",
-    page="forerun.script.pages:comparison_page",
-)
+@verb("Run two configurations in turns and compare them.", page="forerun.script.pages:comparison_page")
 def compare(
     first: Annotated[
         str,

@@ -383,12 +383,7 @@ def _options(folder: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _conclude(
-    tuner: Tuner,
-    found: Profile,
-    ended_by: str,
-    known_notes: tuple[str, ...],
-    *,
-    echo: IO[str] | None,
+    tuner: Tuner, found: Profile, ended_by: str, known_notes: tuple[str, ...], *, echo: IO[str] | None
 ) -> TuneResult:
     task, settings, front = tuner.task, tuner.task.settings, tuner.store.front()
     candidates = [t for t in tuner.store.trials() if has_value(t)] if task.is_single else front

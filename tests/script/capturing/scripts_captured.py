@@ -88,6 +88,8 @@ class Tagger(nn.Module):
         return self.head(pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
 model = Tagger()
 assert isinstance(model.head.weight.data, Tensor) and Tensor([1, 2]).type() == "torch.cuda.FloatTensor"
+model.head.weight.seen = 1
+assert model.cpu().cuda().head.weight.seen == 1
 average = copy.deepcopy(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3), fused=True)
 left, right = torch.tensor([[3.0, 5.0], [4.0, 6.0]]).cuda().unbind(1)

@@ -53,8 +53,8 @@ from forerun.graph.captured import CapturedPause, read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
 from forerun.script import profiling
 from forerun.script.capture_script import ScriptServer, capture, captured_by
-from forerun.script.capturing.job import enclosing_loops
 from forerun.script.capturing.pretend import ValueNeededError
+from forerun.script.capturing.source import enclosing_loops
 from forerun.script.command_words import parse_command
 from forerun.script.patching import CaptureState, begin_capture, capture_state
 from forerun.script.profiling.messages import CAPTURE_HOOKS

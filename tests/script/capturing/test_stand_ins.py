@@ -166,7 +166,7 @@ def shows_a_few(network, pauses):
             network.save()
             best = score
             continue
-        if not epoch % 10:
+        if not epoch % 1e1:
             network.save()
     network.eval()
     network[0].eval()
@@ -184,9 +184,26 @@ def tries_all(network, pauses):
     network.train()
 
 
+def begins_its_loader_anew(network, pauses):
+    rank, network.save = 0, list
+    for _ in range(3):
+        for step in range(3):
+            if step == 2:
+                pauses.steps_recorded(here(), goes_on=False)
+                pauses.epoch_ended()
+                pauses.stepped()
+                pauses.stepped()
+        if rank in (-1, 0):
+            network.save()
+
+
 @pytest.mark.parametrize(
     ("script", "pauses"),
-    [(shows_a_few, {"checkpoints": ("epochs", 10)}), (tries_all, {"validation": ("job", 1)})],
+    [
+        (shows_a_few, {"checkpoints": ("epochs", 10)}),
+        (tries_all, {"validation": ("job", 1)}),
+        (begins_its_loader_anew, {"checkpoints": ("epochs", 1)}),
+    ],
 )
 def test_a_better_score_has_no_interval_and_a_few_samples_shown_are_no_validation(tmp_path, script, pauses):
     script(torch.nn.Sequential(torch.nn.Linear(4, 2)), Pauses(tmp_path, lambda: None))
@@ -203,9 +220,24 @@ def test_updates_by_handlers_of_an_epoch_of_ignite_are_the_steps_of_epochs():
         def _fire_event(self, event):
             steps.num_steps += event == "completed"
 
+        def _handler_wrapper(self, handler, event, chosen):
+            return lambda: handler() if chosen(self, 1) else None
+
     events = SimpleNamespace(EPOCH_STARTED="started", EPOCH_COMPLETED="completed", ITERATION_COMPLETED="one")
-    patches = cover_ignite(steps, SimpleNamespace(is_after=False), told.update)  # type: ignore[arg-type]
-    patches["ignite.engine.engine"](SimpleNamespace(Engine=Engine, Events=events))
+    pauses = SimpleNamespace(is_after=False, interval=None)
+    state = SimpleNamespace(event_to_attr={"completed": "epoch"})
+    patches = cover_ignite(steps, pauses, told.update)  # type: ignore[arg-type]
+    patches["ignite.engine.engine"](SimpleNamespace(Engine=Engine, Events=events, State=state))
+    every = 3
+    handler = Engine()._handler_wrapper(
+        lambda: seen.append(pauses.interval), "completed", lambda _, n: n % every == 0
+    )
+    seen: list[object] = []
+    handler()  # not the third epoch
+    pauses.is_after = True
+    handler()
+    assert (seen, pauses.interval) == ([("epochs", 3)], None)
+    pauses.is_after = False
     for event in ("started", *["one"] * 20, "completed"):  # an episode
         Engine()._fire_event(event)
     job = job_of(here(), Progress(num_steps=1, trainer=told))
@@ -233,6 +265,20 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
         for _phase in ["train", "val"]:  # one of them trains
             for _ in data:
                 assert job_of(here(), Progress(num_steps=2)).epochs == 3
+
+
+def test_rounds_without_a_better_loss_count_no_steps():
+    bad, counters, jobs = 0, Counters(), []
+    for epoch in range(50):
+        counters.note(here())
+        jobs += [job_of(here(), Progress(num_steps=3), counters)] if epoch == 2 else []
+        if epoch < 0:
+            bad = 0
+        else:
+            bad += 1
+        if bad == 10:
+            break
+    assert (jobs[0].epochs, jobs[0].steps_per_epoch) == (50, 1)
 
 
 def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_its_samples():

@@ -179,7 +179,7 @@ except ConnectionRefusedError:
 """
         said = isolated(code, tmp_path / "scratch").splitlines()
     assert said[0] == "near"
-    assert said[1].endswith("the network is off while a script is captured")
+    assert said[1].endswith("a capture has no network: load what it needs before")
     assert said[2:] == ["another loopback"] or (tmp_path / "scratch/0/guarded").exists()
 
 

@@ -397,13 +397,13 @@ def _close_network() -> None:
     @functools.wraps(connect)
     def near_connect(self: socket.socket, address: Any) -> Any:
         if self.family in (socket.AF_INET, socket.AF_INET6) and not is_near(address[0]):
-            raise OSError(errno.ENETUNREACH, "the network is off while a script is captured")
+            raise OSError(errno.ENETUNREACH, "a capture has no network: load what it needs before")
         return connect(self, address)
 
     @functools.wraps(resolve)
     def near_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_near(host):
-            raise socket.gaierror(socket.EAI_AGAIN, "the network is off while a script is captured")
+            raise socket.gaierror(socket.EAI_AGAIN, "a capture has no network: load what it needs before")
         return resolve(host, *args, **kwargs)
 
     socket.socket.connect = near_connect  # type: ignore[method-assign,assignment]

@@ -7,24 +7,19 @@ sources disagree, the one that ends the script counts, and a note says both.
 from __future__ import annotations
 
 import ast
-import bisect
-import copy
 import functools
 import gc
 import itertools
-import linecache
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from forerun.script.patching import capture_state, follow_arguments, is_of_library, is_of_script, tables
-
-_ENDLESS = 1e9
-"""Batches of a loader, rounds of a loop, or a setting, that stand for no limit."""
+from forerun.script.capturing import source
+from forerun.script.patching import capture_state, follow_arguments, is_of_script, tables
 
 
 def remember_arguments(module: Any) -> None:
@@ -119,11 +114,11 @@ class Counters:
         # Commands that read what a script says of its job need no framework.
         from forerun.script.capturing.steps import first_tensor
 
-        for inner, loop in _loops_outwards(frame):
+        for inner, loop in source.loops_outwards(frame):
             place = inner.f_code.co_filename, loop.lineno
             values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
             raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
-            values |= {ast.unparse(target): value_in(_loaded(target), inner) for target in raised}
+            values |= {ast.unparse(target): source.value_in(_loaded(target), inner) for target in raised}
             if isinstance(loop, ast.For):
                 names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
                 items = [inner.f_locals.get(name) for name in names]
@@ -144,7 +139,7 @@ class Counters:
             is_step: Whether a step ends now; else it is a pass before one, such as that of a rollout.
         """
         self._num_late += is_step
-        around = list(_loops_outwards(frame))
+        around = list(source.loops_outwards(frame))
         # Rounds of which values decide how long they are, such as episodes, say nothing of one another.
         if len(around) < 2 or any(_is_open(loop, inner) for inner, loop in around[:-1]):
             return None
@@ -174,12 +169,10 @@ class Counters:
 
     def close(self, frame: FrameType | None) -> None:
         """Leaves out loops that are parts of a step: inner ones, of two rounds or more."""
-        for inner, loop in list(_loops_outwards(frame))[:-1]:
+        for inner, loop in list(source.loops_outwards(frame))[:-1]:
             place = inner.f_code.co_filename, loop.lineno
             first, *more = self._rounds.pop(place, [None])
-            is_same = (
-                isinstance(first, list) and bool(more) and all(_are_same(first, items) for items in more)
-            )
+            is_same = bool(more) and all(_are_same(first, items) for items in more)
             if not is_same or not isinstance(loop, ast.For) or _rounds(loop.iter, inner)[0] == 1:
                 break
             capture_state().within_steps.add(place)
@@ -192,7 +185,7 @@ def _is_open(loop: ast.For | ast.While, frame: FrameType) -> bool:
     """True for a loop that no counter ends, such as one through ``itertools.count()``."""
     if isinstance(loop, ast.While):
         return not any(True for _ in _limits(loop, frame))
-    return isinstance(loop.iter, ast.Call) and called_name(loop.iter.func) == "count"
+    return isinstance(loop.iter, ast.Call) and source.called_name(loop.iter.func) == "count"
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -209,9 +202,9 @@ def added_per_step(counted: ast.expr, frame: FrameType) -> float:
     return 1.0
 
 
-def _are_same(first: list[Any], second: Any) -> bool:
-    return isinstance(second, list) and all(
-        a is b or (isinstance(a, (int, str)) and a == b) for a, b in zip(first, second, strict=False)
+def _are_same(*rounds: Any) -> bool:
+    return all(isinstance(items, list) for items in rounds) and all(
+        a is b or (isinstance(a, (int, str)) and a == b) for a, b in zip(*rounds, strict=False)
     )
 
 
@@ -225,14 +218,8 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     trainer = progress.trainer or {}
     loops = _without_other_lists(loops_around(frame, progress.num_steps, counters), progress)
     named_epochs = named_length(frame, EPOCH_NAMES, capture_state().options)
-    named_epochs = named_epochs or next(
-        (
-            NamedLength(name="epochs", value=loop.rounds)
-            for loop in loops
-            if loop.names_epochs and loop.rounds
-        ),
-        None,
-    )
+    counted = next((loop.rounds for loop in loops if loop.names_epochs and loop.rounds), None)
+    named_epochs = named_epochs or (None if counted is None else NamedLength(name="epochs", value=counted))
     named_steps = named_length(frame, STEP_NAMES, capture_state().options)
     # Rounds within an epoch that are counted go through a loader as often as they need it.
     of_ranges = _of_ranges(loops, named_epochs.value, progress) if named_epochs is not None else None
@@ -285,24 +272,18 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     # A step may begin in one epoch and end in the next: the epochs stay those of the script.
     if total is not None and total != whole:
         epochs = total / per_epoch if per_epoch else None
-    return Job(
-        epochs=epochs,
-        steps_per_epoch=per_epoch,
-        max_steps=None if is_of_epochs else total,
-        notes=tuple(notes),
-    )
+    total = None if is_of_epochs else total
+    return Job(epochs=epochs, steps_per_epoch=per_epoch, max_steps=total, notes=tuple(notes))
 
 
 def _without_other_lists(loops: Sequence[Loop], progress: Progress) -> list[Loop]:
     """Loops of which those around another one go through the loader's batches, or else through no data."""
+    if progress.num_batches is None:
+        return [*loops]
+    kept = (None, progress.num_batches)
     return [
-        replace(loop, is_data=False)
-        if loop is not loops[-1]
-        and not loop.is_of_argument
-        and loop.rounds is not None
-        and progress.num_batches not in (None, loop.rounds)
-        else loop
-        for loop in loops
+        replace(o, is_data=o.is_data and (o is loops[-1] or o.is_of_argument or o.rounds in kept))
+        for o in loops
     ]
 
 
@@ -330,7 +311,7 @@ def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | N
         fetches = 1  # micro-steps are inside the loop's rounds
     if data is not None and fetches > 1 and not data.is_cut and progress.num_batches not in (None, batches):
         fetches = 1  # a loop over something else than the loader's batches
-    return (batches if batches is not None and batches < _ENDLESS else None), fetches
+    return (batches if batches is not None and batches < source.ENDLESS else None), fetches
 
 
 def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int | None:
@@ -344,9 +325,7 @@ def _of_ranges(loops: Sequence[Loop], epochs: float, progress: Progress) -> int 
     if len(loops) < 2:
         return 1 if counts == [epochs] and not progress.num_fetches else None
     *outer, inner = (count or 0 for count in counts)
-    if math.prod(outer) != epochs:
-        return None
-    return max(1, inner)
+    return max(1, inner) if math.prod(outer) == epochs else None
 
 
 def _counted(loops: Sequence[Loop], per_epoch: int | None) -> tuple[float | None, int | None]:
@@ -363,7 +342,7 @@ def _counted(loops: Sequence[Loop], per_epoch: int | None) -> tuple[float | None
     outer = loops if place is None else loops[:place]
     counts = [loop.rounds for loop in outer]
     rounds = math.prod(count for count in counts if count is not None)
-    is_counted = bool(counts) and None not in counts and 0 < rounds < _ENDLESS
+    is_counted = bool(counts) and None not in counts and 0 < rounds < source.ENDLESS
     if place is not None:
         return (float(rounds) if is_counted else None), min(limits, default=None)
     if is_counted:
@@ -381,17 +360,11 @@ def _planned_steps(num_steps: int) -> int | None:
             functions = getattr(thing, "lr_lambdas", ())
             given = [getattr(function, "keywords", {}).get("num_training_steps") for function in functions]
             for total in (getattr(thing, "total_steps", None), getattr(thing, "T_max", None), *given):
-                if isinstance(total, (int, float)) and 0 < total < _ENDLESS:
+                if isinstance(total, (int, float)) and 0 < total < source.ENDLESS:
                     return round(total)
     return None
 
 
-_SAFE = (
-    ast.Expression, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add,
-    ast.Sub, ast.Mult, ast.FloorDiv, ast.USub, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.And, ast.Or,
-    ast.Tuple, ast.List,
-)  # fmt: skip
-RANGES = ("range", "trange")
 _AROUND = ("tqdm", "track", "progress_bar", "master_bar", "enumerate", "iter", "list", "reversed")
 
 
@@ -404,93 +377,9 @@ def loops_around(frame: FrameType | None, num_steps: int = 1, counters: Counters
         counters: What these steps added to the counters of the loops.
     """
     found: list[Loop] = []
-    for inner, loop in _loops_outwards(frame):
+    for inner, loop in source.loops_outwards(frame):
         found.append(_read(loop, inner, num_steps, counters or Counters(), is_outer=bool(found)))
     return found[::-1]
-
-
-def _loops_outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, ast.For | ast.While]]:
-    """The loops around a frame's line, each with its own frame, the innermost first."""
-    for inner in frames_around(frame):
-        for loop in reversed(enclosing_loops(inner)):
-            yield inner, loop
-
-
-def frames_around(frame: FrameType | None) -> list[FrameType]:
-    """Frames that may hold the loops of the steps, the innermost first.
-
-    They are the script's; where none of those loops, it has handed over to a library's trainer, whose frames they are.
-    """
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    own = [inner for inner in frames if is_of_script(inner.f_code.co_filename)]
-    if any(enclosing_loops(inner) for inner in own):
-        return own
-    return [inner for inner in frames if inner in own or is_of_library(inner.f_code.co_filename)]
-
-
-def enclosing_loops(frame: FrameType) -> list[ast.For | ast.While]:
-    """The loops of the frame's own function around its line, without those through optimizers or names of phases."""
-    loops: list[ast.For | ast.While] = []
-    for node in path_to(frame):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            loops = []
-        elif isinstance(node, ast.While) or (
-            isinstance(node, ast.For) and not (_is_of_optimizers(node, frame) or _is_of_phases(node, frame))
-        ):
-            loops.append(node)
-    within = capture_state().within_steps
-    return [loop for loop in loops if (frame.f_code.co_filename, loop.lineno) not in within]
-
-
-def _is_of_optimizers(loop: ast.For, frame: FrameType) -> bool:
-    """True if a loop's variable is an optimizer now, or a mapping with one: all its rounds are part of one step."""
-    names = (node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
-    found = [frame.f_locals.get(name) for name in names]
-    inside = [value for item in found if isinstance(item, Mapping) for value in item.values()]
-    return any(
-        hasattr(type(item), "param_groups") or "param_groups" in getattr(item, "__dict__", ())
-        for item in (*found, *inside)
-    )
-
-
-def _is_of_phases(loop: ast.For, frame: FrameType) -> bool:
-    """True for a loop through two or three words, such as ``["train", "val"]``: one of its rounds trains."""
-    if isinstance(loop.iter, (ast.List, ast.Tuple)):
-        found: Any = [getattr(word, "value", None) for word in loop.iter.elts]
-    else:
-        found = value_in(loop.iter, frame)
-    return (
-        isinstance(found, (list, tuple, dict))
-        and 2 <= len(found) <= 3
-        and all(isinstance(w, str) for w in found)
-    )
-
-
-def path_to(frame: FrameType) -> list[ast.AST]:
-    """The nodes of a frame's source around its line, from the whole file inwards."""
-    node: ast.AST | None = parsed(frame.f_code.co_filename)
-    found: list[ast.AST] = []
-    while node is not None:
-        found.append(node)
-        node = next((child for child in ast.iter_child_nodes(node) if _holds(child, frame.f_lineno)), None)
-    return found
-
-
-def _holds(node: ast.AST, line: int) -> bool:
-    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
-    return first is not None and last is not None and first <= line <= last
-
-
-@functools.cache
-def parsed(path: str) -> ast.AST | None:
-    """Syntax of a file; None if it has none."""
-    try:
-        return ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return None
 
 
 def _read(
@@ -520,24 +409,21 @@ def _read(
         rounds = rounds if is_outer or seen_steps is None else seen_steps
     skipping = _tests_with_remainder(loop, frame)
     return Loop(
-        rounds=rounds,
-        is_cut=is_cut,
-        is_data=is_data,
-        is_of_argument=is_of_argument,
-        most_steps=most_steps,
-        seen_steps=seen_steps,
-        is_update_skipped=bool(skipping),
+        rounds=rounds, is_cut=is_cut, is_data=is_data, is_of_argument=is_of_argument, most_steps=most_steps,
+        seen_steps=seen_steps, is_update_skipped=bool(skipping),
         keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
         names_epochs=any("epoch" in name for name in own),
         place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
-    )
+    )  # fmt: skip
 
 
 def _tests_with_remainder(loop: ast.For | ast.While, frame: FrameType) -> list[ast.expr]:
     """Conditions within a loop around a frame's line that hold every so many rounds."""
-    inside = path_to(frame)
+    inside = source.path_to(frame)
     tests = [
-        written_out(node.test, frame) for node in inside[inside.index(loop) + 1 :] if isinstance(node, ast.If)
+        source.written_out(node.test, frame)
+        for node in inside[inside.index(loop) + 1 :]
+        if isinstance(node, ast.If)
     ]
     return [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
 
@@ -547,17 +433,16 @@ def _carries_rest(frame: FrameType | None) -> bool:
 
     Their counter is raised in the innermost loop, and none of the loops sets it anew.
     """
-    around = [(inner, loops) for inner in frames_around(frame) if (loops := enclosing_loops(inner))]
+    frames = source.frames_around(frame)
+    around = [(inner, loops) for inner in frames if (loops := source.enclosing_loops(inner))]
     for inner, loops in around[:1]:
         nodes = [node for test in _tests_with_remainder(loops[-1], inner) for node in ast.walk(test)]
-        divided = [
-            node.left for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
-        ]
+        divided = [n.left for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
         raised: set[str] = set()
         others: set[str] = set()
-        for part, node in changed_around(inner).items():
+        for part, node in source.changed_around(inner).items():
             (raised if isinstance(node, ast.AugAssign) else others).add(ast.unparse(part))
-        kept = set().union(*map(parts_in, divided)) & raised - others
+        kept = set().union(*map(source.parts_in, divided)) & raised - others
         # A function's own variable begins anew with each call.
         kept -= set(inner.f_code.co_varnames) if len(around) > 1 else set()
         return bool(kept) and not any(isinstance(node, ast.Or) for node in nodes)
@@ -569,7 +454,7 @@ def round_of(frame: FrameType | None) -> tuple[Any, ...]:
 
     They are told apart by what the loop goes through, or by the counters that end it.
     """
-    for inner, loop in _loops_outwards(frame):
+    for inner, loop in source.loops_outwards(frame):
         place = inner.f_code.co_filename, loop.lineno
         if isinstance(loop, ast.While):
             return place, *(limit.value for limit in _limits(loop, inner))
@@ -583,24 +468,18 @@ def _first_of(loop: ast.For | ast.While, frame: FrameType) -> int:
     """First number that ``range`` or ``enumerate`` gives to a loop."""
     nodes = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
-        name = called_name(call.func)
+        name = source.called_name(call.func)
         given = [*call.args, *(word.value for word in call.keywords if word.arg == "start")]
-        if name in ("enumerate", *RANGES) and len(given) > 1:
-            first = value_in(given[name == "enumerate"], frame)
+        if name in ("enumerate", *source.RANGES) and len(given) > 1:
+            first = source.value_in(given[name == "enumerate"], frame)
             return first if isinstance(first, int) else 0
     return 0
 
 
 def _until(limit: _Limit, loop: ast.For | ast.While, frame: FrameType, first: int, added: float) -> int:
     """Steps until a limit is met, by the lines at which the counter is raised and compared around the step."""
-    raises = (
-        node.lineno
-        for node in ast.walk(loop)
-        if isinstance(node, (ast.AugAssign, ast.Assign))
-        for target in _targets(node)
-        if ast.unparse(target) == limit.counter
-    )
-    raised = next(raises, limit.line)
+    sets = (node for part, node in source.parts_set(loop) if ast.unparse(part) == limit.counter)
+    raised = next((node.lineno for node in sets if isinstance(node, (ast.AugAssign, ast.Assign))), limit.line)
     if limit.line <= frame.f_lineno:  # compared before the step
         compared = first - added * (limit.line < raised <= frame.f_lineno)
         return math.floor((limit.bound - 1 - compared) / added + 1e-9) + 1
@@ -613,7 +492,7 @@ def _seen_steps(loop: ast.For, frame: FrameType, rounds: int, counters: Counters
     if not isinstance(loop.target, ast.Name) or not isinstance(loop.iter, ast.Call):
         return None
     first, added = counters.of(loop, frame, loop.target.id)
-    values = [value_in(argument, frame) for argument in loop.iter.args]
+    values = [source.value_in(argument, frame) for argument in loop.iter.args]
     if not added or not all(isinstance(value, int) for value in values) or not values:
         return None
     numbers = range(*values)
@@ -626,22 +505,22 @@ def _seen_steps(loop: ast.For, frame: FrameType, rounds: int, counters: Counters
 
 def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
     """Number of items that a loop goes through, None if not known; whether they are data; ``Loop.is_of_argument``."""
-    while isinstance(found, ast.Call) and called_name(found.func) in _AROUND and found.args:
+    while isinstance(found, ast.Call) and source.called_name(found.func) in _AROUND and found.args:
         found = found.args[0]
     if isinstance(found, (ast.List, ast.Tuple)):  # written out, such as the lengths of phases
         return len(found.elts), False, False
     if not isinstance(found, ast.Call):
-        value = value_in(found, frame)
+        value = source.value_in(found, frame)
         value = getattr(value, "__dict__", {}).get("iterable", value)  # of a bar of progress
         return _length(value), not isinstance(value, range), False
-    values = [value_in(argument, frame) for argument in found.args]
-    if called_name(found.func) in RANGES:
+    values = [source.value_in(argument, frame) for argument in found.args]
+    if source.called_name(found.func) in source.RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
         if is_known and (phases := _phases(found.args[-1], frame)):
             return sum(phases) // len(phases), False, False
         return (len(range(*values)) if is_known else None), False, False
     lengths = [length for value in values if (length := _length(value)) is not None]
-    is_cut = called_name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
+    is_cut = source.called_name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
     if is_cut:
         lengths.append(values[1])
     # Another function goes through what it is given, as torchvision's log_every does.
@@ -650,13 +529,13 @@ def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
 
 def _phases(bound: ast.expr, frame: FrameType) -> list[int]:
     """The numbers of a list around a loop, if each is the bound of that loop in its turn; else none."""
-    for node in path_to(frame):
+    for node in source.path_to(frame):
         if not isinstance(node, ast.For) or not isinstance(bound, ast.Name):
             continue
         if all(getattr(inner, "id", "") != bound.id for inner in ast.walk(node.target)):
             continue
         listed = [inner for inner in ast.walk(node.iter) if isinstance(inner, (ast.List, ast.Tuple))]
-        numbers = [value_in(number, frame) for inner in listed for number in inner.elts]
+        numbers = [source.value_in(number, frame) for inner in listed for number in inner.elts]
         return numbers if all(isinstance(number, int) for number in numbers) else []
     return []
 
@@ -668,7 +547,7 @@ def _length(value: Any) -> int | None:
         length = len(value)
     except Exception:  # a stream has none, and may say so in any way
         return None
-    return None if length >= _ENDLESS else length
+    return None if length >= source.ENDLESS else length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,22 +565,21 @@ class _Limit:
 
 
 def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
-    changed = {
-        ast.unparse(target)
-        for node in ast.walk(loop)
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For))
-        for part in _targets(node)
-        for target in ast.walk(part)
-        if isinstance(getattr(target, "ctx", None), ast.Store)
-    }
+    stored = [
+        (p, node) for p, node in source.parts_set(loop) if isinstance(getattr(p, "ctx", None), ast.Store)
+    ]
+    changed = {ast.unparse(part) for part, _ in stored}
     if isinstance(loop, ast.While):
         kinds, test = (ast.Lt, ast.LtE, ast.NotEq), _asked(loop.test, frame)
         yield from _compared(test, kinds, changed, frame)
         others = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)} - changed
         for limit in _compared(test, kinds, others, frame):
             yield replace(limit, is_raised=False)
+    # What is set back now and then, such as the rounds without a better loss, counts no steps.
+    changed -= {ast.unparse(p) for p, node in stored if isinstance(getattr(node, "value", None), ast.Constant)
+                and isinstance(node, ast.Assign)}  # fmt: skip
     for test in _tests_to_leave(loop.body):
-        yield from _compared(written_out(test, frame), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
+        yield from _compared(source.written_out(test, frame), (ast.GtE, ast.Gt, ast.Eq), changed, frame)
 
 
 def _asked(test: ast.expr, frame: FrameType) -> ast.expr:
@@ -709,30 +587,17 @@ def _asked(test: ast.expr, frame: FrameType) -> ast.expr:
     if not isinstance(test, ast.Call) or test.args or test.keywords:
         return test
     known = getattr(type(frame.f_locals.get("self")), ast.unparse(test.func).removeprefix("self."), None)
-    body = source_of(known).body if isinstance(known, FunctionType) else []
+    body = source.source_of(known).body if isinstance(known, FunctionType) else []
     returned = getattr(body[-1], "value", None) if body and isinstance(body[-1], ast.Return) else None
     return returned if returned and all(isinstance(node, ast.Expr) for node in body[:-1]) else test
-
-
-def source_of(function: FunctionType) -> ast.FunctionDef | ast.Module:
-    """Syntax of a function; an empty one if its source is not at hand."""
-    line = function.__code__.co_firstlineno  # that of a decorator, if it has one
-    for node in ast.walk(parsed(function.__code__.co_filename) or ast.Module([], [])):
-        if isinstance(node, ast.FunctionDef) and line in {
-            node.lineno,
-            *(n.lineno for n in node.decorator_list),
-        }:
-            return node
-    return ast.Module([], [])
 
 
 def _tests_to_leave(body: Iterable[ast.stmt], *, is_inner: bool = False) -> Iterator[ast.expr]:
     """Conditions under which a loop is left; out of an inner loop only ``return`` leads."""
     for node in body:
         if isinstance(node, ast.If) and node.body:
-            if isinstance(
-                node.body[-1], (ast.Return, ast.Raise) if is_inner else (ast.Break, ast.Return, ast.Raise)
-            ):
+            ends = (ast.Return, ast.Raise) if is_inner else (ast.Break, ast.Return, ast.Raise)
+            if isinstance(node.body[-1], ends):
                 yield node.test
             yield from _tests_to_leave([*node.body, *node.orelse], is_inner=is_inner)
         elif isinstance(node, (ast.With, ast.Try)):
@@ -750,127 +615,27 @@ def _compared(
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             continue
         left, kind, right = node.left, type(node.ops[0]), node.comparators[0]
-        if parts_in(right) & changed:
+        if source.parts_in(right) & changed:
             left, right, kind = right, left, turned.get(kind, kind)
-        counters = parts_in(left) & changed
+        counters = source.parts_in(left) & changed
         # A comparison of two things that both change has no bound that could be read.
-        if kind not in kinds or len(counters) != 1 or parts_in(right) & changed:
+        if kind not in kinds or len(counters) != 1 or source.parts_in(right) & changed:
             continue
         (counter,) = counters
-        value, bound = value_in(ast.parse(counter, mode="eval").body, frame), value_in(right, frame)
-        if isinstance(value, int) and isinstance(bound, (int, float)) and 0 < bound < _ENDLESS:
+        value = source.value_in(ast.parse(counter, mode="eval").body, frame)
+        bound = source.value_in(right, frame)
+        if isinstance(value, int) and isinstance(bound, (int, float)) and 0 < bound < source.ENDLESS:
             beyond = math.floor(bound) + 1 if kind in (ast.Gt, ast.LtE) else math.ceil(bound)
             meets = functools.partial(_reaches, left, counter, beyond, frame)
-            if (first := first_number(meets)) is not None:
+            if (first := source.first_number(meets)) is not None:
                 yield _Limit(counter=counter, value=value, bound=first, line=node.lineno)
-
-
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
-
-
-def parts_in(expression: ast.AST) -> set[str]:
-    """Names and attributes in an expression, as they are written."""
-    return {ast.unparse(node) for node in ast.walk(expression) if isinstance(node, (ast.Name, ast.Attribute))}
 
 
 def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, number: int) -> bool:
     """True if an expression of a counter, such as ``(step + 1) // 4``, reaches a bound at a number."""
-    value = value_in(with_number(expression, counter, number), frame)
+    value = source.value_in(source.with_number(expression, counter, number), frame)
     return isinstance(value, (int, float)) and value >= beyond
 
-
-def substituted(tree: Any, instead: Callable[[ast.AST], ast.AST | None]) -> Any:
-    """A copy of syntax in which a function gives other nodes in the place of some; None keeps a node."""
-
-    class Writer(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            new = instead(node)
-            return super().visit(node) if new is None else new
-
-    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(tree)))
-
-
-def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
-    """An expression with a number in the place of a counter."""
-    return substituted(  # type: ignore[no-any-return]
-        expression,
-        lambda node: (
-            ast.Constant(number)
-            if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == counter
-            else None
-        ),
-    )
-
-
-def changed_around(frame: FrameType) -> dict[ast.AST, ast.AST]:
-    """Parts of what the loops around a frame's line set, each with the statement that sets it."""
-    return {
-        part: node
-        for loop in enclosing_loops(frame)[:1]
-        for node in ast.walk(loop)
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For, ast.AnnAssign))
-        for target in _targets(node)
-        for part in ast.walk(target)
-    }
-
-
-def written_out(test: ast.expr, frame: FrameType) -> ast.expr:
-    """A condition with names such as ``last_step`` replaced by what the loop says they are."""
-    names = [(part.id, node) for part, node in changed_around(frame).items() if isinstance(part, ast.Name)]
-    said = {
-        name: value
-        for name, node in names
-        if sum(name == other for other, _ in names) == 1
-        and isinstance(value := getattr(node, "value", None), (ast.Compare, ast.BoolOp))
-    }
-    return substituted(test, lambda node: said.get(getattr(node, "id", "")))  # type: ignore[no-any-return]
-
-
-def first_number(holds: Callable[[int], bool]) -> int | None:
-    """The first whole number from which on a condition holds; None if there is none."""
-    return bisect.bisect_left(range(int(_ENDLESS)), True, key=holds) if holds(int(_ENDLESS)) else None
-
-
-def called_name(function: ast.expr) -> str:
-    """The last name of what is called; empty for anything but names and attributes."""
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def value_in(expression: ast.expr, frame: FrameType) -> Any:
-    """The value of names, attributes, items, sums and lengths; None for anything that would run code of the script."""
-    value = evaluated(expression, frame)
-    return None if isinstance(value, bool) or type(value).__module__ == "torch" else value
-
-
-def evaluated(expression: ast.expr, frame: FrameType) -> Any:
-    """As ``value_in``, for tests and tensors too."""
-    if not all(isinstance(node, _SAFE) or _is_harmless(node, frame) for node in ast.walk(expression)):
-        return None
-    try:
-        code = compile(ast.Expression(expression), "<loop>", "eval")
-        return eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the script's own names, and lengths
-    except Exception:  # an attribute may run any code
-        return None
-
-
-def _is_harmless(node: ast.AST, frame: FrameType) -> bool:
-    """True for a call of a function of numbers, of ``len``, or of a tensor for its size."""
-    if not isinstance(node, ast.Call) or node.keywords:
-        return isinstance(node, ast.Div)
-    function = node.func
-    if isinstance(function, ast.Name):
-        known = frame.f_locals.get(function.id, frame.f_globals.get(function.id))
-        return function.id in _OF_NUMBERS and known is None
-    if not isinstance(function, ast.Attribute):
-        return False
-    owner = evaluated(function.value, frame)
-    if isinstance(owner, ModuleType):
-        return owner.__name__ == "math"
-    return function.attr in ("size", "dim", "numel") and type(owner).__module__.startswith("torch")
-
-
-_OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
 
 EPOCH_NAMES, STEP_NAMES, _HOLDERS = tables()["lengths"].values()
 _DEEPEST = 3
@@ -927,7 +692,7 @@ def _settings(known: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 @functools.cache
 def _counters(path: str) -> frozenset[str]:
-    tree = parsed(path)
+    tree = source.parsed(path)
     added = [node.target for node in ast.walk(tree) if isinstance(node, ast.AugAssign)] if tree else []
     return frozenset(target.id for target in added if isinstance(target, ast.Name))
 
@@ -958,6 +723,6 @@ def _first(known: Mapping[str, Any], names: Sequence[str], place: str) -> NamedL
     folded = {str(name).lower().replace("-", "_"): (name, value) for name, value in list(known.items())}
     for name in names:
         written, value = folded.get(name, (name, None))
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _ENDLESS:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < source.ENDLESS:
             return NamedLength(name=f"{place}{written}".removeprefix("self."), value=float(value))
     return None

@@ -301,6 +301,24 @@ def cover_ignite(steps: Steps, pauses: Pauses, seen: Callable[..., None]) -> dic
                 seen(num_epochs=engine.state.max_epochs, steps_per_epoch=steps.num_steps - before)
             return found
 
+        @surround(module.Engine, "_handler_wrapper")
+        def filtered(wrap: Any, engine: Any, handler: Any, event: Any, chosen: Any) -> Any:
+            every = inspect.getclosurevars(chosen).nonlocals.get("every")
+            unit = {"iteration": "steps", "epoch": "epochs"}.get(module.State.event_to_attr.get(event))
+            if every is None or unit is None:
+                return wrap(engine, handler, event, chosen)
+
+            @functools.wraps(handler)
+            def told(*args: Any, **kwargs: Any) -> Any:
+                pauses.interval = unit, every
+                try:
+                    return handler(*args, **kwargs)
+                finally:
+                    pauses.interval = None
+
+            # What comes every so many rounds comes at once when the steps are recorded, and tells what it is.
+            return wrap(engine, told, event, lambda *given: pauses.is_after or chosen(*given))
+
     return {"ignite.engine.engine": engine}
 
 

@@ -24,22 +24,8 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from forerun.graph.captured import CapturedPause
-from forerun.script.capturing.job import (
-    RANGES,
-    added_per_step,
-    called_name,
-    changed_around,
-    enclosing_loops,
-    evaluated,
-    first_number,
-    frames_around,
-    parts_in,
-    path_to,
-    source_of,
-    value_in,
-    with_number,
-    written_out,
-)
+from forerun.script.capturing import source
+from forerun.script.capturing.job import added_per_step
 from forerun.script.patching import is_of_library, is_of_script
 
 PAUSES_FILE = "pauses.json"
@@ -81,9 +67,11 @@ class Pauses:
         self._only_read: dict[str, bool] = {}  # and whether under a condition that is not known
         self._loops: list[Place] = []
         self._kept: list[FrameType] = []
-        self._is_of_library = False
+        self._is_of_library = self._is_counted = False
         self.is_after = self._is_told = self._has_ended = False
         self._num_late = 0
+        self.interval: tuple[Any, int] | None = None
+        """Unit and number of a framework's handler that runs now, if that comes every so many."""
 
     def saw(self, kind: str, num_samples: int | None = None) -> None:
         """The script evaluates (``validation``) or saves (``checkpoints``) now.
@@ -99,7 +87,11 @@ class Pauses:
         around = list(_all_around(sys._getframe(1)))
         if kind == "validation" and _samples(sys._getframe(1), self._loops):
             return
-        if self.is_after:
+        if self.interval is not None:
+            self._keep(
+                kind, CapturedPause(unit=self.interval[0], every=self.interval[1], num_samples=num_samples)
+            )
+        elif self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             if pause is not None:
                 self._only_read.pop(kind, None)
@@ -123,9 +115,12 @@ class Pauses:
         counts: bool = False,
     ) -> bool:
         """Reads the loops around the step; true if the script is to go on until its epoch has ended."""
-        frames = frames_around(frame)
+        frames = source.frames_around(frame)
         self._kept = frames  # else another one may get their place in memory
         self._is_of_library = not all(is_of_script(inner.f_code.co_filename) for inner in frames)
+        inner = next((loop for own in frames for loop in reversed(source.enclosing_loops(own))), None)
+        nodes = ast.walk(inner.iter) if isinstance(inner, ast.For) else ()
+        self._is_counted = any(getattr(node, "id", "") in source.RANGES for node in nodes)
         self._loops = [place for inner in reversed(frames) for place in _places(inner)]
         if len(self._loops) == 1 and steps_per_epoch == 1:
             self._loops.append(_ONE_STEP)
@@ -176,8 +171,12 @@ class Pauses:
         if self._num_late == 1:
             return
         for kind, has_condition in self._only_read.items():
-            # A whole end of an epoch went by without it: its condition does not hold.
-            if has_condition and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs"):
+            # A whole end of an epoch went by without it: its condition does not hold. Counted rounds may go on.
+            if (
+                has_condition
+                and not self._is_counted
+                and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs")
+            ):
                 del self._found[kind]
         self._write()
         self._leave()
@@ -214,7 +213,7 @@ def _all_around(frame: FrameType | None) -> Iterator[tuple[bool, list[Place | in
 
 
 def _places(frame: FrameType) -> list[Place]:
-    return [_place(frame, loop) for loop in enclosing_loops(frame)]
+    return [_place(frame, loop) for loop in source.enclosing_loops(frame)]
 
 
 def _place(frame: FrameType, loop: ast.For | ast.While) -> Place:
@@ -227,7 +226,7 @@ def _around(frame: FrameType) -> list[Place | int]:
     The frame itself is not kept: it would hold its tensors.
     """
     found: list[Place | int] = []
-    path = path_to(frame)
+    path = source.path_to(frame)
     raised: Mapping[str, int] = {}
     for node, inner in zip(path, [*path[1:], None], strict=True):
         if isinstance(node, (ast.For, ast.While)):
@@ -302,7 +301,7 @@ def _interval(
 
     0 if the script has switched that off. ``raised`` has the rounds in which a counter is raised once.
     """
-    for node in ast.walk(written_out(test, frame)):
+    for node in ast.walk(source.written_out(test, frame)):
         if isinstance(node, ast.Compare) and (found := _from_mark(node, frame)):
             return found
         divisor = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
@@ -311,11 +310,12 @@ def _interval(
             asked = (_interval(inner, frame, raised, depth + 1) for inner in _asked_inside(node, frame))
             if (every := next((one for one in asked if one is not None), None)) is not None:
                 return every
-        value = None if divisor is None else value_in(divisor, frame)
+        value = None if divisor is None else source.value_in(divisor, frame)
         names = [] if counted is None else [ast.unparse(part) for part in ast.walk(counted)]
         if any(map(_RANK.search, names)):
             continue  # which process does it, not when
-        if isinstance(value, int) and value >= 0:
+        if isinstance(value, (int, float)) and 0 <= value == int(value):
+            value = int(value)  # such as 5e3
             added = 1.0 if counted is None else added_per_step(counted, frame)
             rounds = math.prod((raised or {}).get(name, 1) for name in names)
             return rounds * (value if value % added else round(value / added))
@@ -327,19 +327,21 @@ _NAMED = (ast.Name, ast.Attribute)
 
 def _from_mark(test: ast.Compare, frame: FrameType) -> int | None:
     """Steps until a comparison of a counter with an earlier value of it, such as ``step >= saved + 500``, turns."""
-    changed = changed_around(frame)
+    changed = source.changed_around(frame)
     kept = {
         ast.unparse(part): ast.unparse(value)
         for part, node in changed.items()
         if isinstance(part, _NAMED) and isinstance(value := getattr(node, "value", None), _NAMED)
     }
-    names = parts_in(test) & (kept.keys() | set(map(ast.unparse, changed)))
+    names = source.parts_in(test) & (kept.keys() | set(map(ast.unparse, changed)))
     for mark in names & kept.keys():
         counter = kept[mark]
         counted = ast.parse(counter, mode="eval").body
         # A better loss or score has an earlier value, too.
-        if counter in names and isinstance(value_in(counted, frame), int):
-            turned = first_number(functools.partial(_has_turned, with_number(test, mark, 0), counter, frame))
+        if counter in names and isinstance(source.value_in(counted, frame), int):
+            turned = source.first_number(
+                functools.partial(_has_turned, source.with_number(test, mark, 0), counter, frame)
+            )
             if turned:
                 return math.ceil(turned / added_per_step(counted, frame))
     return None
@@ -347,13 +349,13 @@ def _from_mark(test: ast.Compare, frame: FrameType) -> int | None:
 
 def _has_turned(test: ast.expr, counter: str, frame: FrameType, number: int) -> bool:
     """True if a comparison is no longer what it is at 0."""
-    begins, now = (evaluated(with_number(test, counter, one), frame) for one in (0, number))
+    begins, now = (source.evaluated(source.with_number(test, counter, one), frame) for one in (0, number))
     return begins is not None and now is not begins
 
 
 def _function(call: ast.Call, frame: FrameType) -> FunctionType | None:
     """The function of the script or of a library that is called, without what decorators put around it."""
-    known = value_in(call.func, frame)
+    known = source.value_in(call.func, frame)
     known = inspect.unwrap(getattr(known, "__func__", known))  # of a bound method
     return known if isinstance(known, FunctionType) and _is_followed(known.__code__) else None
 
@@ -361,12 +363,12 @@ def _function(call: ast.Call, frame: FrameType) -> FunctionType | None:
 def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
     """Statements of a function of the script or a library, with what its caller gives in place of its names."""
     function = _function(call, frame)
-    source = None if function is None else source_of(function)
-    if function is None or not isinstance(source, ast.FunctionDef):
+    written = None if function is None else source.source_of(function)
+    if function is None or not isinstance(written, ast.FunctionDef):
         return []
-    names = [argument.arg for argument in source.args.args]
+    names = [argument.arg for argument in written.args.args]
     owner = [call.func.value] if isinstance(call.func, ast.Attribute) and names[:1] == ["self"] else []
-    given = dict(zip(reversed(names), reversed(source.args.defaults), strict=False))
+    given = dict(zip(reversed(names), reversed(written.args.defaults), strict=False))
     given |= dict(zip(names, [*owner, *call.args], strict=False))
     given |= {word.arg: word.value for word in call.keywords if word.arg}
     known = function.__globals__
@@ -388,14 +390,14 @@ def _words_of(call: ast.Call, frame: FrameType) -> list[ast.stmt]:
                 given[node.targets[0].id] = node.value if is_short else unknown
             return node
 
-    return [Writer().visit(copy.deepcopy(node)) for node in source.body]
+    return [Writer().visit(copy.deepcopy(node)) for node in written.body]
 
 
 def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> Iterator[ast.expr]:
     """Conditions that a function asks and its answers, or those before it saves, in the words of its caller."""
     for node, tests, _ in _statements(_words_of(call, frame), ()):
         if saves and any(
-            "save" in called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
+            "save" in source.called_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
         ):
             yield from tests
             return
@@ -406,7 +408,7 @@ def _asked_inside(call: ast.Call, frame: FrameType, *, saves: bool = False) -> I
 def _hooks(body: Iterable[ast.AST], frame: FrameType) -> Iterator[ast.Call]:
     """Calls of a method of each of several objects, such as the hooks of a trainer, that a loop goes through."""
     for loop in (node for top in body for node in ast.walk(top) if isinstance(node, ast.For)):
-        several = value_in(loop.iter, frame)
+        several = source.value_in(loop.iter, frame)
         for call in (node for top in loop.body for node in ast.walk(top) if isinstance(node, ast.Call)):
             if not isinstance(call.func, ast.Attribute) or not isinstance(several, (list, tuple)):
                 continue
@@ -422,24 +424,24 @@ def _is_false(test: ast.expr, frame: FrameType) -> bool:
     """True if a condition without a remainder, or a part that all others wait for, does not hold for this script."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return any(_is_false(part, frame) for part in test.values)
-    names = parts_in(test)
+    names = source.parts_in(test)
     if any(isinstance(node, (ast.Mod, ast.Call)) for node in ast.walk(test)) or not names:
         return False
-    if names & {part.id for part in changed_around(frame) if isinstance(part, ast.Name)}:
+    if names & {part.id for part in source.changed_around(frame) if isinstance(part, ast.Name)}:
         return False
-    return evaluated(ast.fix_missing_locations(ast.UnaryOp(ast.Not(), test)), frame) is True
+    return source.evaluated(ast.fix_missing_locations(ast.UnaryOp(ast.Not(), test)), frame) is True
 
 
 def _is_last(test: ast.expr, frame: FrameType) -> bool:
     """True for a condition that holds in one late round of a loop, such as ``epoch + 1 == epochs``."""
-    changed = set(map(ast.unparse, changed_around(frame)))
-    for node in ast.walk(written_out(test, frame)):
+    changed = set(map(ast.unparse, source.changed_around(frame)))
+    for node in ast.walk(source.written_out(test, frame)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             for one, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
-                counters = set() if isinstance(one, ast.Call) else parts_in(one) & changed
-                bound = value_in(other, frame)
+                counters = set() if isinstance(one, ast.Call) else source.parts_in(one) & changed
+                bound = source.value_in(other, frame)
                 if counters and isinstance(bound, int) and bound > _FEW:
-                    return not parts_in(other) & changed
+                    return not source.parts_in(other) & changed
     return False
 
 
@@ -449,9 +451,9 @@ def _read(frames: Sequence[FrameType], depth: int) -> Iterator[tuple[str, Captur
     ``depth`` is that of the innermost loop. The last of each tells whether it stands under a condition that is no
     matter of values, such as a better loss.
     """
-    num_loops = depth + sum(len(enclosing_loops(frame)) for frame in frames)
+    num_loops = depth + sum(len(source.enclosing_loops(frame)) for frame in frames)
     for frame in frames:
-        path, own = path_to(frame), enclosing_loops(frame)
+        path, own = source.path_to(frame), source.enclosing_loops(frame)
         for loop in reversed(own):
             around = [node for node in own if node is not loop]
             yield from _read_calls(loop.body, around, frame, _unit(depth))
@@ -472,14 +474,14 @@ def _read_calls(
     calls = list(_calls(body, leave_out))
     inside = [node for call, *_ in calls for node in _words_of(call, frame)]
     hooks = (_calls(_words_of(hook, frame), ()) for hook in _hooks([*body, *inside], frame))
-    calls += [one for calls_of in hooks for one in calls_of if called_name(one[0].func) != "eval"]
+    calls += [one for calls_of in hooks for one in calls_of if source.called_name(one[0].func) != "eval"]
     raised = _raised(body, frame)
-    draws = {tests for call, tests, _ in calls if _SAMPLES.search(called_name(call.func))}
+    draws = {tests for call, tests, _ in calls if _SAMPLES.search(source.called_name(call.func))}
     found: list[tuple[bool, str, CapturedPause, bool]] = []
     others = _from_other_data(body)
     kinds = ((*one, kind) for one in calls for kind in _kinds_of(one[0], one[2], frame, others))
     for call, tests, _, kind in kinds:
-        if called_name(call.func) == "eval" and (tests in draws or not _is_tried(call, body, frame)):
+        if source.called_name(call.func) == "eval" and (tests in draws or not _is_tried(call, body, frame)):
             continue  # it draws samples there, shows a few, or puts a network aside for a moment
         asked = tuple(_asked_inside(call, frame, saves=True)) if kind == "checkpoints" else ()
         if any(_is_false(test, frame) for test in (*tests, *asked)):
@@ -503,22 +505,28 @@ def _is_tried(call: ast.Call, body: Sequence[ast.stmt], frame: FrameType) -> boo
     """True if a network whose mode a call changes meets a data set, or other data, before its mode changes again."""
     network = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     lines = {node: getattr(node, "lineno", 0) for top in body for node in ast.walk(top)}
-    modes = [node for node in lines if isinstance(node, ast.Call) and called_name(node.func) == "train"]
+    modes = [
+        node for node in lines if isinstance(node, ast.Call) and source.called_name(node.func) == "train"
+    ]
     turns = [lines[node] for node in modes if ast.unparse(node.func).startswith(network)]
     end = min((line for line in turns if line > call.lineno), default=math.inf)
     rest = [node for node, line in lines.items() if call.lineno < line < end]
-    calls = [node for node in rest if isinstance(node, ast.Call) and not SAVES.search(called_name(node.func))]
-    calls = [node for node in calls if called_name(node.func) != "eval"]
-    if any(_EVALUATES.search(called_name(node.func)) for node in calls):
+    calls = [
+        node
+        for node in rest
+        if isinstance(node, ast.Call) and not SAVES.search(source.called_name(node.func))
+    ]
+    calls = [node for node in calls if source.called_name(node.func) != "eval"]
+    if any(_EVALUATES.search(source.called_name(node.func)) for node in calls):
         return True
     given = [
         one for node in calls for one in (node.func, *node.args, *(word.value for word in node.keywords))
     ]
     if not any(f"{network}.".startswith(f"{ast.unparse(one)}.") for one in given):
         return False
-    loops = (called_name(getattr(one.iter, "func", one.iter)) for one in _loops_in(rest, frame))
+    loops = (source.called_name(getattr(one.iter, "func", one.iter)) for one in _loops_in(rest, frame))
     words = {getattr(node, "id", getattr(node, "attr", "")) for node in rest} - {"eval"}
-    return any(name not in RANGES for name in loops) or any(map(_OTHER_DATA.search, words))
+    return any(name not in source.RANGES for name in loops) or any(map(_OTHER_DATA.search, words))
 
 
 def _compares(test: ast.expr) -> bool:
@@ -577,7 +585,7 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, other
 
     ``others`` has the names of batches of other data.
     """
-    function, name = call.func, called_name(call.func)
+    function, name = call.func, source.called_name(call.func)
     owner = getattr(getattr(function, "value", None), "id", "")
     if _EVALUATES.search(name) and (
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
@@ -589,9 +597,9 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, other
         return "validation" if _goes_through(within, frame) else ""
     import torch  # commands that start a script read this module, and load no framework
 
-    known = value_in(function, frame)
+    known = source.value_in(function, frame)
     is_network = isinstance(known, torch.nn.Module)
-    if is_network and any(_names_other_data(given) or parts_in(given) & others for given in call.args):
+    if is_network and any(_names_other_data(given) or source.parts_in(given) & others for given in call.args):
         return "validation"  # with gradients, and without evaluation mode
     known = None if set(name.split("_")) & set(_OTHER_SAVERS) else _function(call, frame)
     return "checkpoints" if known is not None and _saves(known.__code__, known.__globals__) else ""
@@ -604,7 +612,7 @@ def _names_other_data(given: ast.expr) -> bool:
 def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
     """True if statements without gradients, or a function that they call, go through data, and draw no samples."""
     nodes = [node for top in body for node in ast.walk(top)]
-    names = [called_name(node.func) for node in nodes if isinstance(node, ast.Call)]
+    names = [source.called_name(node.func) for node in nodes if isinstance(node, ast.Call)]
     if any(_SAMPLES.search(name) or _UPDATES.search(name) for name in names):
         return False
     loops = _loops_in(nodes, frame)
@@ -614,9 +622,9 @@ def _goes_through(body: Sequence[ast.stmt], frame: FrameType) -> bool:
 def _loops_in(nodes: Sequence[ast.AST], frame: FrameType) -> list[ast.For]:
     """Loops, other than those through parameters, in nodes and in the functions that they call."""
     # Not methods: those of a network go through its layers.
-    called = (value_in(node.func, frame) for node in nodes if isinstance(node, ast.Call))
+    called = (source.value_in(node.func, frame) for node in nodes if isinstance(node, ast.Call))
     known = [one for one in called if isinstance(one, FunctionType) and _is_followed(one.__code__)]
-    inside = [node for found in known for node in ast.walk(source_of(found))]
+    inside = [node for found in known for node in ast.walk(source.source_of(found))]
     every = (node for node in [*nodes, *inside] if isinstance(node, ast.For))
     return [loop for loop in every if "param" not in ast.unparse(loop.iter)]
 
@@ -640,6 +648,6 @@ def _saves(code: CodeType, names: dict[str, Any], depth: int = 0) -> bool:
 def _samples_in(given: ast.expr, frame: FrameType) -> int | None:
     """Samples of a loader that a function gets."""
     try:
-        return len(value_in(given, frame).dataset)
+        return len(source.value_in(given, frame).dataset)
     except Exception:  # anything else than a loader
         return None

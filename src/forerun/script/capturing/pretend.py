@@ -125,13 +125,7 @@ class KnownValues:
         self._flat.pop(key, None)
         self._watch.pop(key, None)
 
-    def follow(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        outputs: list[torch.Tensor],
-    ) -> None:
+    def follow(self, func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
         """Computes an operation beside the pretended one, if all its operands are known."""
         found: list[bool] = []
 
@@ -603,9 +597,11 @@ def cover_attributes() -> None:
     def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         if is_pretended(self) == is_pretended(value):
             raw_data.__set__(self, value)
-        else:  # another kind of storage: the tensor itself becomes the other, and keeps its identity
+        else:  # another kind of storage: the tensor itself becomes the other, and keeps its identity and attributes
+            own = vars(self).copy()
             torch.utils.swap_tensors(self, torch.nn.Parameter(value, self.requires_grad)
                                      if isinstance(self, torch.nn.Parameter) else value.detach())  # fmt: skip
+            vars(self).update(own)
 
     raw_repr = tensor.__repr__
 
@@ -646,7 +642,12 @@ def cover_attributes() -> None:
         vars(module).update(
             {k: v.detach() for k, v in held if isinstance(v, torch.Tensor) and v.grad_fn is not None}
         )
-        return move(module, *args, **kwargs)
+        # Parameters that change places with others would lose what a script has written on them.
+        written = [(p, vars(p).copy()) for p in module._parameters.values() if p is not None]
+        moved = move(module, *args, **kwargs)
+        for parameter, own in written:
+            vars(parameter).update(own)
+        return moved
 
 
 def _is_cuda(value: Any) -> bool:

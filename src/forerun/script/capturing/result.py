@@ -20,18 +20,10 @@ import torch
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import (
-    Counters,
-    Job,
-    Progress,
-    called_name,
-    frames_around,
-    job_of,
-    named_length,
-    parsed,
-)
+from forerun.script.capturing.job import Counters, Job, Progress, job_of, named_length
 from forerun.script.capturing.patches import Loaders
 from forerun.script.capturing.pauses import SAVES
+from forerun.script.capturing.source import called_name, frames_around, parsed
 from forerun.script.capturing.stand_ins import Parallelism
 from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
@@ -470,11 +462,9 @@ def _keeps(frame: FrameType, weights: set[int], trained: set[int]) -> bool:
     names = {name for name, own in held.items() if own & weights}
     if any(held[name] & trained for name in names):
         return True
-    source = parsed(frame.f_code.co_filename)
-    calls = [node for node in ast.walk(source) if isinstance(node, ast.Call)] if source else []
-    saved: list[ast.expr] = [
-        arg for call in calls if SAVES.search(called_name(call.func)) for arg in call.args
-    ]
+    tree = parsed(frame.f_code.co_filename)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
+    saved: list[ast.expr] = [a for call in calls if SAVES.search(called_name(call.func)) for a in call.args]
     saved += [
         c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "state_dict"
     ]

@@ -57,12 +57,15 @@ class _Passes:
         result: Structure of the results, None if they hold more than tensors of the device and plain values.
         is_sure: Whether the sizes of the last result were foreseen.
         num_recorded: Passes in recorded steps.
+        num_idle, num_backwards: Passes since the last backward pass, and the backward passes before them.
     """
 
     known: list[tuple[_Sizes, _Sizes]] = field(default_factory=list)
     result: tuple[Any, ...] | None = None
     is_sure: bool = False
     num_recorded: int = 0
+    num_idle: int = 0
+    num_backwards: int = 0
 
     def foreseen(self, asked: _Sizes) -> _Sizes | None:
         """Sizes of the results: those of equal inputs, or as they changed with inputs that change as they did last."""
@@ -88,7 +91,8 @@ class Repeats:
     token by token. In recorded steps, of which a few may be part, sixteen run whole. So do those whose inputs or
     results hold more than tensors of the device and plain values, such as caches of keys that are changed in place.
 
-    With gradients it is a pass of a micro-step after the third and before the last of an update, which are equal.
+    With gradients it is a pass of a micro-step after the third and before the last of an update, which are equal, or
+    one outside recorded steps after sixteen without a backward pass, as those of an agent that acts.
 
     Args:
         steps: Tells which passes are outermost, and whether a step is recorded.
@@ -127,8 +131,12 @@ class Repeats:
         is_recorded = self._steps.recorder.records_ops
         passes.num_recorded += is_recorded
         is_few = is_recorded and passes.num_recorded <= _MOST_RECORDED
+        is_micro_step = has_gradient and self._steps.repeats_micro_step()
         if has_gradient:
-            is_few = not self._steps.repeats_micro_step()
+            is_acting = passes.num_backwards == self._steps.num_backwards and not is_recorded
+            passes.num_idle = passes.num_idle + 1 if is_acting else 0
+            passes.num_backwards = self._steps.num_backwards
+            is_few = not is_micro_step and passes.num_idle <= _MOST_RECORDED
         sizes = passes.foreseen(asked)
         if passes.is_sure and passes.result and sizes is not None and not is_few:
             passes.known = [*passes.known[-1:], (asked, sizes)]
@@ -140,7 +148,8 @@ class Repeats:
                     self._forget(leaf)
             if not has_gradient:
                 return made
-            self._steps.stands_in()
+            if is_micro_step:
+                self._steps.stands_in()
             return pytree.tree_map(_derived, made)
         result = run(module, *args, **kwargs)
         form, found = _shape_of(result)
@@ -474,14 +483,7 @@ class FlexibleAttention:
             return found, (sums if return_aux is None else module.AuxOutput(lse=sums, max_scores=sums))
 
         def create_block_mask(
-            mask_mod: Any,
-            B: Any,
-            H: Any,
-            Q_LEN: int,
-            KV_LEN: int,
-            device: Any = None,
-            *_: Any,
-            **__: Any,
+            mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None, *_: Any, **__: Any
         ) -> _Mask:
             where = torch.device("cuda" if device is None and self._known is not None else device or "cpu")
             measured = functools.partial(self._measured_share, mask_mod, Q_LEN, KV_LEN, where)

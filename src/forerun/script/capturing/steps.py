@@ -288,6 +288,10 @@ class Steps:
                 self.reads_tokens = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
             is_one = first.dim() == 1 and is_sample(module, args, kwargs)
             shape = (1, *first.shape) if is_one else tuple(first.shape)
+            graphs = getattr(
+                args[0] if args else None, "num_graphs", None
+            )  # joined to one graph, by their nodes
+            shape = (graphs, *shape[1:]) if isinstance(graphs, int) else shape
             self.input_shape = self.input_shape or shape[1:]
             self.first_sizes = self.first_sizes or shape[:2]
             # Images of one channel are contiguous in both orders.
