@@ -74,18 +74,14 @@ _FLOORS = {True: (0.002, 0.005), False: (0.006, 0.01)}
 """Least scale, and its share of the level, of a loss and of anything else: a loss follows its law to a part in a
 thousand where an accuracy, counted on a finite test, scatters by parts in a hundred."""
 
+_CLEAR, _SHARES_FALL, _STAYS_BELOW = 2.0, 0.9, 0.6
 _STARTS_AT, _IS_CERTAIN_BEHIND, _NOISE_COUNTS, _MOST_STAYING, _STALLED = 0.1, 0.3, 0.5, 0.8, 0.7
 """Of ``overfitting``, chosen on AlgoPerf's trials: two of its four families with training losses overfit. The last
-keeps it off runs whose validation still halves, as small networks' do early on."""
+keeps it off runs whose validation still halves, as small networks' do early on. Strangers' logs gave losses'."""
 
-_CLEAR, _SHARES_FALL, _STAYS_BELOW = 2.0, 0.9, 0.6
-"""Of ``overfitting`` of losses, chosen on 31 logs of strangers; errors on AlgoPerf's Criteo are those without it."""
-
-_HIGHEST = 1.5
 SCALE_REACH = 1.0
-_SHOWN = 0.005
+_HIGHEST, _SHOWN, _MOST = 1.5, 0.005, 1e4
 _SCHEMA = 2
-_MOST = 1e4
 _LARGEST_LOSS, _LEAST_LOSS = 30.0, 0.05
 _EARLIER = (0.0625, 0.125, 0.25, 0.5)
 """Shares of the points seen at which the shape of the run is read."""
@@ -209,10 +205,8 @@ def overfitting(prefix: Prefix) -> float:
     if prefix.kind is MetricKind.LOSS:
         share = falls[1] / falls[0] if falls[0] > 0 and gap > _CLEAR * noise else _SHARES_FALL
         return float(np.clip((_SHARES_FALL - share) / _STAYS_BELOW, 0.0, _MOST_STAYING))
-    is_stalled = np.clip(1 - falls[1] / _STALLED, 0.0, 1.0)
-    return float(
-        np.clip((gap - _STARTS_AT - _NOISE_COUNTS * noise) / _IS_CERTAIN_BEHIND, 0.0, _MOST_STAYING) * is_stalled
-    )
+    weight = (gap - _STARTS_AT - _NOISE_COUNTS * noise) / _IS_CERTAIN_BEHIND
+    return float(np.clip(weight, 0.0, _MOST_STAYING) * np.clip(1 - falls[1] / _STALLED, 0.0, 1.0))
 
 
 def _scatter(prefix: Prefix) -> Floats:

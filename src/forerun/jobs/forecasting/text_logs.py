@@ -23,8 +23,7 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
 ("train_iters ... 5000"). A line without a place belongs to the last one. Lines that begin with date and time say how
-long the run has taken. Rows at step 0 say what an untrained model
-does, and are left out.
+long the run has taken. Rows at step 0 say what an untrained model does, and are left out.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "up", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
-    r"loss|acc|_rew|reward|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|rouge|mrr|hits|exact_match|"
-    r"correlation|precision|recall|^[wc]er$|^cost$|^(val|train|t[er]l)$"
+    r"loss|acc|_rew|reward|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|"
+    r"rouge|mrr|hits|exact_match|correlation|precision|recall|^[wc]er$|^cost$|^(val|train|t[er]l)$"
 )
 _NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
 _RATES = ("lr", "learning_rate", "train_lr")
