@@ -40,13 +40,7 @@ from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves, read_trials_as_logged
 from studies.forecast.fit_prior import fit_priors
-from studies.forecast.sweeps import (
-    DivergenceScore,
-    SweepScore,
-    divergence_score,
-    sweep_scores,
-    winning_score,
-)
+from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_score, sweep_scores, winning_score
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 

@@ -542,6 +542,15 @@ def test_a_table_in_markdown_is_read_by_its_header(tmp_path):
     | base | 9 | 450 | 0.1 |"""
     curve = read_curve(write(tmp_path, card, "card.md"))  # of Transformers' Trainer
     assert (curve.metric, curve.planned_end, curve.values.tolist()) == ("validation_loss", 4, [0.7, 0.5, 0.4])
+    words = "| Training Loss | Step | Validation Loss | Wer |\n" + "".join(
+        f"| 1,{k}5 | {k}000 | 0,{9 - k}1 | 0,{8 - k}00 |\n" for k in range(1, 6)
+    )
+    curve = read_curve(write(tmp_path, words, "words.md"))  # its commas are points
+    assert (curve.metric, curve.values.tolist()) == ("wer", [0.7, 0.6, 0.5, 0.4, 0.3])
+    headed = "- Best Accuracy: 0.8 (Epoch 4)\n" + "".join(
+        f"## Epoch no. = {k}\n- Accuracy: 0.{k + 3}\n- Validation Loss: 1.{9 - k}\n" for k in range(1, 6)
+    )
+    assert read_curve(write(tmp_path, headed, "headed.md")).epochs.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_streamed_data_whose_epochs_begin_anew_stand_at_their_steps(tmp_path):

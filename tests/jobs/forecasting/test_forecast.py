@@ -107,9 +107,13 @@ def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
 def test_a_level_run_reaches_a_target_as_independent_draws_do():
     # One spread above the target, an evaluation is lucky with the probability Phi(-1).
     found = target_times(np.ones((len(RANKS), 20)), np.arange(11.0, 31), 0.9, 10.0, 0.1)
-    reached = 1 - (1 - 0.158655) ** np.arange(1, 21)
-    assert found.probability == pytest.approx(0.025 + 0.95 * reached, abs=1e-5)
+    reached = 0.025 + 0.95 * (1 - (1 - 0.158655) ** np.arange(1, 21))
+    late = np.exp(-2 / 3**4)  # a third of the run is done
+    assert found.probability == pytest.approx(late * reached / (1 - reached + late * reached), abs=1e-5)
     assert found.epochs_to_target == (11, 15, 24)
+    end = target_times(np.ones((len(RANKS), 4)), np.arange(27.0, 31), 0.9, 26.0, 0.1)
+    assert end.probability[-1] < 0.3 < reached[3]
+    assert end.epochs_to_target == (27, np.inf, np.inf)
 
 
 def test_a_sure_run_reaches_a_target_at_the_first_evaluation_beyond_it():
@@ -249,6 +253,10 @@ def test_a_run_that_goes_on_learning_its_training_data_alone_stays_where_it_is()
     assert overfit.weights["plateau"] > 0.7
     assert bare.final.value < overfit.final.value < curve.values[-1]
     assert bare.final == learning.final
+    slower = ask(replace(curve, training_losses=curve.values**1.6), end_epoch=80)  # most of its fall is seen
+    assert 0.1 < slower.weights["plateau"] < 0.7
+    words = replace(falling, metric="wer")  # go on falling while losses stand still
+    assert "plateau" not in ask(words, end_epoch=80).weights
     told = (ask(c, end_epoch=80, schedule=parse_schedule("cosine:epochs=80")).final for c in (curve, falling))
     assert len(set(told)) == 1
 

@@ -39,19 +39,8 @@ _LARGEST_FRACTION = 5.0
 
 _RISING_WORDS: tuple[str, ...] = (
     *("acc", "top1", "top5", "top-1", "top-5", "f1", "auc", "map", "bleu", "precision", "recall", "hit"),
-    *(
-        "score",
-        "iou",
-        "meaniu",
-        "dice",
-        "r2",
-        "ndcg",
-        "exact_match",
-        "correlation",
-        "ep_rew",
-        "reward",
-        "return",
-    ),
+    *("score", "iou", "meaniu", "dice", "r2", "ndcg", "mrr", "rouge", "exact_match", "correlation"),
+    *("ep_rew", "reward", "return"),
 )
 _UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu", "ep_rew", "reward", "return")
 _FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")

@@ -66,7 +66,7 @@ _STORE = "mlflow.db"
 _FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv", *_HISTORIES, "*.wandb")
 _OF_RUN, _LEFT_OUT = " - ", ("__MIN", "__MAX")
 _METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
-_WHOLE_LOSS = re.compile(r"(^|/|(val|valid|eval|train|total|lm)_)loss$")
+_WHOLE_LOSS = re.compile(r"(^|/|(val|valid|validation|eval|train|training|total|lm)_)loss$")
 _TRAINING_LOSS = re.compile(
     r"(train(ing)?[_/ ]?)?((lm|total|epoch|avg|mean|box)[_ ])?loss([_/](epoch|train))?"
 )
@@ -418,7 +418,8 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
     all_say = len(losses) > 1 and all(name.startswith(_OF_TRAINING) for name in losses)
 
     def is_validation(name: str) -> bool:
-        unsaid = all_say and is_rising_metric(name) and not name.startswith(_OF_TRAINING)
+        is_loss = metric_kind(name, is_rising_metric(name)) is MetricKind.LOSS
+        unsaid = all_say and not is_loss and not name.startswith(_OF_TRAINING)
         return name.startswith(_OF_VALIDATION) or unsaid
 
     def rank(name: str) -> tuple[bool, ...]:

@@ -23,8 +23,7 @@ A line is read as pairs of a name and a number, or as one object of JSON or Pyth
 
 One name is the place, a step or an epoch, with the length of the run behind it or in a line of settings
 ("train_iters ... 5000"). A line without a place belongs to the last one. Lines that begin with date and time say how
-long the run has taken. Rows at step 0 say what an untrained model
-does, and are left out.
+long the run has taken. Rows at step 0 say what an untrained model does, and are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +52,8 @@ _PLAIN = re.compile(r"(?P<step>\d+) (?P<name>val|train|hella) (?P<value>[-+.\deE
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _STEPS, _EPOCHS = ("step", "s", "iter", "iteration", "it", "up", "num_updates"), ("epoch", "ep")
 _METRIC = re.compile(
-    r"loss|acc|_rew|reward|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|^[wc]er$|^cost$|^(val|train|t[er]l)$"
+    r"loss|acc|_rew|reward|ppl|perplexity|bleu|top-?\d|f1|auc|map|iou|iu$|dice|score|hella|error|mse|mae|bpb|"
+    r"rouge|mrr|hits|exact_match|correlation|precision|recall|^[wc]er$|^cost$|^(val|train|t[er]l)$"
 )
 _NO_METRIC = re.compile(r"scale|best|time|rate|runtime|per_second|num_|/s$")
 _RATES = ("lr", "learning_rate", "train_lr")
@@ -74,6 +74,8 @@ _YOLO_END = "epochs completed in"
 _WORD, _CELL = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[-+]?\.?\d[\d.e+-]*|nan", re.IGNORECASE)
 # 98.0% or 3.06 with a tick, not 49 min
 _MARKED_CELL = re.compile(rf"({_CELL.pattern})\s*(?:%|\W*$)", re.IGNORECASE)
+# 0,129 or 4,5418 in a table: its commas are points, not those of 1,000
+_COMMA, _DECIMAL = re.compile(r"(?<=\d),(?=\d)"), re.compile(r"\|\s*(0,\d+|\d+,(\d\d?|\d{4,}))\s*\|")
 _LENGTHS = {
     "step": re.compile(
         r"\b(?:max_steps|max_iters?|MAX_ITER|train_iters|total[_ ]steps|total_iters|max_update|num_train_steps)"
@@ -133,6 +135,7 @@ class _Reading:
         self.guesses: dict[str, float] = {}
         self._place: dict[str, float] = {}
         self._bar = (0.0, 0.0)
+        self._comma = "." if _DECIMAL.search(text) else ""
         self._header: list[str] = []
         self._yolo: list[str] = []
         self._first = 1
@@ -166,7 +169,7 @@ class _Reading:
             says_which = any(words.lower().startswith(("val_", "test ")) for words, _ in numbers)
             of_validation = bool(_VALIDATION.search(part)) and not says_which
             for words, value in numbers:
-                name = re.sub(r"\(.*?\)|\.$", "", words.strip().lower())
+                name = re.sub(r"\(.*?\)|(?: no| num| number)?\.?$", "", words.strip().lower())
                 name = name.removesuffix(" value").removesuffix(" is").replace(" ", "_")
                 if unit := _unit(name):
                     place[unit] = value
@@ -201,6 +204,7 @@ class _Reading:
         elif self._yolo and (row := _YOLO_ROW.match(line)):
             return self._of_yolo(row)
         if line.lstrip().startswith("|"):
+            line = _COMMA.sub(self._comma, line)
             return self._of_table([cell.strip(" \t*`") for cell in line.strip().strip("|").split("|")])
         cells = line.split()
         if cells[:2] == ["E", "#"]:
