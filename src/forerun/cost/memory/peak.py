@@ -270,6 +270,21 @@ def plans_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstan
     )
 
 
+def reserved_bytes(
+    graph: Graph, setup: TrainingSetup, constants: MemoryConstants, room_bytes: float
+) -> float:
+    """Memory that the allocator of a step holds at most where it may take so much: freed blocks too [bytes].
+
+    Args:
+        graph: Traced step.
+        setup: Batch size, precision and layout.
+        constants: Factors of the device and software.
+        room_bytes: Memory that the allocator may take [bytes].
+    """
+    plan = plans_for_setup(graph, setup, constants)[0]
+    return float(replay(plan, setup.batch_size_per_device, int(room_bytes)).peak_reserved_bytes)
+
+
 def fits(low_bytes: float, high_bytes: float, device_memory_bytes: float) -> Verdict:
     """Verdict on a step on a device: it fits ("yes"), does not ("no"), or is near the limit ("close").
 
