@@ -72,6 +72,12 @@ def test_a_language_model_too_large_for_its_card_fits_with_adapters_or_on_severa
     assert forerun.predict("llama-3.2-1b", device="rtx-3070", **TOKENS, **own).fits != "no"
 
 
+def test_several_cards_divide_the_state_before_anything_else_is_asked_of_the_user():
+    changes = ways_of("llama-3.2-1b", "4xt4")
+    assert changes[0]["strategy"] == "fsdp"
+    assert not any("lora" in change for change in changes)
+
+
 def test_weights_larger_than_the_card_are_quantized_and_the_format_is_one_that_it_has():
     changes = ways_of("llama-3.1-8b", "t4")
     assert {"recompute": "full", "precision": "fp16", "lora": 16, "quantize": "nf4"} in changes

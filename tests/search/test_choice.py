@@ -53,6 +53,17 @@ def test_what_does_not_fit_is_never_chosen_although_nobody_limited_memory():
     assert chosen(table([1.0, 2.0], [1.0, 1.0], [11.0, 9.0])) == 1
 
 
+def test_what_surely_fits_comes_before_what_may_not():
+    found = choice(
+        table([1.0, 3.0, 2.0, 4.0], [1.0] * 4, [9.5, 8.0, 8.5, 11.0])
+    )  # at the bad end 10.45, 8.8, 9.35
+    assert found.best_first(4).tolist() == [2, 1, 0]
+    assert (found.best, found.sure.tolist()) == (2, [False, True, True, False])
+    assert found.rivals()[0].tolist() == []  # the first may not fit
+    assert chosen(table([1.0, 2.0], [1.0, 1.0], [9.5, 9.6])) == 0  # nothing is sure
+    assert choice(table([3.0, 1.0], [1.0, 1.0], [8.0, 9.5]), "time<=4s").relaxations() == []
+
+
 def test_of_equals_the_faster_and_then_the_cheaper_is_taken():
     assert chosen(table([2.0, 1.0], [5.0, 5.0]), goal="cost") == 1
     assert chosen(table([1.0, 1.0], [6.0, 5.0])) == 1

@@ -128,9 +128,21 @@ def test_a_budget_nobody_meets_names_the_nearest_miss():
 
 
 def test_memory_of_the_device_is_a_limit_without_being_asked():
-    crowded = plan("torchvision:vgg16", devices="t4", batch_sizes=(512,), precisions=("fp32",))
+    crowded = plan(
+        "torchvision:vgg16", devices="t4", batch_sizes=(512,), precisions=("fp32",), recompute="none"
+    )
     assert crowded.chosen is None
     assert crowded.nearest_miss.broken[0].limit == "memory of the device"
+
+
+def test_where_nothing_fits_what_saves_memory_is_compared_as_well_unless_it_is_named():
+    model, asked = "gpt:depth=4,width=4096,vocabulary=65536", {"sequence_length": 1024}
+    found = plan(model, devices="2xt4", batch_sizes=None, **asked)
+    assert found.chosen.settings.keys() == {"recompute", "strategy"}
+    assert "batch sizes from 1, recompute, strategy" in found.notes[0]
+    kept = plan(model, devices="2xt4", batch_sizes=(64,), recompute="none", strategy="ddp", **asked)
+    assert kept.chosen is None
+    assert all(rejected.settings == {} for rejected in kept.rejected)
 
 
 def test_accuracies_make_a_limit_and_a_front():

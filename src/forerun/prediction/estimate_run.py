@@ -39,6 +39,7 @@ from forerun.prediction.step import (
     is_order_of_magnitude,
     layer_times,
 )
+from forerun.question.devices.cluster import example_network
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.job import Job
 from forerun.question.post_training import PostTraining
@@ -403,7 +404,8 @@ def _notes_of_several(run: Run, memory: RunMemory) -> Iterator[str]:
         yield "the largest batch is for one device alone"
     most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
     if cluster.num_nodes == 1 and cluster.num_devices > most:
-        yield "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
+        name = example_network(cluster.device) or " LINK"
+        yield f"all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter{name}"
 
 
 _Times = TypeVar("_Times", float, Floats)

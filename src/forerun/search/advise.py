@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forerun.base.answers import Answer
@@ -17,6 +17,7 @@ from forerun.question.options import RunOptions, with_common_settings
 from forerun.question.run import Run
 from forerun.search.offers import (
     Offer,
+    divided,
     faster,
     forgotten,
     larger_devices,
@@ -132,7 +133,7 @@ def advise(
 
     changes: list[Change] = []
     if now.fits == "no":
-        for change in tried(together(now)):
+        for change in tried(chain(divided(now), together(now))):
             words = change.settings + change.meaning
             changes.append(replace(change, settings=words, meaning=_TOGETHER))
             if change.fits != "no":
@@ -230,9 +231,9 @@ class Way(Answer):
 def ways_to_fit(estimate: Estimate) -> tuple[Way, ...]:
     """Changes that let a run fit that does not, each checked by a prediction; empty for a run that fits.
 
-    A smaller batch, the same batch in micro-steps, recomputation, half precision; if none of these is enough,
-    several changes together; several such devices that divide the weights; and larger devices, those with the lowest
-    price first.
+    A smaller batch, the same batch in micro-steps, recomputation, half precision, FSDP over several devices; if none of
+    these is enough, several changes together; several such devices that divide the weights; and larger devices, those
+    with the lowest price first.
 
     Args:
         estimate: The answer about the run as it is.
@@ -240,11 +241,9 @@ def ways_to_fit(estimate: Estimate) -> tuple[Way, ...]:
     if estimate.fits != "no":
         return ()
     found = list(_ways(estimate, smaller(estimate)))
+    found += islice(_ways(estimate, _said(divided(estimate))), 1)
     if not found:
-        several = (
-            replace(offer, meaning=f"together {offer.options}{offer.meaning}") for offer in together(estimate)
-        )
-        found += islice(_ways(estimate, several), 1)
+        found += islice(_ways(estimate, _said(together(estimate), "together ")), 1)
     found += islice(_ways(estimate, shared(estimate)), 1)
     return (*found, *islice(_ways(estimate, larger_devices(estimate)), _MOST_DEVICES))
 
@@ -257,9 +256,13 @@ def ways_to_save(estimate: Estimate) -> tuple[Way, ...]:
     Args:
         estimate: The answer about the run as it is.
     """
-    offers = (replace(offer, meaning=offer.options + offer.meaning) for offer in forgotten(estimate))
-    ways = [way for way in _ways(estimate, offers) if way.gain >= _NOISE]
+    ways = [way for way in _ways(estimate, _said(forgotten(estimate))) if way.gain >= _NOISE]
     return tuple(sorted(ways, key=lambda way: -way.gain))
+
+
+def _said(offers: Iterable[Offer], before: str = "") -> Iterator[Offer]:
+    """Offers whose meaning begins with their options."""
+    return (replace(offer, meaning=f"{before}{offer.options}{offer.meaning}") for offer in offers)
 
 
 def _ways(estimate: Estimate, offers: Iterable[Offer]) -> Iterator[Way]:

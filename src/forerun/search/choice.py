@@ -44,9 +44,11 @@ class Choice:
         names: The limits as they were written, ``DEVICE_MEMORY`` last.
         excess: Share by which each candidate breaks each limit, (limits + 1, n); zero or below where it keeps it.
         kept: True for candidates that keep all limits, (n,).
+        sure: True for those of them that fit their device at the upper end of their memory, or all of them where none
+            does, (n,).
         goals: The goal of each candidate, infinite where it is not known, (n,).
-        best: The candidate with the least goal among those that keep all limits, None if there is none. Of equals
-            the faster is taken, then the cheaper.
+        best: The candidate with the least goal among the sure ones, None if there is none. Of equals the faster is
+            taken, then the cheaper.
     """
 
     def __init__(self, table: CandidateTable, limits: Sequence[Limit], goal: str) -> None:
@@ -54,8 +56,10 @@ class Choice:
         self.names = (*(limit.text for limit in limits), DEVICE_MEMORY)
         self.excess = self.excess_at(VALUE)
         self.kept = _keeps(self.excess)
+        self._fits = self.excess_at(HIGH)[-1] <= _TOLERANCE
+        self.sure = self._surely(self.kept)
         self.goals = self._goals_at(VALUE)
-        self.best = self._best_of(self.kept)
+        self.best = self._best_of(self.sure)
 
     def excess_at(self, end: int) -> Floats:
         """The excess at ``VALUE``, or at ``HIGH``, the bad end of every interval, (limits + 1, n).
@@ -65,6 +69,11 @@ class Choice:
         rows = [self._excess(limit, end) for limit in self.limits]
         rows.append(self.table.values["peak_memory_bytes"][end] / self.table.device_memory_bytes - 1)
         return np.stack(rows)
+
+    def _surely(self, allowed: Bools) -> Bools:
+        # A run that may end out of memory comes after every one that cannot, however fast it would be.
+        certain = allowed & self._fits
+        return certain if certain.any() else allowed
 
     def _excess(self, limit: Limit, end: int) -> Floats:
         # The bad end of a quantity that should be large is its low end.
@@ -89,20 +98,21 @@ class Choice:
         # The last key counts first: the goal, then the time of the job, then its cost.
         return int(rows[np.lexsort([*ties, self.goals[rows]])[0]])
 
-    def without(self, index: int) -> Floats:
-        """The excess of all limits but one, (limits, n)."""
-        return np.delete(self.excess, index, axis=0)
+    def _without(self, index: int) -> Bools:
+        """Candidates that keep all limits but one, the sure ones where that one is not their memory."""
+        kept = _keeps(np.delete(self.excess, index, axis=0))
+        return kept if self.names[index] == DEVICE_MEMORY else self._surely(kept)
 
     def nearest_first(self) -> Ints:
         """All candidates, those whose worst excess is the smallest first."""
         return np.argsort(self.excess.max(axis=0), kind="stable")
 
     def best_first(self, num_points: int) -> Ints:
-        """The best candidates by the goal, or the nearest misses if nothing keeps the limits."""
+        """The best candidates by the goal, the sure ones first; the nearest misses if nothing keeps the limits."""
         allowed = np.flatnonzero(self.kept)
         if not allowed.size:
             return self.nearest_first()[:num_points]
-        return allowed[np.argsort(self.goals[allowed], kind="stable")][:num_points]
+        return allowed[np.lexsort([self.goals[allowed], ~self._fits[allowed]])][:num_points]
 
     def front(self) -> Ints:
         """Candidates on the front of time and cost, of time and energy where no price is known, fastest first.
@@ -122,8 +132,13 @@ class Choice:
 
     def best_of_each_option(self) -> list[int]:
         """The best candidate of each device that has one, in the order of the devices."""
-        goals = np.where(self.kept, self.goals, np.inf)
-        return self._least_of_each(goals, range(len(self.table.options)))
+        found = []
+        for number in range(len(self.table.options)):
+            of_option = self.table.option == number
+            found += self._least_of_each(
+                np.where(self._surely(self.kept & of_option), self.goals, np.inf), [number]
+            )
+        return found
 
     def unpriced(self) -> list[int]:
         """Where cost is asked about: the fastest of each device without a price that keeps all other limits."""
@@ -157,7 +172,7 @@ class Choice:
         losses = []
         for index in range(len(self.names)):
             # Without a limit, what it says nothing about is still no candidate: infinity stays.
-            others = _keeps(self.without(index)) & np.isfinite(self.excess[index])
+            others = self._without(index) & np.isfinite(self.excess[index])
             row = self._best_of(others) if len(self.names) > 1 else None
             losses.append(best if row is None else float(self.goals[row]))
         least = int(np.argmin(losses))
@@ -173,7 +188,7 @@ class Choice:
         for index in range(len(self.limits)):
             own = self.excess[index]
             # An unknown quantity has no bound that would admit it: its infinite excess is no relaxation.
-            better = _keeps(self.without(index)) & (self.goals < before * _BETTER) & np.isfinite(own)
+            better = self._without(index) & (self.goals < before * _BETTER) & np.isfinite(own)
             rows = np.flatnonzero(better & (own > _TOLERANCE))
             if rows.size:
                 # The least change; of equal ones the best goal.
@@ -198,7 +213,7 @@ class Choice:
         is_same = (table.option == table.option[chosen]) & (
             table.configuration == table.configuration[chosen]
         )
-        rows = np.flatnonzero(self.kept & (self.goals < worst) & ~is_same)
+        rows = np.flatnonzero(self.sure & (self.goals < worst) & ~is_same)
         rows = rows[np.argsort(self.goals[rows], kind="stable")]
         return rows, worst / float(self.goals[rows[0]]) - 1 if rows.size else 0.0
 

@@ -283,6 +283,24 @@ def together(estimate: Estimate) -> Iterator[Offer]:
             yield Offer(change=change, meaning=adapters)
 
 
+def divided(estimate: Estimate) -> Iterator[Offer]:
+    """FSDP over the devices that a run has, each with the whole state; then with recomputation and single samples."""
+    run = estimate.run
+    is_open = run.sharing.strategy in (Strategy.DDP, Strategy.ZERO1) and not run.sharing.layout.divides_model
+    if run.cluster.num_devices == 1 or not (_trains(run) and is_open) or run.stack != "pytorch":
+        return
+    change: dict[str, Any] = {"strategy": str(Strategy.FSDP)}
+    words = f", where {_STRATEGIES[Strategy.FSDP]}"
+    yield Offer(change=change, meaning=words)
+    for added in (
+        {"recompute": "full"} if run.setup.saving.recompute == "none" else {},
+        _micro_steps(run, 1),
+    ):
+        if added:
+            change = change | added
+            yield Offer(change=change, meaning=words)
+
+
 def _rungs(run: Run, *, saves: bool) -> Iterator[tuple[dict[str, Any], float]]:
     """Changes beside the batch and recomputation, one after the other, with the bytes of a parameter."""
     setup, half = run.setup, half_of(run.cluster.device)

@@ -29,14 +29,17 @@ from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
 from forerun.search.search import (
+    SEARCHED,
     SETTINGS,
     Search,
     batch_sizes_of,
     changes_of,
     check_count,
     expand_models,
+    is_open,
     own_order,
     parse_limits,
+    words_of,
 )
 from forerun.tracing.trace import full_name
 
@@ -79,18 +82,34 @@ def plan(
         8
     """
     given = checked(options, PlanOptions)
+    specs = expand_models(models if isinstance(models, str) else ";".join(models))
+    choices = priced_options(devices if isinstance(devices, str) else ",".join(devices), given)
+    traced = TracedModels(use_cache=use_cache)
+    found = _answer(specs, choices, given, traced)
+    wider = _wider(found, specs, choices, given)
+    if wider is None:
+        return found
+    found = _answer(specs, choices, {**given, **wider}, traced)
+    note = (
+        f"nothing fits as asked; compared as well: {', '.join(_words_of_wider(wider))} (a setting that you name, such "
+        "as --recompute none, is kept)"
+    )
+    return replace(found, notes=(note, *found.notes))
+
+
+def _answer(
+    specs: Sequence[str], choices: Sequence[DeviceOption], given: Mapping[str, Any], traced: TracedModels
+) -> Plan:
+    """The plan of a question whose models and devices are known."""
     goal = given.get("minimize", "time")
     if goal not in GOALS:
         raise InvalidSetupError(f"a plan minimises one of {', '.join(GOALS)}, got '{goal}'")
     limits = parse_limits(given.get("within", ""))
-    specs = expand_models(models if isinstance(models, str) else ";".join(models))
-    choices = priced_options(devices if isinstance(devices, str) else ",".join(devices), given)
     sizes = batch_sizes_of(given.get("batch_sizes", DEFAULT_BATCH_SIZES))
     changes = changes_of(specs, given)
     # Before the first model is traced: a set too large is refused at once.
     check_count(len(changes) * len(choices) * len(sizes))
     _check_formats(changes, choices, given.get("attention_kernel"))
-    traced = TracedModels(use_cache=use_cache)
     run, notes = _shared_run(traced, changes[0], choices, sizes, given)
     assert run.job is not None
     # Searched settings are combined blindly: what a model cannot have is left out, and said.
@@ -122,6 +141,32 @@ def plan(
     return replace(
         found, notes=(*recipe_notes(run.software), *notes, *of_target, *found.notes, *_layout_notes(found))
     )
+
+
+def _wider(
+    found: Plan, specs: Sequence[str], choices: Sequence[DeviceOption], given: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Axes that save memory, where no candidate of a plan fits its device and its user left them open; else None."""
+    over = {limit: count for limit, count, _ in found.num_rejected_by_limit}
+    if over.get(DEVICE_MEMORY) != found.num_candidates:
+        return None
+    searched = words_of(given.get("search") or ())
+    open_ = {"recompute"}
+    if given.get("parallel") is None and any(option.num_devices > 1 for option in choices):
+        open_.add("strategy")
+    added = [name for name in SEARCHED if name in open_ and given.get(name) is None and is_open(name, specs)]
+    wider: dict[str, Any] = {}
+    if added and not {"all", *added} & set(searched):
+        wider["search"] = (*searched, *added)
+    if given.get("batch_sizes") is None:
+        wider["batch_sizes"] = f"1,2,4,{DEFAULT_BATCH_SIZES}"
+    return wider or None
+
+
+def _words_of_wider(wider: Mapping[str, Any]) -> Iterator[str]:
+    if "batch_sizes" in wider:
+        yield "batch sizes from 1"
+    yield from wider.get("search", ())
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:
@@ -160,7 +205,7 @@ def _layout_notes(plan: Plan) -> tuple[str, ...]:
         return ()
     count = max(nearest.num_devices, 8)
     return (
-        "every device of a plan holds the whole model and its batch: plan smaller batches, or divide it by "
+        "no device holds its share of these: plan smaller batches, or divide the model by "
         f"forerun layouts {nearest.model} --on {count}x{nearest.device}",
     )
 

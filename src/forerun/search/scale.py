@@ -322,8 +322,11 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
     full = [point.num_devices for point in points if point.fits == "no"]
     if full:
         sizes = ", ".join(map(str, dict.fromkeys(full)))
+        ways = ["a smaller batch"] if run.setup.batch_size_per_device > 1 else []
+        if run.sharing.strategy.stage < 3 and run.stack == "pytorch":
+            ways += ["--strategy fsdp", "--recompute full"]
         notes.append(
-            f"does not fit in the memory of a device on {sizes} devices: a smaller batch would, or sharding"
+            f"does not fit in the memory of a device on {sizes} devices; try {' or '.join(ways) or 'larger devices'}"
         )
     if run.job is None:
         notes.append("epochs and cost need a dataset: --dataset NAME or --dataset-size N")

@@ -338,7 +338,7 @@ def searched_values(
     names = tuple(dict.fromkeys(word.strip().lower() for word in parts if word.strip()))
     named = {name for name in SEARCHED if given.get(f"{name}s" if name in _OWN_AXES else name) is not None}
     if _ALL in names:
-        names = tuple(name for name in SEARCHED if name not in named and _is_open(name, models))
+        names = tuple(name for name in SEARCHED if name not in named and is_open(name, models))
     for name in names:
         if name not in SEARCHED:
             raise InvalidSetupError(
@@ -348,14 +348,15 @@ def searched_values(
             raise InvalidSetupError(
                 f"{name} is given and searched; leave --{name} out, or {name} out of --search"
             )
-        if not _is_open(name, models):
+        if not is_open(name, models):
             raise InvalidSetupError(
                 f"{name} cannot be searched for Keras models and captured scripts; leave it out of --search"
             )
     return {name: SEARCHED[name] for name in names}
 
 
-def _is_open(name: str, models: Sequence[str]) -> bool:
+def is_open(name: str, models: Sequence[str]) -> bool:
+    """True for a setting of ``SEARCHED`` that these models let vary: captured scripts and Keras have fewer."""
     if any(is_captured(model) for model in models) and name not in _OF_CAPTURES:
         return False
     return not (any(is_keras(model) for model in models) and name in _NOT_OF_KERAS)

@@ -28,7 +28,7 @@ from functools import lru_cache
 from math import floor, log2, sqrt
 from typing import TYPE_CHECKING
 
-from forerun.question.devices.cluster import Cluster, Link, require_link
+from forerun.question.devices.cluster import Cluster, Link, example_network, require_link
 from forerun.question.devices.device import LinkKind
 from forerun.question.sharing import Algorithm
 
@@ -207,7 +207,7 @@ def group_of(cluster: Cluster, num_devices: int, distance: int, constants: Layou
         intra_rate = intra.usable_bytes_per_s
         hop_s = constants.hop_s
     if nodes > 1:
-        inter = require_link(cluster.inter_link, "the nodes", "--inter")
+        inter = require_link(cluster.inter_link, "the nodes", "--inter", example_network(cluster.device))
         whole = inter.usable_bytes_per_s * cluster.num_inter_links
         inter_rate, device_rate = whole * inside / per_node, whole / per_node
         # A tree or a ring per rail: nodes are passed one after the other, devices of a node at the same time.
@@ -296,7 +296,7 @@ def all_reduce_of(cluster: Cluster, algorithm: Algorithm = Algorithm.AUTO) -> Al
     if cluster.num_devices_per_node > 1:
         intra = require_link(intra, f"the {cluster.device.name} of a node", "--intra")
     if cluster.num_nodes > 1:
-        inter = require_link(inter, "the nodes", "--inter")
+        inter = require_link(inter, "the nodes", "--inter", example_network(cluster.device))
     # A link that nothing crosses is infinitely fast, so that it is never the slowest one.
     inter_rate = inter.usable_bytes_per_s * cluster.num_inter_links if inter else float("inf")
     return AllReduce(

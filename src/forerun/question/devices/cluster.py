@@ -265,18 +265,35 @@ def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
     )
 
 
-def require_link(link: Link | None, between: str, option: str) -> Link:
+def require_link(link: Link | None, between: str, option: str, example: str = "") -> Link:
     """The link; an unknown one raises an error that asks for it, because a topology is not guessed.
+
+    Args:
+        link: The link, None if it is not known.
+        between: What it joins, in words.
+        option: The option that names it.
+        example: A link as an example, with a space before it.
 
     Raises:
         UnknownDeviceError: The link is not known.
     """
     if link is None:
         raise UnknownDeviceError(
-            f"expected the link between {between}, but it is not known; name it with {option}, "
+            f"expected the link between {between}, but it is not known; name it with {option}{example}, "
             f"one of {', '.join(load_links())}, or a TOML file"
         )
     return link
+
+
+def example_network(device: Device) -> str:
+    """The network of NVIDIA's machines with this board as an example for ``--inter``, with a space before it; or none.
+
+    >>> from forerun.question.devices.catalogue import find_device
+    >>> example_network(find_device("h100-sxm")), example_network(find_device("t4"))
+    (' 8xinfiniband-ndr (as in a DGX)', '')
+    """
+    found = _boards()["network"].get(device.bus)
+    return f" {found} (as in a DGX)" if found else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

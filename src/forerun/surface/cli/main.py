@@ -191,10 +191,10 @@ def _verbs_with(error: Any) -> str:
     verbs = (
         (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
     )
+    if option in _OTHER_NAMES:
+        return f"for {option} write {_OTHER_NAMES[option]}; "
     having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
-    if having:
-        return f"{option} is an option of forerun {' and forerun '.join(having)}; "
-    return f"for {option} write {_OTHER_NAMES[option]}; " if option in _OTHER_NAMES else ""
+    return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
 
 
 # Words of other tools, and of people, for what has another name here.
@@ -206,7 +206,8 @@ _OTHER_NAMES = {
     "--disk": "--storage-mb-s 150",
     "--workers": "--loader-workers 4",
     "--num-workers": "--loader-workers 4",
-    "--gpus": "--num-devices 4, or --on 4xNAME",
+    "--gpus": "--on 4xNAME",
+    "--num-devices": "--on 8xNAME, or several numbers as forerun scale --devices 8,16",
     "--gpu": "--on NAME",
     "--device": "--on NAME",
     "--num-nodes": "--nodes 2",

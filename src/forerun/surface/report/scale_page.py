@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forerun.base.units import format_bytes, format_duration_s
+from forerun.base.units import format_bytes, format_count, format_duration_s
 from forerun.prediction.estimate import Interval
 from forerun.search.advise import AdvicePlan, Change
 from forerun.search.layout_search import LayoutPoint
@@ -31,7 +31,7 @@ SCALE_COLUMNS: Columns[ScalePoint] = {
     "global batch": lambda point: str(point.batch_size_global),
     "step": lambda point: format_duration_s(point.step_time_s.value),
     "90 %": lambda point: both_ends(point.step_time_s),
-    "samples/s": lambda point: f"{point.throughput_samples_per_s.value:,.0f}",
+    "samples/s": lambda point: format_count(point.throughput_samples_per_s.value),
     "speed-up": lambda point: f"{point.speedup:.2f}",
     "efficiency": lambda point: f"{100 * point.efficiency:.0f} %",
     "exposed": lambda point: format_duration_s(point.exposed_s),
