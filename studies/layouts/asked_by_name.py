@@ -128,8 +128,7 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
     prompts of 128 tokens. The recipes of the rows (NVIDIA-NeMo/RL: ``examples/configs/recipes/llm/performance``, over
     ``grpo_math_1B.yaml``) say the rest: Megatron, samples packed into micro-steps of one; where rows train one step
     behind, half of the devices write; the two large models repeat their forward passes. Every device of a DGX has a
-    link of its own to other nodes. Experts are divided among all devices that have tokens of their own where a row names
-    more.
+    link of its own to other nodes. Experts are divided among all devices with own tokens where a row names more.
     """
     table: Any = public_table(folder, "steps/grpo_nemo_rl").itertuples()
     found = []

@@ -395,12 +395,19 @@ def test_other_files_are_refused(tmp_path, text):
 
 
 def test_a_file_may_stand_on_another_one(tmp_path):
-    base = {"policy": {"train_micro_batch_size": 4, "max_total_sequence_length": 512}, "grpo": {"num_prompts_per_step": 8}}
-    own = {"defaults": "base.yaml", "grpo": {"num_generations_per_prompt": 16}, "policy": {"model_name": "gpt2"}}
+    base = {
+        "policy": {"train_micro_batch_size": 4, "max_total_sequence_length": 512},
+        "grpo": {"num_prompts_per_step": 8},
+    }
+    own = {
+        "defaults": "base.yaml",
+        "grpo": {"num_generations_per_prompt": 16},
+        "policy": {"model_name": "gpt2"},
+    }
     (tmp_path / "own.yaml").write_text(json.dumps(own))
     with pytest.raises(UsageError, match=r"defaults in 'base.yaml', which is not there; put that file there"):
         read_config(tmp_path / "own.yaml")
     (tmp_path / "base.yaml").write_text(json.dumps(base))
     found = read_config(tmp_path / "own.yaml")
-    assert found.settings["batch_size"] == 4 and found.settings["sequence_length"] == 512
+    assert (found.settings["batch_size"], found.settings["sequence_length"]) == (4, 512)
     assert found.global_batch == 8 * 16

@@ -29,9 +29,10 @@ from forerun.cost.memory.peak import (
     max_batch_size,
     memory_constants,
     memory_width,
-    reserved_bytes,
+    plans_for_setup,
     visible_memory_bytes,
 )
+from forerun.cost.memory.replay import replay
 from forerun.graph.graph import Graph
 from forerun.prediction.division import Axes, uses_layout, wide_factor, wide_state_factor
 from forerun.prediction.estimate import Interval
@@ -136,17 +137,7 @@ def _stage_peak(
     constants: MemoryConstants,
     width: MemoryWidth,
 ) -> StageMemory:
-    """Memory of one stage at its peak.
-
-    Args:
-        run: The run.
-        memory: Memory of the units.
-        every: The same with all experts, of which each replica holds a part.
-        units: Units of the stage.
-        stage: Its number.
-        constants: Overhead and factors of device and software.
-        width: Interval of the bytes of tensors.
-    """
+    """Memory of one stage at its peak; ``every`` has all experts, of which each replica holds a part."""
     from forerun.prediction.division import in_flight
 
     own = list(units)
@@ -281,13 +272,7 @@ def _passes(
 ) -> tuple[float, float, float]:
     """Kept activations, temporaries and gradients at the peak of the last micro-step in flight [bytes].
 
-    Args:
-        run: The run.
-        memory: Memory of the units.
-        every: The same with all experts.
-        own: Units of the stage.
-        kept_before: What the other micro-steps in flight keep.
-        grows: Whether gradients are made in this backward pass, not summed into those that are there.
+    The other ones keep ``kept_before``; gradients grow where they are not summed into those that are there.
     """
     sharing, wide = run.sharing, wide_factor(run)
     is_sharded = sharing.strategy.stage == 3
@@ -410,8 +395,12 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
         batch, reason = None, largest.reason
         if largest.value is not None and largest.low is not None and largest.high is not None:
             batch = Interval(float(largest.value), float(largest.low), float(largest.high))
-    beside = constants.overhead_bytes + replica_bytes(run, gradient_bytes)
-    replays = not stages and constants.uses_caching_allocator
+
+    def reserved() -> float:
+        beside = constants.overhead_bytes + replica_bytes(run, gradient_bytes)
+        plan, size = plans_for_setup(model.graph, run.setup, constants)[0], run.setup.batch_size_per_device
+        return beside + replay(plan, size, int(device_bytes - beside)).peak_reserved_bytes
+
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
@@ -426,9 +415,7 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
             run,
             held.peak_bytes,
             device_bytes,
-            (lambda: beside + reserved_bytes(model.graph, run.setup, constants, device_bytes - beside))
-            if replays
-            else None,
+            None if stages or not constants.uses_caching_allocator else reserved,
         ),
     )
 
@@ -439,13 +426,7 @@ def shown_memory(
     """Memory that ``nvidia-smi`` shows while a language model is trained; None where nobody measured it [bytes].
 
     PyTorch's allocator keeps what it freed while the device has room: what a replay with that room holds, else the peak
-    times a measured ratio, their widths added in squares; and no more than the device has.
-
-    Args:
-        run: The run.
-        peak: Memory that the step needs [bytes].
-        device_bytes: Memory of the device that a process can use [bytes].
-        reserved: Replays the step in all of it for what it holds, with the overhead [bytes]; None for no replay.
+    times a measured ratio, their widths added in squares; and no more than the device has. ``reserved`` replays.
     """
     asked = run.setup.phase is Phase.TRAIN and run.cluster.device.vendor == "nvidia"
     # torchtitan's run_train.sh sets expandable segments, which leave next to no block unused.
