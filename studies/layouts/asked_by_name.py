@@ -114,6 +114,7 @@ def experts_page(folder: Path) -> str:
 _GRPO_MODELS = {"DeepSeek V3": "deepseek-v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b"}
 _GRPO_DEVICES = {"h100": ("h100-sxm", 8), "gb200": ("gb200", 64)}
 """Boards, and how many of them share NVLink; of 72 a power of two."""
+_KEEP_ACTIVATIONS = {"Qwen3-30B3A", "Qwen3-32B"}
 _PROMPT = 128
 _NUM_AXES = 4
 
@@ -124,10 +125,10 @@ def grpo_rows(folder: Path) -> pd.DataFrame:
     Constants of writing, refit and moves come from other reports of the same tool (``prediction/layout_passes.py``).
 
     A row gives the whole step alone: writing, refit, log-probabilities, training. What it leaves open is taken so:
-    prompts of 128 tokens, one sample in a micro-step, a distributed optimizer. The recipes of the rows (NVIDIA-NeMo/RL:
-    ``examples/configs/recipes/llm/performance``) say the rest: where rows train one step behind, half of the devices
-    write; the two large models repeat their forward passes. Every device of a DGX has a link of its own to other nodes.
-    Experts are divided among all devices that have tokens of their own where a row names more.
+    prompts of 128 tokens. The recipes of the rows (NVIDIA-NeMo/RL: ``examples/configs/recipes/llm/performance``, over
+    ``grpo_math_1B.yaml``) say the rest: Megatron, samples packed into micro-steps of one; where rows train one step
+    behind, half of the devices write; the two large models repeat their forward passes. Every device of a DGX has a
+    link of its own to other nodes. Experts are divided among all devices with own tokens where a row names more.
     """
     table: Any = public_table(folder, "steps/grpo_nemo_rl").itertuples()
     found = []
@@ -174,7 +175,7 @@ def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: in
     expert = min(expert, context * data)
     mean, longest = int(row.mean_generated_sequence_tokens), int(row.max_sequence_tokens)
     several: dict[str, Any] = {"inter": f"{domain}xinfiniband-ndr"} if nodes > 1 else {}
-    if row.model != "Qwen3-30B3A":
+    if row.model not in _KEEP_ACTIVATIONS:
         several["recompute"] = "full"
     beside: dict[str, Any] = {"generation_on": writing} if writing else {}
     return forerun.predict(
@@ -182,16 +183,15 @@ def _estimate(row: Any, axes: list[int], engine: int, training: int, writing: in
         device=f"{nodes}x{training // nodes}x{device}",
         algorithm="grpo",
         parallel=f"tp={tensor},cp={context},ep={expert},pp={pipeline}",
-        strategy="zero1",
+        recipe="megatron",
+        batching="padding-free",
         accumulation=max(1, round(row.generation_global_batch / data)),
         batch_size=1,
         sequence_length=longest,
         new_tokens=longest - _PROMPT,
         answer_lengths=f"mean:{mean - _PROMPT}",
         generation_tensor=engine,
-        precision="fp8" if "FP8" in row.table else "amp-bf16",
-        optimizer="adamw",
-        attention_kernel="flash-2",
+        precision="fp8" if "FP8" in row.table else "bf16",
         **several,
         **beside,
     )

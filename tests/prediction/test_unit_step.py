@@ -355,6 +355,25 @@ def test_the_last_stage_has_gradients_of_an_embedding_that_it_shares(traced: Div
     assert sum(held) == pytest.approx(whole.gradients.sum() + whole.tied)
 
 
+def test_what_the_host_holds_is_not_on_the_device_and_deepspeed_has_buckets(traced: DividedModel) -> None:
+    def parts(**options: Any) -> dict[str, float]:
+        run = run_of("8xh100-sxm", **options)
+        model = DividedModel.of(MODELS.of(run)) if "offload" in options else traced
+        (stage,) = layout_memory(model, run, memory_constants_of(run.cluster.device, run))
+        return {part.name: part.size_bytes for part in stage.parts}
+
+    here = parts(strategy="fsdp")
+    assert {"weights", "gradients", "optimizer state"} - here.keys() <= {"gradients"}
+    assert "gradient buckets" not in here
+    away = parts(strategy="fsdp", offload="parameters")
+    assert not {"weights", "gradients", "optimizer state"} & away.keys()
+    assert away["gathered weights of input and head"] == here["gathered weights of input and head"]
+    # reduce_bucket_size of 5e8 gradients in half precision
+    assert (
+        parts(strategy="zero2")["gradient buckets"] == 2 * parts(strategy="zero3")["gradient buckets"] == 2e9
+    )
+
+
 def test_a_fused_update_has_no_temporaries() -> None:
     def at_update(kind: str) -> float:
         run = run_of(

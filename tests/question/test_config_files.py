@@ -1,5 +1,7 @@
 """Configuration files of training tools as they are published, cut to the keys that say something."""
 
+import json
+
 import pytest
 
 from forerun.base.errors import UsageError
@@ -390,3 +392,22 @@ def test_other_files_are_refused(tmp_path, text):
         read_config(_written(tmp_path, text))
     with pytest.raises(UsageError, match="expected a model"):
         Run.of(None, device="t4")
+
+
+def test_a_file_may_stand_on_another_one(tmp_path):
+    base = {
+        "policy": {"train_micro_batch_size": 4, "max_total_sequence_length": 512},
+        "grpo": {"num_prompts_per_step": 8},
+    }
+    own = {
+        "defaults": "base.yaml",
+        "grpo": {"num_generations_per_prompt": 16},
+        "policy": {"model_name": "gpt2"},
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    with pytest.raises(UsageError, match=r"defaults in 'base.yaml', which is not there; put that file there"):
+        read_config(tmp_path / "own.yaml")
+    (tmp_path / "base.yaml").write_text(json.dumps(base))
+    found = read_config(tmp_path / "own.yaml")
+    assert (found.settings["batch_size"], found.settings["sequence_length"]) == (4, 512)
+    assert found.global_batch == 8 * 16

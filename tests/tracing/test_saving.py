@@ -372,6 +372,13 @@ def test_offload_leaves_the_device_without_state(traced):
     assert state_away.host_traffic.forward_bytes == 0 < traffic.forward_bytes < 2 * plain.num_parameters
 
 
+def test_inputs_of_blocks_wait_at_the_host(traced):
+    here, away = traced(recompute="full"), traced(recompute="offload")
+    assert peak_bytes(away) < peak_bytes(here)
+    assert away.total_flops(BATCH) == here.total_flops(BATCH)
+    assert away.model_flops == here.model_flops
+
+
 def test_fp8_products_are_half_as_deep_and_do_the_same_work(traced):
     plain, small = traced(), traced(replace(SETUP, precision=Precision.FP8))
     assert small.model_flops == pytest.approx(plain.model_flops)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, hypot, log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forerun.base.answers import Answer, fields_of
+from forerun.base.answers import Answer
 from forerun.cost.memory.peak import MemoryShare
 from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
-from forerun.question.setup import Phase
 
 if TYPE_CHECKING:
     from forerun.prediction.comparison import RunComparison
@@ -49,11 +47,6 @@ class Interval(Answer):
     def inverse(self, numerator: float = 1.0) -> Interval:
         """The interval of ``numerator / quantity``."""
         return Interval(numerator / self.value, numerator / self.high, numerator / self.low)
-
-
-_SHOWN = Interval(1.28, 1.05, 1.60)
-"""Memory that ``nvidia-smi`` shows over what a step needs: median and 90 % of the 241 runs of fine-tuning by Hugging
-Face's Trainer for which fms-acceleration published that memory and its tensors' peak, on 1 to 8 A100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +193,8 @@ class Estimate(Answer):
             for plain training.
         generation: The part of the step that writes tokens, None without one.
         notes: What a reader must know.
+        shown_memory_bytes: Memory that ``nvidia-smi`` shows meanwhile: PyTorch keeps what it freed while the device has
+            room; None where nobody measured it.
     """
 
     run: Run
@@ -244,27 +239,7 @@ class Estimate(Answer):
     passes: tuple[BreakdownPart, ...] = ()
     generation: Generation | None = None
     notes: tuple[str, ...]
-
-    @property
-    def shown_memory_bytes(self) -> Interval | None:
-        """Memory that ``nvidia-smi`` shows while a language model is trained; None where nobody measured it [bytes].
-
-        PyTorch's allocator keeps what it freed while the device has room: the peak times a measured ratio, their widths
-        added in squares, and no more than the device has.
-        """
-        peak, most, device = self.peak_memory_bytes, self.device_memory_bytes, self.run.cluster.device
-        asked = self.tokens_per_s is not None and self.phase == Phase.TRAIN and device.vendor == "nvidia"
-        # torchtitan's run_train.sh sets expandable segments, which leave next to no block unused.
-        if peak is None or peak.value > most or not asked or self.run.software.recipe == "torchtitan":
-            return None
-        value = peak.value * _SHOWN.value
-        below = hypot(log(_SHOWN.value / _SHOWN.low), log(peak.value / peak.low))
-        above = hypot(log(_SHOWN.high / _SHOWN.value), log(peak.high / peak.value))
-        return Interval(min(value, most), min(value * exp(-below), most), min(value * exp(above), most))
-
-    def json_fields(self) -> dict[str, Any]:
-        """The fields, and the memory that the driver's tool shows."""
-        return {**fields_of(self), "shown_memory_bytes": self.shown_memory_bytes}
+    shown_memory_bytes: Interval | None = None
 
     def compare(self, other: Estimate) -> RunComparison:
         """The differences between this run and another, with the parts of time and memory behind them."""

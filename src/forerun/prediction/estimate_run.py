@@ -128,6 +128,7 @@ def estimate_run(
         if step.several and memory.stages
         else None,
         **_passes(model, run, step),
+        shown_memory_bytes=memory.shown,
         notes=(
             *_notes_of_published(step.alone.published),
             *recipe_notes(run.software),

@@ -15,6 +15,7 @@ import numpy as np
 from forerun.base.numerics import relative_coefficients
 from forerun.graph.graph import Floats, Ints
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
+from forerun.prediction.memory import shown_memory
 from forerun.question.job import Batching, SampleLengths, Samples, read_lengths
 from forerun.question.run import Run
 
@@ -224,6 +225,7 @@ def _told(run: Run, answers: Sequence[Estimate], epoch: UnevenEpoch, mean: MeanS
     """The estimate at the longest sample, with the times of the mean step."""
     longest, size, batches = answers[-1], run.setup.batch_size_per_device, mean.batches
     ratio, peak = mean.time_s.value / longest.step_time_s.value, longest.peak_memory_bytes
+    most = None if peak is None else epoch.peak(run, peak, longest.device_memory_bytes)
     filled = batches.tokens / np.where(
         run.samples.batching is Batching.PADDING_FREE, batches.tokens, batches.samples * batches.longest
     )
@@ -240,7 +242,10 @@ def _told(run: Run, answers: Sequence[Estimate], epoch: UnevenEpoch, mean: MeanS
         longest,
         run=run,
         step_time_s=mean.time_s,
-        peak_memory_bytes=None if peak is None else epoch.peak(run, peak, longest.device_memory_bytes),
+        peak_memory_bytes=most,
+        shown_memory_bytes=shown_memory(run, most, longest.device_memory_bytes)
+        if most and longest.shown_memory_bytes
+        else None,
         throughput_samples_per_s=mean.time_s.inverse(mean.samples),
         tokens_per_s=mean.time_s.inverse(rate),
         tokens_per_s_per_device=mean.time_s.inverse(rate / run.cluster.num_devices),

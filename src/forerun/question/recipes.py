@@ -31,6 +31,7 @@ from forerun.question.model import (
     own_settings,
 )
 from forerun.question.options import RunOptions
+from forerun.question.saving import listed_names
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
 from forerun.question.sharing import AXES, EXPERT_AXIS, Sharing, Strategy, parse_parallel
@@ -300,13 +301,29 @@ def _under_fsdp(found: dict[str, Any], files: Iterable[ConfigFile]) -> dict[str,
 
 
 def _read_file(path: str) -> ConfigFile:
-    held = dict(_flat(_content(Path(path))))
+    held = _with_bases(Path(path))
     for name, tool in _tools().items():
         if any(held.keys() >= set(marks) for marks in tool["marks"]):
             return _read(Path(path), name, tool, {key: _resolved(held, value) for key, value in held.items()})
     raise UsageError(
         f"'{path}' is no configuration of {', '.join(_tools())}: none has its keys; give the settings as options"
     )
+
+
+def _with_bases(path: Path) -> dict[str, Any]:
+    """Keys of a file over those of the files that it names as its defaults, as NeMo RL's do, beside its own folder."""
+    own = dict(_flat(_content(path)))
+    named = own.pop("defaults", ())
+    held: dict[str, Any] = {}
+    for word in [named] if isinstance(named, str) else named:
+        if not isinstance(word, str) or not word.endswith((".yaml", ".yml")):
+            continue  # Hydra's groups
+        if not (path.parent / word).is_file():
+            raise UsageError(
+                f"'{path}' has its defaults in '{word}', which is not there; put that file there as well"
+            )
+        held |= _with_bases(path.parent / word)
+    return held | own
 
 
 def _content(path: Path) -> Mapping[str, Any]:
@@ -352,7 +369,8 @@ def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any
     for needed, default in tool.get("defaults", {}).items():
         found |= default if _is_set(held, needed) else {}
     strange: list[str] = []
-    total = str(tool.get("global_batch", "")).split()
+    terms = [term.split() for term in listed_names(tool.get("global_batch", ""))]
+    total = next((term for term in terms if _made(held, term)), [])
     axes, model, is_deepspeed = [], None, name == "deepspeed" or held.get("distributed_type") == "DEEPSPEED"
     for key, value in held.items():
         # Tools write the settings of a feature even where the feature is off.

@@ -142,13 +142,13 @@ def recomputed_blocks(recompute: str) -> int:
     Raises:
         InvalidSetupError: The word is not known.
     """
-    known = {"none": 0, "full": 1, "selective": 1}
+    known = {"none": 0, "full": 1, "offload": 1, "selective": 1}
     if recompute in known:
         return known[recompute]
     match = _EVERY.fullmatch(recompute)
     if match is None:
         raise InvalidSetupError(
-            f"unknown recomputation '{recompute}'; expected none, selective, full or every-K, such as every-2"
+            f"unknown recomputation '{recompute}'; expected none, selective, full, offload or every-K, such as every-2"
         )
     return int(match[1])
 
@@ -167,7 +167,8 @@ class Saving:
     recompute: str = _saving(
         "none",
         help="Activations computed again in the backward pass: none, selective (all but attention and every "
-        "second product), full, or every-K (every K-th block).",
+        "second product), full, offload (full, with the inputs of the blocks held by the host, as unsloth does), or "
+        "every-K (every K-th block).",
         metavar="NAME",
         read=_word,
     )

@@ -387,7 +387,7 @@ class Engine:
             peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])
         # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
-        key = (index, size, replace(constants, overhead_bytes=0.0, source=""))
+        key = (index, size, replace(constants, overhead_bytes=0.0))
         if key not in self._replays:
             setup = replace(run.setup, batch_size_per_device=size)
             self._replays[key] = estimate_memory(model.graph, setup, replace(constants, overhead_bytes=0.0))

@@ -18,7 +18,7 @@ from forerun.tracing.models.meta_build import FiniteNumbers
 from forerun.tracing.op_rules.products import attention_as
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder, tensors_in
-from forerun.tracing.saving.offload import on_device, streamed_blocks
+from forerun.tracing.saving.offload import on_device, parked_inputs, streamed_blocks
 from forerun.tracing.saving.prepare import AUTOCAST_DTYPE, STORAGE_DTYPE, convert_weights
 
 
@@ -57,6 +57,7 @@ def record_step(
             attention_as(setup.attention_kernel),
             _module_names(module, recorder),
             streamed_blocks(module, built.blocks, setup, recorder),
+            parked_inputs(module, built.blocks, setup, recorder),
         ):
             for index in range(2):
                 recorder.records_ops = index == 1

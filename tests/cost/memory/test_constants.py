@@ -36,7 +36,6 @@ def device_of(memory_bytes=24 * GIB, **changes):
 def test_overhead_depends_on_the_era_of_the_software(torch_version, overhead_gib):
     constants = memory_constants(device_of(), torch_version=torch_version)
     assert constants.overhead_bytes / GIB == pytest.approx(overhead_gib, abs=0.01)
-    assert "overhead" in constants.source
 
 
 def test_the_rtx_3090_limit_is_the_fitted_one():
@@ -49,7 +48,6 @@ def test_the_rtx_3090_limit_is_the_fitted_one():
 def test_the_user_overrides_the_overhead():
     constants = memory_constants(device_of(), overhead_bytes=0.4 * GIB)
     assert constants.overhead_bytes == 0.4 * GIB
-    assert "user" in constants.source
 
 
 @pytest.mark.parametrize("overhead_bytes", [-1.0, float("nan"), float("inf")])
@@ -58,15 +56,10 @@ def test_an_impossible_overhead_is_refused(overhead_bytes):
         memory_constants(device_of(), overhead_bytes=overhead_bytes)
 
 
-def test_a_cpu_has_no_caching_allocator_and_says_so():
+def test_a_cpu_has_no_caching_allocator():
     constants = memory_constants(device_of(kind=DeviceKind.CPU))
     assert not constants.uses_caching_allocator
-    assert "live bytes" in constants.source
     assert visible_memory_bytes(device_of(kind=DeviceKind.CPU)) == 24 * GIB
-
-
-def test_other_vendors_are_marked_as_not_measured():
-    assert "not measured on amd" in memory_constants(device_of(vendor="amd")).source
 
 
 @pytest.mark.parametrize(("nominal_gib", "shown_mib"), [(16, 15_360), (24, 23_034), (48, 46_068)])

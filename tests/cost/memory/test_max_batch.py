@@ -14,7 +14,6 @@ CONSTANTS = MemoryConstants(
     live_factor=1.02,
     workspace_factor=1.0,
     uses_caching_allocator=True,
-    source="made up for tests",
 )
 PROCESS_ONLY = replace(CONSTANTS, live_factor=1.0, uses_caching_allocator=False)
 GRAPH = graph_of(training_stream(momentum=True))

@@ -122,7 +122,6 @@ def test_a_recurring_state_covers_all_later_steps(stream, batch_size):
     plan = replay_plan(stream)
     outcome = replay(plan, batch_size, num_steps=20)
     assert outcome.recurs
-    assert outcome.num_steps < 20
     assert passes_naively(stream, batch_size, None, 20)[1] == outcome.peak_reserved_bytes
 
 

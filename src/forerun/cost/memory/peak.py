@@ -38,14 +38,12 @@ class MemoryConstants:
         live_factor: Smallest limit of the allocator over live bytes, used without a replay.
         workspace_factor: Workspace of a convolution over its input plus output bytes, half precision in NCHW.
         uses_caching_allocator: True if PyTorch's caching allocator is at work; otherwise live bytes count.
-        source: Origin of the figures.
     """
 
     overhead_bytes: float
     live_factor: float
     workspace_factor: float
     uses_caching_allocator: bool
-    source: str
 
 
 _EAGER_LOADING = MemoryConstants(
@@ -53,29 +51,16 @@ _EAGER_LOADING = MemoryConstants(
     live_factor=1.018,
     workspace_factor=1.0,
     uses_caching_allocator=True,
-    source=(
-        "overhead 1.68 GiB: fitted on 569 AMP training runs of timm models on an RTX 3090, PyTorch 1.12 with "
-        "CUDA 11.3, which loads all kernels at start"
-    ),
 )
-
-_LAZY_LOADING = replace(
-    _EAGER_LOADING,
-    overhead_bytes=0.7 * GIB,
-    source=(
-        "overhead 0.7 GiB: default for lazily loaded kernels (CUDA 11.7 and later); 0.5 to 1.0 GiB agree "
-        "with 104 out-of-memory verdicts of transformers on nine GPUs under PyTorch 2.1; replace it by what "
-        "nvidia-smi shows for an idle process after one convolution"
-    ),
-)
-
+"""Overhead 1.68 GiB: fitted on 569 AMP training runs of timm models on an RTX 3090, PyTorch 1.12 with CUDA 11.3, which
+loads all kernels at start."""
+_LAZY_LOADING = replace(_EAGER_LOADING, overhead_bytes=0.7 * GIB)
+"""Lazily loaded kernels (CUDA 11.7 and later): 0.5 to 1.0 GiB agree with 104 out-of-memory verdicts of transformers on
+nine GPUs under PyTorch 2.1; replace it by what nvidia-smi shows for an idle process after one convolution."""
 _PROCESS_ONLY = MemoryConstants(
-    overhead_bytes=0.5 * GIB,
-    live_factor=1.0,
-    workspace_factor=0.0,
-    uses_caching_allocator=False,
-    source="live bytes plus 0.5 GiB assumed for the process; no caching allocator of CUDA is at work here",
+    overhead_bytes=0.5 * GIB, live_factor=1.0, workspace_factor=0.0, uses_caching_allocator=False
 )
+"""Live bytes and 0.5 GiB assumed for the process; no caching allocator of CUDA is at work here."""
 
 
 def memory_constants(
@@ -98,13 +83,11 @@ def memory_constants(
         constants = _EAGER_LOADING
     else:
         constants = _LAZY_LOADING
-    if device.kind is DeviceKind.GPU and device.vendor != "nvidia":
-        constants = replace(constants, source=f"{constants.source}; not measured on {device.vendor} devices")
     if overhead_bytes is None:
         return constants
     if not 0 <= overhead_bytes < float("inf"):
         raise InvalidSetupError(f"memory overhead must be zero or more bytes, got {overhead_bytes}")
-    return replace(constants, overhead_bytes=overhead_bytes, source="overhead as given by the user")
+    return replace(constants, overhead_bytes=overhead_bytes)
 
 
 _VISIBLE_FRACTION = 24_268 / 24_576  # GeForce RTX 3090: total_memory of PyTorch over the nominal 24 GiB
@@ -178,25 +161,16 @@ class MemoryEstimate:
         low_bytes: Lower end of its interval; of language models without unusual fragmentation [bytes].
         high_bytes: Upper end [bytes].
         live_peak_bytes: Bytes of tensors alive at the peak [bytes].
-        fragmentation_bytes: Bytes the allocator needs beyond the live ones [bytes].
         overhead_bytes: Context, kernels and handles of the process [bytes].
         parts: Parts of the peak; they add up to ``peak_bytes``.
-        source: Origin of the constants.
     """
 
     peak_bytes: float
     low_bytes: float
     high_bytes: float
     live_peak_bytes: int
-    fragmentation_bytes: float
     overhead_bytes: float
     parts: tuple[MemoryShare, ...]
-    source: str
-
-    @property
-    def limit_bytes(self) -> float:
-        """Memory that the tensors and the allocator need, without the overhead [bytes]."""
-        return self.peak_bytes - self.overhead_bytes
 
 
 def memory_width(graph: Graph) -> MemoryWidth:
@@ -250,10 +224,8 @@ def estimate_memory(graph: Graph, setup: TrainingSetup, constants: MemoryConstan
         low_bytes=least_bytes * width.low + constants.overhead_bytes,
         high_bytes=limit_bytes * width.high + constants.overhead_bytes,
         live_peak_bytes=peak.total_bytes,
-        fragmentation_bytes=limit_bytes - peak.total_bytes,
         overhead_bytes=constants.overhead_bytes,
         parts=_parts(peak, limit_bytes, constants.overhead_bytes),
-        source=constants.source,
     )
 
 

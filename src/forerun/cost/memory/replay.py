@@ -68,14 +68,12 @@ class ReplayOutcome:
         passes: True if every request was met.
         limit_bytes: Limit of the allocator at the end; None without a limit [bytes].
         peak_reserved_bytes: Most bytes held from the driver [bytes].
-        num_steps: Steps replayed, the failing one included.
         recurs: True if the state recurred, so that any number of further steps is covered.
     """
 
     passes: bool
     limit_bytes: int | None
     peak_reserved_bytes: int
-    num_steps: int
     recurs: bool
 
 
@@ -161,7 +159,6 @@ def replay(
         passes=passes,
         limit_bytes=allocator.limit_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
-        num_steps=done,
         recurs=recurs,
     )
 

@@ -15,7 +15,7 @@ from forerun.graph.graph import AllocationKind, HostTraffic
 from forerun.question.saving import MasterWeights, Offload
 from forerun.question.setup import OptimizerImplementation, Phase, TrainingSetup
 from forerun.tracing.optimizers import make_optimizer
-from forerun.tracing.recorder import StepRecorder
+from forerun.tracing.recorder import StepRecorder, tensors_in
 
 _FP32_BYTES = 4
 
@@ -167,5 +167,34 @@ def streamed_blocks(
         yield
     finally:
         recorder.before_update = None
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def parked_inputs(
+    module: nn.Module, blocks: tuple[str, ...], setup: TrainingSetup, recorder: StepRecorder
+) -> Iterator[None]:
+    """Sends what a checkpointed block keeps, its input, to the host until its backward pass begins.
+
+    As unslothai/unsloth-zoo: unsloth_zoo/gradient_checkpointing.py does. Its transfers run beside the computation.
+    """
+    if setup.saving.recompute != "offload" or setup.phase is not Phase.TRAIN:
+        yield
+        return
+
+    def leave(_module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        held = [next(tensors_in((args, kwargs)))]  # of the states, which lead the arguments
+        recorder.evict(held[0])
+
+        def come_back(_gradient: torch.Tensor) -> None:
+            recorder.watch(held.pop(), AllocationKind.ACTIVATION)
+
+        next(tensors_in(output)).register_hook(come_back)
+
+    handles = [module.get_submodule(key).register_forward_hook(leave, with_kwargs=True) for key in blocks]
+    try:
+        yield
+    finally:
         for handle in handles:
             handle.remove()
