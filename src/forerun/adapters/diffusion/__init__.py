@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.tracing.source import Source
@@ -18,4 +21,12 @@ def _build(rest: str, options: InputOptions) -> BuiltModel:
     return build_diffusion(rest, options)
 
 
-SOURCE = Source(build=_build, library="diffusers", is_trusted=False)
+def _like(name: str) -> list[str]:
+    """Networks by what people call them: ``stabilityai/stable-diffusion-xl-base-1.0`` is sdxl."""
+    text = Path(__file__).with_name("networks.toml").read_text(encoding="utf-8")
+    word = name.lower().replace(" ", "-").rpartition("/")[2]
+    networks = tomllib.loads(text)["networks"].items()
+    return [own for own, entry in networks if re.search(entry["names"], word)]
+
+
+SOURCE = Source(build=_build, library="diffusers", is_trusted=False, like=_like)
