@@ -215,7 +215,8 @@ DEVICES=${DEVICES:-4} deepspeed --num_gpus 8 src/train_bash.py --deepspeed ds_st
 OPENRLHF = """
 ray job submit --runtime-env-json='{"working_dir": "/a"}' -- python3 -m openrlhf.cli.train_ppo_ray \\
    --actor_num_gpus_per_node 8 --pretrain meta-llama/Meta-Llama-3-8B --micro_train_batch_size 4 \\
-   --train_batch_size 128 --prompt_max_len 1024 --generate_max_len 512 --zero_stage 3 --bf16 --advantage_estimator rloo --save_steps -1 \\
+   --train_batch_size 128 --prompt_max_len 1024 --generate_max_len 512 --zero_stage 3 --bf16 --save_steps -1 \\
+   --advantage_estimator rloo \\
    --adam_offload --gradient_checkpointing --lora_rank 0
 """
 VERL_SHELL = """
