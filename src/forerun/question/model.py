@@ -15,16 +15,13 @@ from forerun.question.setup import Layout
 
 CAPTURE_PREFIX = "capture:"
 _READING_TOKENS = (
-    "CausalLM",
-    "LMHeadModel",
-    "MaskedLM",
-    "ElectraForPreTraining",
+    *("CausalLM", "LMHeadModel", "MaskedLM", "ElectraForPreTraining"),
     *(
-        f"{name}ForConditionalGeneration"
-        for name in ("T5", "Bart", "Gemma3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Llava")
+        f"{kind}ForConditionalGeneration"
+        for kind in ("T5", "Bart", "Gemma3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
     ),
+    "LlavaForConditionalGeneration",
 )
-
 _DECODERS = ("Qwen3Model", "MistralModel", "Gemma3TextModel")
 """Decoders that were made encoders of sentences."""
 _OF_IMAGES = ("ImageClassification", "SemanticSegmentation", "Dinov2Model", "DINOv3ViTModel")

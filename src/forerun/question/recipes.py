@@ -328,7 +328,7 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 
 def _options(text: str) -> dict[str, Any]:
-    r"""What a shell script gives to the program it starts: ``--key value`` and ``key.name=value``, variables filled in.
+    r"""Options that a shell script gives its program: ``--key value`` and ``key.name=value``, variables filled in.
 
     >>> _options("N=${N:-8}\ntorchrun --nnodes 2 train.py --lora-r $N --bf16 data.size=4")
     {'program': 'train.py', 'lora_r': 8, 'bf16': True, 'data.size': 4}

@@ -261,7 +261,9 @@ class GroupedHelp(PlainValues, TyperCommand):
         for option in self.get_params(ctx):
             said = {value: name for name, value in pairs if name in option.opts and name.startswith("--")}
             if len(said) > 1 and not (option.multiple or option.is_flag):
-                compared = f", or ask forerun plan with --on {','.join(said)}" if "--on" in said.values() else ""
+                compared = (
+                    f", or ask forerun plan with --on {','.join(said)}" if "--on" in said.values() else ""
+                )
                 raise UsageError(
                     f"{', '.join(set(said.values()))} takes one value, got {' and '.join(said)}; give one{compared}"
                 )
