@@ -208,6 +208,34 @@ data_parallel_replicate_degree = 2
 data_parallel_shard_degree = 4
 pipeline_parallel_degree = 1
 """
+FACTORY_SHELL = """
+M=/models/Qwen3-8B
+DEVICES=${DEVICES:-4} deepspeed --num_gpus 8 src/train_bash.py --deepspeed ds_stage2.json \\
+  --model_name_or_path ${M} --finetuning_type lora --lora_target q_proj,v_proj --stage sft --cutoff_len 2048 \\
+  --per_device_train_batch_size $DEVICES --gradient_accumulation_steps 2 --learning_rate 1e-5 --bf16  # as it was
+"""
+OPENRLHF = """
+ray job submit --runtime-env-json='{"working_dir": "/a"}' -- python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor_num_gpus_per_node 8 --pretrain meta-llama/Meta-Llama-3-8B --micro_train_batch_size 4 \\
+   --train_batch_size 128 --prompt_max_len 1024 --generate_max_len 512 --zero_stage 3 --bf16 --save_steps -1 \\
+   --advantage_estimator rloo \\
+   --adam_offload --gradient_checkpointing --lora_rank 0
+"""
+VERL_SHELL = """
+python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512 \\
+  data.max_response_length=1024 actor_rollout_ref.model.path="/w/Qwen3-14B" actor_rollout_ref.model.lora_rank=32 \\
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.rollout.n=5 \\
+  ++actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
+"""
+HSDP = """
+base_model: meta-llama/Llama-3.1-8B
+dp_shard_size: 4
+dp_replicate_size: 2
+fsdp_version: 2
+fsdp: [auto_wrap, full_shard]
+micro_batch_size: 2
+batch_size: 8
+"""
 
 
 def _written(tmp_path, text, name="run.yml"):
@@ -262,6 +290,13 @@ def _written(tmp_path, text, name="run.yml"):
         (VERL, "r.yaml", "qwen2.5-3b", {"algorithm": "grpo", "sequence_length": 1536, "new_tokens": 1024,
           "batch_size": 8, "batching": "padding-free", "context_parallel": "ulysses", "recompute": "full",
           "reference": False}),
+        (FACTORY_SHELL, "s.sh", "qwen3-8b", {"lora_targets": "q_proj,v_proj", "strategy": "zero2", "batch_size": 4,
+          "accumulation": 2, "sequence_length": 2048}),
+        (OPENRLHF, "t.sh", "llama-3-8b", {"algorithm": "grpo", "strategy": "zero3", "offload": "optimizer",
+          "batch_size": 4, "sequence_length": 1536, "master_weights": "fp32", "recompute": "full"}),
+        (VERL_SHELL, "u.sh", "qwen3-14b", {"recipe": "megatron", "parallel": "tp=2", "lora": 32, "batch_size": 4}),
+        (HSDP, "v.yml", "llama-3.1-8b", {"strategy": "hsdp", "shard_size": 4, "accumulation": 4}),
+        (TORCHTUNE.replace("llama3_1.qlora_llama3_1_8b", "phi4.lora_phi4_14b"), "w.yaml", "phi-4", {"lora": 16}),
     ],
 )  # fmt: skip
 def test_files_are_read_as_they_are(tmp_path, text, name, model, expected):

@@ -62,7 +62,12 @@ class RunEstimate:
 
 
 def estimate_run(
-    model: PreparedModel, validation: PreparedModel | None, run: Run, weights: CostModel
+    model: PreparedModel,
+    validation: PreparedModel | None,
+    run: Run,
+    weights: CostModel,
+    *,
+    with_largest: bool = True,
 ) -> RunEstimate:
     """The estimate of a run on one device or several.
 
@@ -75,6 +80,7 @@ def estimate_run(
         validation: The traced inference pass, needed if the job has validation samples.
         run: The run.
         weights: The cost model.
+        with_largest: Whether the largest batch is asked for as well.
 
     Raises:
         UsageError: A link that is needed is not known, or an epoch has no step.
@@ -85,7 +91,8 @@ def estimate_run(
     times = _job_times(model, validation, run, step, weights)
     duration = (times.job_time_s or times.epoch_time_s) if times else None
     price = hourly_price_usd(run, _num_writers(step)) if duration else None
-    memory = run_memory(model, run, step.several.gradient_bytes if step.several else 0.0)
+    gradient_bytes = step.several.gradient_bytes if step.several else 0.0
+    memory = run_memory(model, run, gradient_bytes, with_largest=with_largest)
     estimate = Estimate(
         run=run,
         model=model.graph.model,

@@ -365,15 +365,19 @@ def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
     )
 
 
-def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemory:
+def run_memory(
+    model: PreparedModel, run: Run, gradient_bytes: float, *, with_largest: bool = True
+) -> RunMemory:
     """Memory of each device of a run: the one place that asks the laws of one device, of replicas and of units.
 
     Args:
         model: The traced step.
         run: The run.
         gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
+        with_largest: Whether the largest batch is asked for as well.
     """
     constants = memory_constants_of(run.cluster.device, run)
+    batch, reason = None, ""
     device_bytes = visible_memory_bytes(run.cluster.device)
     stages: tuple[StageMemory, ...] = ()
     if uses_layout(run):
@@ -382,17 +386,19 @@ def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemo
         units = DividedModel.of(model)
         stages = layout_memory(units, run, constants)
         held = max(stages, key=lambda stage: stage.peak_bytes.value)
-        batch, reason = _largest_micro_batch(units, run, constants, device_bytes)
+        if with_largest:
+            batch, reason = _largest_micro_batch(units, run, constants, device_bytes)
     else:
         alone = estimate_memory(model.graph, run.setup, constants)
         held = _of_replica(model.graph, run, alone, gradient_bytes)
+    if with_largest and not uses_layout(run):
         # The largest batch does not depend on the batch of the question.
         largest = _LARGEST.get(
             (model.graph,),
             (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
             lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
         )
-        batch, reason = None, largest.reason
+        reason = largest.reason
         if largest.value is not None and largest.low is not None and largest.high is not None:
             batch = Interval(float(largest.value), float(largest.low), float(largest.high))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -590,15 +591,22 @@ def _breakdown(
 def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3) -> tuple[LayerTime, ...]:
     """The modules that cause most device time, forward, backward and weight gradients together.
 
-    A row's share of its distinct kernel is its share of the launches.
+    A row's share of its distinct kernel is its share of the launches. Equal blocks that were traced once are summed.
     """
     ops, graph_ops = model.ops, model.graph.ops
     per_launch = prediction.kernel_s / ops.count
     row_s = per_launch[ops.group_of_row] * graph_ops.count
     sums = np.bincount(graph_ops.module, weights=row_s, minlength=len(graph_ops.module_names))
     order = [i for i in np.argsort(-sums) if graph_ops.module_names[i]][:limit]
-    total = prediction.step_s.value
-    return tuple(LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order)
+    total, alike = prediction.step_s.value, Counter(model.graph.blocks)
+
+    def name(module: str) -> str:
+        others = next((n - 1 for block, n in alike.items() if f"{module}.".startswith(f"{block}.")), 0)
+        return f"{module} and {others} alike" if others else module
+
+    return tuple(
+        LayerTime(name(graph_ops.module_names[i]), float(sums[i]), float(sums[i] / total)) for i in order
+    )
 
 
 def format_note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,25 +51,10 @@ class Dataset:
 
 
 DATASETS = {
-    dataset.name: dataset
-    for dataset in (
-        Dataset("cifar10", 50_000, 10_000, "Krizhevsky 2009"),
-        Dataset("cifar100", 50_000, 10_000, "Krizhevsky 2009"),
-        Dataset("mnist", 60_000, 10_000, "LeCun, Cortes and Burges 1998"),
-        Dataset("fashion-mnist", 60_000, 10_000, "Xiao, Rasul and Vollgraf 2017"),
-        Dataset("svhn", 73_257, 26_032, "Netzer et al. 2011"),
-        Dataset("stl10", 5_000, 8_000, "Coates, Lee and Ng 2011"),
-        Dataset("imagenet", 1_281_167, 50_000, "Russakovsky et al. 2015, ILSVRC 2012"),
-        Dataset("imagenet21k", 14_197_122, 0, "Deng et al. 2009, fall 2011 release"),
-        Dataset("coco", 118_287, 5_000, "Lin et al. 2014, 2017 split"),
-        Dataset("voc2012", 5_717, 5_823, "Everingham et al. 2012, classification split"),
-        Dataset("patchcamelyon", 262_144, 32_768, "Veeling et al. 2018"),
-        Dataset("food101", 75_750, 25_250, "Bossard, Guillaumin and Van Gool 2014"),
-        Dataset("flowers102", 1_020, 1_020, "Nilsback and Zisserman 2008"),
-        Dataset("intel-image", 14_034, 3_000, "Intel Image Classification, Kaggle 2018"),
-        Dataset("digits", 1_797, 0, "scikit-learn, load_digits"),
-        Dataset("squad", 87_599, 10_570, "Rajpurkar et al. 2016, version 1.1"),
-    )
+    name: Dataset(name, **entry)
+    for name, entry in tomllib.loads(
+        Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 

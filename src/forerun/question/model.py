@@ -15,16 +15,16 @@ from forerun.question.setup import Layout
 
 CAPTURE_PREFIX = "capture:"
 _READING_TOKENS = (
-    "CausalLM",
-    "LMHeadModel",
-    "MaskedLM",
-    "ElectraForPreTraining",
+    *("CausalLM", "LMHeadModel", "MaskedLM", "ElectraForPreTraining"),
     *(
-        f"{name}ForConditionalGeneration"
-        for name in ("T5", "Bart", "Gemma3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Llava")
+        f"{kind}ForConditionalGeneration"
+        for kind in ("T5", "Bart", "Gemma3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
     ),
+    "LlavaForConditionalGeneration",
 )
-
+_DECODERS = ("Qwen3Model", "MistralModel", "Gemma3TextModel")
+"""Decoders that were made encoders of sentences."""
+_OF_IMAGES = ("ImageClassification", "SemanticSegmentation", "Dinov2Model", "DINOv3ViTModel")
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """Keys of a Transformers configuration for the most tokens of a sample."""
@@ -184,13 +184,25 @@ def is_keras(model: Any) -> bool:
 
 
 def own_settings(model: Any) -> dict[str, Any]:
-    """Settings that a model brings along: NHWC in Keras; bf16, AdamW, one sample for language models, diffusers."""
+    """Settings that a model brings along: NHWC in Keras, and what the tools use that train an architecture.
+
+    Language models and networks of diffusers have bf16, AdamW and one sample; sound, sentences, and images beside texts
+    AdamW and amp; images alone AdamW.
+
+    Source: huggingface/transformers: src/transformers/training_args.py (``optim``) and
+    examples/pytorch/speech-recognition/README.md (``--fp16``); mlfoundations/open_clip: src/open_clip_train/params.py;
+    UKPLab/sentence-transformers: examples/sentence_transformer/training/nli/training_nli.py.
+    """
     own = {"layout": Layout.NHWC if is_keras(model) else Layout.NCHW}
     known = find_architecture(model) if isinstance(model, str) else None
     is_denoiser = isinstance(model, str) and model.startswith("diffusers:")
-    if not is_denoiser and (known is None or not known.is_language_model):
+    if known is None and not is_denoiser:
         return own
-    return {**own, "precision": "bf16", "optimizer": "adamw", "batch_size": 1}
+    if known is None or known.is_language_model or known.model_class.endswith(_DECODERS):
+        return {**own, "precision": "bf16", "optimizer": "adamw", "batch_size": 1}
+    return {**own, "optimizer": "adamw"} | (
+        {} if known.model_class.endswith(_OF_IMAGES) else {"precision": "amp"}
+    )
 
 
 def own_stack(model: Any) -> str:

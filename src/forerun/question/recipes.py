@@ -9,6 +9,7 @@ setting is named in a note, so that nobody takes it for understood; one that dec
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -329,18 +330,57 @@ def _with_bases(path: Path) -> dict[str, Any]:
 def _content(path: Path) -> Mapping[str, Any]:
     try:
         text = path.expanduser().read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            found = tomllib.loads(text)
-        else:
-            found = parsed_json(text) if path.suffix == ".json" else parsed_yaml(text)
+        readers = {".toml": tomllib.loads, ".json": parsed_json, ".sh": _options}
+        found = readers.get(path.suffix, parsed_yaml)(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"cannot read '{path}': {reason}; give a YAML, TOML or JSON file") from None
+        raise UsageError(
+            f"cannot read '{path}': {reason}; give a YAML, TOML or JSON file, or a shell script"
+        ) from None
     if not isinstance(found, dict):
         raise UsageError(
             f"expected keys and values in '{path}', got {type(found).__name__}; give a tool's own file"
         )
     return found
+
+
+def _options(text: str) -> dict[str, Any]:
+    r"""Options that a shell script gives its program: ``--key value`` and ``key.name=value``, variables filled in.
+
+    >>> _options("N=${N:-8}\ntorchrun --nnodes 2 train.py --lora-r $N --bf16 data.size=4")
+    {'program': 'train.py', 'lora_r': 8, 'bf16': True, 'data.size': 4}
+    """
+    variables: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    key, begun = None, False
+    for raw in shlex.split(text.replace("\\\n", " "), comments=True):
+        word = _VARIABLE.sub(lambda match: variables.get(match[1] or match[3], match[2] or match[0]), raw)
+        name, sign, value = word.partition("=")
+        is_option = name.startswith("--") and len(name) > 2
+        if not begun and sign and name.isidentifier():
+            variables[name] = value
+        elif is_option or (sign and "." in name.strip("+~") and "/" not in name):
+            key = name.lstrip("-+~").replace("-", "_") if is_option else name.strip("+~")
+            # A launcher's options stand before the program, and only its file says how devices are used.
+            if begun or key == "config_file":
+                found[key] = parsed_yaml(value) if sign else True
+            key = None if sign or key not in found else key
+        elif word.endswith(".py") or key is None:
+            if word.endswith(".py") or word in _PROGRAMS or word.startswith(("verl.", "openrlhf.", "trl.")):
+                begun, found["program"] = True, word
+        elif not word.startswith("-") or word[1:].replace(".", "").isdigit():
+            before = found[key]
+            found[key] = (
+                parsed_yaml(word)
+                if before is True
+                else [*(before if isinstance(before, list) else [before]), word]
+            )
+    return found
+
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+_PROGRAMS = ("train", "sft", "dpo", "grpo", "kto", "reward", "rloo")
+"""Commands of llamafactory-cli, swift and trl after which their options stand."""
 
 
 def _flat(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -365,13 +405,13 @@ def _resolved(held: Mapping[str, Any], value: Any) -> Any:
 
 def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any]) -> ConfigFile:
     found: dict[str, Any] = {"recipe": tool["recipe"]} if "recipe" in tool else dict(tool.get("always", {}))
-    found |= _of_groups(tool, held)
     for needed, default in tool.get("defaults", {}).items():
         found |= default if _is_set(held, needed) else {}
     strange: list[str] = []
     terms = [term.split() for term in listed_names(tool.get("global_batch", ""))]
     total = next((term for term in terms if _made(held, term)), [])
-    axes, model, is_deepspeed = [], None, name == "deepspeed" or held.get("distributed_type") == "DEEPSPEED"
+    axes, model = [], None
+    is_deepspeed = tool.get("deepspeed", False) or held.get("distributed_type") == "DEEPSPEED"
     for key, value in held.items():
         # Tools write the settings of a feature even where the feature is off.
         if not all(_is_set(held, needed) for needed in _matched(tool.get("only_with", {}), key) or ()):
@@ -404,6 +444,8 @@ def _read(path: Path, name: str, tool: Mapping[str, Any], held: Mapping[str, Any
             pass
         elif _matched(tool["values"], key) is not None or not _is_any(tool["ignored"], key):
             strange.append(f"{key}: {word}")
+    if found.get("strategy", "fsdp") == "fsdp":
+        found |= _of_groups(tool, held)
     if axes:
         found["parallel"] = ",".join(axes)
     # Targets of adapters without a rank belong to a full fine-tuning that once was LoRA.
@@ -523,9 +565,9 @@ def _model(tool: str, word: str, held: Mapping[str, Any]) -> tuple[str, dict[str
         more = {"quantize": "nf4-dq"} if kind == "q" else {}
     if tool == "torchtitan":
         last = f"{held.get('model.name', '')}{word}"
-        last = _tools()[tool]["models"].get(last, last)
         # A flavor of one's own, such as opt-30B-A3B, has the tokenizer of the model it is made from.
         others = str(held.get("model.hf_assets_path", last)).rstrip("/").rpartition("/")[2]
+    last = _tools()[tool].get("models", {}).get(last, last)
     for name in (word, last):
         known = find_architecture(name)
         if known is not None:

@@ -105,7 +105,8 @@ def estimates(
         search: The run and its changes.
         models: Traced models.
         cost_model: The cost model of the run's device; of other devices the shipped one is taken.
-        skips_refused: Whether a change that its model or device does not allow is None, not an error.
+        skips_refused: Whether a change that its model or device does not allow is None, not an error; what is only
+            tried is not asked for its largest batch.
 
     Raises:
         UsageError, FailureError: As in ``predict``.
@@ -117,7 +118,7 @@ def estimates(
             run = search.run.with_(**change)
             # A calibration was measured on one device; what it corrects there says nothing of another.
             own = cost_model if run.cluster.device == search.run.cluster.device else None
-            found = estimate_of(run, models, own)
+            found = estimate_of(run, models, own, with_largest=not skips_refused)
         except ForerunError:
             if not skips_refused:
                 raise
@@ -126,10 +127,13 @@ def estimates(
             yield found
 
 
-def estimate_of(run: Run, models: TracedModels, cost_model: CostModel | None = None) -> RunEstimate:
+def estimate_of(
+    run: Run, models: TracedModels, cost_model: CostModel | None = None, *, with_largest: bool = True
+) -> RunEstimate:
     """The estimate of a run, with the step behind it, for every verb that answers about whole runs.
 
-    With the strategy ``auto`` it is that of the best layout.
+    With the strategy ``auto`` it is that of the best layout. ``with_largest`` asks for the largest batch as well, which
+    of a large model takes longer than all else.
 
     Raises:
         UsageError, FailureError: As in ``predict``.
@@ -150,4 +154,10 @@ def estimate_of(run: Run, models: TracedModels, cost_model: CostModel | None = N
 
         epoch = epoch_estimate(run, estimate_at)
         return replace(found[-1], estimate=epoch)
-    return estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))
+    return estimate_run(
+        models.of(run),
+        models.validation_of(run),
+        run,
+        cost_model or cost_model_of(run),
+        with_largest=with_largest,
+    )

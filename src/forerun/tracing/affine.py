@@ -21,17 +21,10 @@ from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.saving.quantized import num_weights
 from forerun.tracing.step import RawTrace
 
-_PRODUCTS = frozenset(
-    {
-        OpClass.CONV,
-        OpClass.DEPTHWISE_CONV,
-        OpClass.GROUPED_CONV,
-        OpClass.LINEAR,
-        OpClass.BMM,
-        OpClass.ATTENTION,
-    }
-    | {OpClass.RECURRENT}
-)
+_PRODUCTS = frozenset({
+    OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV, OpClass.LINEAR, OpClass.BMM, OpClass.ATTENTION,
+    OpClass.RECURRENT,
+})  # fmt: skip
 _COLUMNS = ("count", "element_bytes", "kernel_area", "stride", "groups", "width", "serial_steps", "law_size")
 _AFFINE = ("flops", "read_bytes", "write_bytes", "elements")
 """Columns of operations that their cost rows have under the same names: plain ones, and sizes."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from forerun.graph.graph import OpClass
+
+
+@cache
+def operation_facts() -> Mapping[str, Any]:
+    """Lists and places of ``operations.toml``."""
+    return tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import torch
 from torch import _C
 from torch.library import Library
 
+from forerun.tracing.calls import operation_facts
 from forerun.tracing.op_rules.products import NUM_GATES
 
 torch.library.define(
@@ -135,30 +136,6 @@ _KEY_NAME = "AutocastPrivateUse1"
 _KEY: Any = getattr(_C.DispatchKey, _KEY_NAME)
 _KEY_SET = _C.DispatchKeySet(_KEY)
 
-# The operation lists of CUDA autocast, PyTorch 2.15.
-_TO_LOWER_PRECISION = """
-    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-    convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
-    linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-"""
-_TO_FP32 = """
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
-    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
-    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
-    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
-    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
-    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
-    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
-    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
-"""
-_OUTPUT_IN_FP32 = """
-    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-    linalg_matrix_norm.str_ord sum sum.dim_IntList
-"""
-_TO_WIDEST = """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-"""
 
 _RECURRENT_MODES = {
     f"{name}.{overload}": mode
@@ -414,13 +391,13 @@ def _register() -> None:
     fall_through.fallback(torch.library.fallthrough_kernel, _KEY_NAME)
     aten = Library("aten", "IMPL")
     rules = (
-        (_TO_LOWER_PRECISION, _lower_precision),
-        (_TO_FP32, _full_precision),
-        (_OUTPUT_IN_FP32, _full_precision_output),
-        (_TO_WIDEST, _widest),
+        ("to_lower_precision", _lower_precision),
+        ("to_fp32", _full_precision),
+        ("output_in_fp32", _full_precision_output),
+        ("to_widest", _widest),
     )
     for names, rule in rules:
-        for name in names.split():
+        for name in operation_facts()[names]:
             aten.impl(name, _casts(rule)(_resolve(name)), _KEY_NAME)
     aten.impl("scaled_dot_product_attention", _attention, _KEY_NAME)
     aten.impl("dropout", _dropout, _KEY_NAME)

@@ -25,22 +25,10 @@ from typing import NamedTuple
 
 from forerun.graph.graph import OpClass
 
-POINTWISE = frozenset(
-    {
-        OpClass.ACTIVATION,
-        OpClass.ADD,
-        OpClass.BATCH_NORM,
-        OpClass.CAST,
-        OpClass.COPY,
-        OpClass.DROPOUT,
-        OpClass.ELEMENTWISE,
-        OpClass.EMBEDDING,
-        OpClass.LAYER_NORM,
-        OpClass.MUL,
-        OpClass.REDUCE,
-        OpClass.SOFTMAX,
-    }
-)
+POINTWISE = frozenset({
+    OpClass.ACTIVATION, OpClass.ADD, OpClass.BATCH_NORM, OpClass.CAST, OpClass.COPY, OpClass.DROPOUT,
+    OpClass.ELEMENTWISE, OpClass.EMBEDDING, OpClass.LAYER_NORM, OpClass.MUL, OpClass.REDUCE, OpClass.SOFTMAX,
+})  # fmt: skip
 _WINDOWS = frozenset({OpClass.AVG_POOL, OpClass.GROUP_NORM, OpClass.MAX_POOL})
 _LARGEST_ROW = 4096
 

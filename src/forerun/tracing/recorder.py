@@ -13,30 +13,14 @@ from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
-from forerun.tracing.calls import Call, CostRow, TensorInfo
+from forerun.tracing.calls import Call, CostRow, TensorInfo, operation_facts
 from forerun.tracing.cuda_semantics import repeats_now
 from forerun.tracing.fusion import Access, DataFlow
 from forerun.tracing.meta_results import SHORTCUTS, meta_result
 from forerun.tracing.op_rules import cost_rows
 
-_WITHOUT_KERNEL = """
-    empty empty_like empty_strided new_empty new_empty_strided empty_permuted detach alias resize_ set_
-    is_same_size sym_size sym_stride sym_numel sym_storage_offset device _has_compatible_shallow_copy_type
-    _assert_async _assert_tensor_metadata lift_fresh dim stride size storage_offset is_contiguous layout numel
-    item as_strided_ squeeze_ unsqueeze_ transpose_ t_ _record_function_enter_new _record_function_exit
-    _nested_tensor_size
-"""
-_NAMES_WITHOUT_KERNEL = frozenset(_WITHOUT_KERNEL.split())
-_BATCH_STATISTICS = {
-    "native_batch_norm": 5,
-    "cudnn_batch_norm": 5,
-    "_native_batch_norm_legit": 5,
-    "_batch_norm_with_update": 3,
-    "native_batch_norm_backward": 0,
-    "cudnn_batch_norm_backward": 0,
-    "batch_norm_backward": 0,
-}
-"""Batch norms that may compute the statistics of their batch: the place of the argument that says so."""
+_NAMES_WITHOUT_KERNEL = frozenset(operation_facts()["without_kernel"])
+_BATCH_STATISTICS = operation_facts()["batch_statistics"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Source:
         trace: Traces models itself, all in one go: a graph for each question, or the error in its place.
         library: Package whose version decides what a name means; None without one.
         reads_file: True if the name is the path of a file, whose content is the model's definition.
+        like: Its names for what people call otherwise, such as a repository of the hub.
         is_trusted: False if a file or code of somebody else is read, so that it is built in a process of its own.
     """
 
@@ -50,6 +51,7 @@ class Source:
     library: str | None = None
     reads_file: bool = False
     is_trusted: bool = True
+    like: Callable[[str], Sequence[str]] = lambda name: ()
 
 
 def later(module: str, name: str) -> Callable[[str, InputOptions], BuiltModel]:

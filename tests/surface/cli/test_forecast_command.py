@@ -455,7 +455,8 @@ def test_a_network_is_trained_for_its_curve_and_the_curve_is_forecast(tmp_path):
     ],
 )
 def test_trainings_that_are_none(tmp_path, options, words):
-    out = ("--dataset", "digits", "--epochs", "1", "--out", str(tmp_path / "c.csv"))
+    dataset = () if "--dataset" in options else ("--dataset", "digits")
+    out = (*dataset, "--epochs", "1", "--out", str(tmp_path / "c.csv"))
     done = invoke("measure", "curve", "cifar-resnet:8", *out, *options)
     assert done.exit_code == 2
     assert words in done.stderr

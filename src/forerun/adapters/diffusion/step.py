@@ -9,6 +9,7 @@ networks that make them in every step. What these return is dropped at once: inp
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from forerun.base.extras import needing
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
-_PARTS = ("text", "vae")
+_PARTS = {"text": "text", "vae": "autoencoder"}
 _KEYS = ("with", "frames")
 
 
@@ -51,92 +52,30 @@ class _Sizes:
     text_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Inputs of one class of networks.
-
-    Attributes:
-        scale: Pixels of a side in one latent, and frames, of which the first has a latent of its own.
-        shape: Shape of the latents of a sample from the grid (frames, height, width) of latents.
-        conditions: All other inputs of the network, of a batch.
-    """
-
-    scale: tuple[int, int]
-    shape: Callable[[Any, tuple[int, int, int]], tuple[int, ...]]
-    conditions: Callable[[Any, int, tuple[int, int, int], int], dict[str, Any]]
-
-
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _unet(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "timestep": _empty(batch, dtype=torch.int64),
-        "encoder_hidden_states": _empty(batch, tokens, config.cross_attention_dim),
-    }
-    if config.addition_embed_type == "text_time":
-        pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
-        found["added_cond_kwargs"] = {"text_embeds": _empty(batch, pooled), "time_ids": _empty(batch, 6)}
-    return found
+def _of_config(config: Any, known: Mapping[str, Any], words: Any) -> Any:
+    """An input of a network as its class describes it in ``networks.toml``: a tensor of named sizes, or parts of these.
 
-
-def _sd3(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    return {
-        "timestep": _empty(batch),
-        "encoder_hidden_states": _empty(batch, tokens, config.joint_attention_dim),
-        "pooled_projections": _empty(batch, config.pooled_projection_dim),
-    }
-
-
-def _flux(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    axes = len(config.axes_dims_rope)
-    found = {
-        "timestep": _empty(batch),
-        "encoder_hidden_states": _empty(batch, tokens, config.joint_attention_dim),
-        "img_ids": _empty(grid[1] * grid[2], axes),
-        "txt_ids": _empty(tokens, axes),
-    }
-    if hasattr(config, "pooled_projection_dim"):
-        found["pooled_projections"] = _empty(batch, config.pooled_projection_dim)
-    if config.guidance_embeds:
-        found["guidance"] = _empty(batch)
-    return found
-
-
-def _wan(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    return {"timestep": _empty(batch), "encoder_hidden_states": _empty(batch, tokens, config.text_dim)}
-
-
-def _ltx(config: Any, batch: int, grid: tuple[int, int, int], tokens: int) -> dict[str, Any]:
-    frames, height, width = grid
-    return {
-        "timestep": _empty(batch),
-        "encoder_hidden_states": _empty(batch, tokens, config.caption_channels),
-        "encoder_attention_mask": _empty(batch, tokens),
-        "num_frames": frames,
-        "height": height,
-        "width": width,
-    }
-
-
-def _plane(config: Any, grid: tuple[int, int, int]) -> tuple[int, ...]:
-    return (config.in_channels, *grid[1:])
-
-
-def _row(config: Any, grid: tuple[int, int, int]) -> tuple[int, ...]:
-    return (grid[0] * grid[1] * grid[2], config.in_channels)
-
-
-_KINDS = {
-    "UNet2DConditionModel": _Kind((8, 1), _plane, _unet),
-    "SD3Transformer2DModel": _Kind((8, 1), _plane, _sd3),
-    "FluxTransformer2DModel": _Kind((16, 1), _row, _flux),
-    "Flux2Transformer2DModel": _Kind((16, 1), _row, _flux),
-    "WanTransformer3DModel": _Kind((8, 4), lambda config, grid: (config.in_channels, *grid), _wan),
-    "LTXVideoTransformer3DModel": _Kind((32, 8), _row, _ltx),
-}
-"""Classes that are known here, with what a latent of each stands for (an image of FLUX is cut into pieces of 2 x 2)."""
+    Args:
+        config: Configuration of the network, whose keys are sizes as well.
+        known: Values by name: batch, tokens, frames, height, width, places and patches of the latents.
+        words: Names of sizes, behind ``int`` or ``true`` for what its values are; a single name is the value itself.
+    """
+    if isinstance(words, Mapping):
+        return {name: _of_config(config, known, part) for name, part in words.items()}
+    if isinstance(words, str):
+        return known[words]
+    if isinstance(words[0], list):
+        return tuple(_of_config(config, known, part) for part in words)
+    dtype = {"int": torch.int64, "true": torch.bool}.get(words[0])
+    found = [
+        known.get(word) or getattr(config, str(word), word) for word in words if word not in ("int", "true")
+    ]
+    sizes = (len(size) if isinstance(size, (list, tuple)) else int(size) for size in found)
+    return _empty(*sizes, dtype=dtype or torch.float32)
 
 
 class DenoisingStep(nn.Module):
@@ -177,6 +116,8 @@ class DenoisingStep(nn.Module):
         # Any mixture costs the same; its share is drawn anew in each real step.
         noisy = torch.lerp(latents, noise, 0.5)
         answer = self.denoiser(noisy, **conditions, return_dict=False)[0]
+        if answer.numel() == 2 * noise.numel():  # PixArt answers a variance too, which is not trained
+            answer = answer.chunk(2, dim=1)[0]
         return answer, noise - latents
 
 
@@ -198,10 +139,11 @@ def build_diffusion(text: str, options: InputOptions) -> BuiltModel:
     with needing(model):
         import diffusers
     entry = _entry(name, model)
-    kind = _KINDS.get(entry["class"])
-    if kind is None:
+    kinds = catalogue()["classes"]
+    kind = kinds.get(entry["class"], {}) | ({"scale": entry["scale"]} if "scale" in entry else {})
+    if entry["class"] not in kinds:
         raise UnknownModelError(
-            f"{model} is a {entry['class']}; known here are {', '.join(_KINDS)}: put it into a file, mine.py, that "
+            f"{model} is a {entry['class']}; known here are {', '.join(kinds)}: put it into a file, mine.py, that "
             "returns it with an example batch, and ask for mine.py:make"
         )
     sizes = _sizes(entry, kind, given, options, model)
@@ -252,11 +194,15 @@ def _entry(name: str, model: str) -> dict[str, Any]:
 
 
 def _sizes(
-    entry: Mapping[str, Any], kind: _Kind, given: Mapping[str, str], options: InputOptions, model: str
+    entry: Mapping[str, Any],
+    kind: Mapping[str, Any],
+    given: Mapping[str, str],
+    options: InputOptions,
+    model: str,
 ) -> _Sizes:
     default = (3, entry["image_size"], entry.get("width", entry["image_size"]))
     channels, height, width = options.image_shape(default)
-    side, step = kind.scale
+    side, step = kind["scale"]
     words = given.get("frames", str(entry.get("frames", 1)))
     frames = int(words) if words.isascii() and words.isdigit() and len(words) < 6 else 0
     is_video = step > 1
@@ -275,9 +221,14 @@ def _sizes(
     )
 
 
+def _has(entry: Mapping[str, Any]) -> list[str]:
+    """The frozen parts whose sizes are known."""
+    return [part for part, key in _PARTS.items() if entry.get(key)]
+
+
 def _chosen(given: Mapping[str, str], entry: Mapping[str, Any], model: str) -> tuple[str, ...]:
     parts = tuple(filter(None, given.get("with", "").split("+")))
-    has = [part for part in _PARTS if entry.get({"text": "text", "vae": "autoencoder"}[part])]
+    has = _has(entry)
     if not set(parts) <= set(has):
         raise InvalidSetupError(
             f"{model}: with= names {' or '.join(has) or 'nothing here'}, the frozen networks that run in each step; "
@@ -317,20 +268,34 @@ def _encoder(name: str, model: str) -> nn.Module:
 
 
 def _batch_maker(
-    denoiser: Any, kind: _Kind, sizes: _Sizes, entry: Mapping[str, Any], parts: tuple[str, ...]
+    denoiser: Any, kind: Mapping[str, Any], sizes: _Sizes, entry: Mapping[str, Any], parts: tuple[str, ...]
 ) -> Callable[[int], dict[str, Any]]:
-    side, step = kind.scale
+    side, step = kind["scale"]
     grid = ((sizes.frames - 1) // step + 1, sizes.height // side, sizes.width // side)
-    shape = kind.shape(denoiser.config, grid)
+    config, places = denoiser.config, math.prod(grid)
     clip = (3, sizes.frames, sizes.height, sizes.width) if step > 1 else (3, sizes.height, sizes.width)
     longest = sizes.text_tokens - entry.get("joined_tokens", 0)
     lengths = [catalogue()["encoders"][name].get("tokens", longest) for name in entry["text"]]
 
     def make_batch(batch_size: int) -> dict[str, Any]:
+        known = dict(zip(("frames", "height", "width"), grid, strict=True)) | {
+            "batch": batch_size,
+            "tokens": sizes.text_tokens,
+            "places": places,
+            "patches": places // 4,  # CogVideoX cuts latents into pieces of 2 x 2
+            "grids": [[grid]] * batch_size,
+            "none": None,
+        }
+        needs = kind.get("needs", {})
+        inputs = {
+            name: words
+            for name, words in kind["inputs"].items()
+            if getattr(config, needs.get(name, ""), not needs.get(name))
+        }
         found: dict[str, Any] = {
-            "latents": _empty(batch_size, *shape),
-            "noise": _empty(batch_size, *shape),
-            "conditions": kind.conditions(denoiser.config, batch_size, grid, sizes.text_tokens),
+            "latents": _of_config(config, known, kind["latents"]),
+            "noise": _of_config(config, known, kind["latents"]),
+            "conditions": _of_config(config, known, inputs),
         }
         if "vae" in parts:
             found["pixels"] = _empty(batch_size, *clip)
@@ -348,5 +313,7 @@ def _note(sizes: _Sizes, parts: tuple[str, ...], entry: Mapping[str, Any]) -> st
         words for part, words in (("vae", "latents"), ("text", "embeddings of the text")) if part not in parts
     )
     clip = f"{sizes.frames} frames of " if "frames" in entry else ""
-    rest = f"; {cached} are taken from a cache (with=text+vae runs their networks)" if cached else ""
+    others = "+".join(part for part in _has(entry) if part not in parts)
+    runs_them = f" (with={others} runs their networks)" if others else ""
+    rest = f"; {cached} are taken from a cache{runs_them}" if cached else ""
     return f"a sample is {clip}{sizes.height} x {sizes.width} pixels; a step runs {runs} beside the denoiser{rest}"

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -256,6 +257,16 @@ class GroupedHelp(PlainValues, TyperCommand):
             ctx.meta[_ALL] = True
             typer.echo(ctx.get_help())
             ctx.exit()
+        pairs = [(*word.split("=", 1), after)[:2] for word, after in pairwise([*own, ""])]
+        for option in self.get_params(ctx):
+            said = {value: name for name, value in pairs if name in option.opts and name.startswith("--")}
+            if len(said) > 1 and not (option.multiple or option.is_flag):
+                compared = (
+                    f", or ask forerun plan with --on {','.join(said)}" if "--on" in said.values() else ""
+                )
+                raise UsageError(
+                    f"{', '.join(set(said.values()))} takes one value, got {' and '.join(said)}; give one{compared}"
+                )
         found: list[str] = super().parse_args(ctx, args)
         return found
 

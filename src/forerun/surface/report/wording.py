@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forerun.base.units import format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
+from forerun.question.model import find_architecture
 
 if TYPE_CHECKING:
     from forerun.question.devices.prices import Currency
@@ -107,14 +108,19 @@ def plot_title(estimate: Estimate) -> str:
 def _recipe(estimate: Estimate) -> str:
     words = [
         estimate.precision,
-        # The order of an image's channels says nothing to those who train on tokens.
-        *([] if estimate.tokens_per_s else [estimate.layout]),
+        # The order of an image's channels says nothing to those who train on tokens or sound.
+        *([] if estimate.tokens_per_s or _reads_sound(estimate.model) else [estimate.layout]),
         "compiled" if estimate.compile else "eager",
         _PHASES.get(estimate.phase, estimate.phase),
     ]
     if estimate.phase == "train":
         words.append("no optimizer" if estimate.optimizer == "none" else estimate.optimizer)
     return ", ".join(words)
+
+
+def _reads_sound(model: str) -> bool:
+    known = find_architecture(model)
+    return known is not None and known.model_class.endswith("CTC")
 
 
 def fit_sentence(fits: str | None) -> str:

@@ -1,31 +1,17 @@
-"""Models of PyTorch: one function that turns a model in any form into a ``BuiltModel``.
-
-============================  ==========================================================================
-``cnn:depth=4,...``           a family of this project, see ``families``
-``torchvision:NAME``          a model of torchvision
-``timm:NAME``                 a model of timm
-``llama-3.1-8b``              a public architecture of the catalogue, see ``question.model``
-``hf:CONFIG.json``            a Transformers configuration
-``hf:ORG/NAME``               the configuration of a model on the hub
-``diffusers:flux.1-dev``      a denoiser of diffusers, see ``adapters.diffusion``
-``onnx:FILE.onnx``            an ONNX file
-``mlpredict:FILE.json``       a model file of mlpredict
-``PREFIX:...``                a source of another package, see ``tracing.source``
-``path/to/file.py:factory``   the user's own code, see ``user_code``
-``nn.Module``                 a module, copied to the meta device
-============================  ==========================================================================
-"""
+"""Models of PyTorch: one function that turns a model in any form of ``docs/models.md`` into a ``BuiltModel``."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import tomllib
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from forerun.base.errors import UnknownModelError, UsageError, near_matches
-from forerun.question.model import architectures, find_architecture
+from forerun.question.model import architectures, base_name, find_architecture
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.families import FAMILIES, build_family
 from forerun.tracing.models.hub import is_hub_name
@@ -33,7 +19,7 @@ from forerun.tracing.models.meta_build import building_on, with_real_batches
 from forerun.tracing.models.transformers_models import build_catalogued
 from forerun.tracing.models.user_code import build_from_file, build_from_module
 from forerun.tracing.models.vision_models import timm_names, torchvision_names
-from forerun.tracing.source import named_source, source_names
+from forerun.tracing.source import find_source, named_source, source_names
 
 _FORMS = (
     "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, an architecture such as llama-3.1-8b, hf:ORG/NAME, "
@@ -59,7 +45,7 @@ def build_model(
     Nothing is downloaded. A module object is copied, never changed.
 
     Args:
-        spec: Model in one of the forms of this module's table.
+        spec: Model in one of the forms of ``docs/models.md``.
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample without the batch axis.
         sequence_length: Number of tokens in one sample of a text model.
@@ -127,50 +113,50 @@ def _unknown(spec: str) -> UnknownModelError:
         form = "onnx" if ending == ".onnx" else "hf"
         return UnknownModelError(f"{spec} needs the prefix of its kind: {form}:{spec}")
     name = spec.partition(":")[2] if spec.partition(":")[0] in ("torch", "tv", "torchvision.models") else spec
+    hub = f"; hf:{spec} takes its configuration from the hub" if is_hub_name(spec) else ""
     # A name that exists elsewhere word for word is a better hint than any similar one.
     exact = [f"torchvision:{name}"] if name in torchvision_names() else []
     exact += [f"timm:{name}"] if name in timm_names() else []
+    sources = ((prefix, find_source(prefix)) for prefix in source_names())
+    exact += [f"{prefix}:{own}" for prefix, source in sources if source for own in source.like(name)]
     if exact:
         return UnknownModelError(f"no model {spec!r}; did you mean {' or '.join(exact)}?")
+    other = next((way for way in _others() if re.search(way["words"], name.lower())), None)
+    if other is not None:
+        says = other["says"].replace("{name}", name.lower().rpartition("/")[2])
+        return UnknownModelError(f"no model {spec!r}; {says}")
     prefixed = {"torchvision:" + known_name for known_name in torchvision_names()}
-    hint = (
-        near_matches(spec, prefixed)
-        or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
-        or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
-    )
-    hub = f"; hf:{spec} takes its configuration from the hub" if is_hub_name(spec) else ""
-    return UnknownModelError(
-        f"no model {spec!r}{_of_family(name) or _containing(name) or hint or _elsewhere(name)}{hub}"
-    )
+    found = _of_family(name) or _containing(name)
+    if not found and not hub:
+        found = (
+            near_matches(spec, prefixed)
+            or near_matches(name.lower(), [*architectures(), *FAMILIES])
+            or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
+            or f"; a model is {_FORMS}"
+        )
+    return UnknownModelError(f"no model {spec!r}{found}{hub}")
 
 
-_ELSEWHERE = {
-    r"yolo": "from ultralytics.nn.tasks import DetectionModel; return DetectionModel('yolo11m.yaml')",
-    r"\bdit\b": "return a network of diffusers and an example batch",
-    r"u-?net": "return the network, such as one of monai.networks.nets",
-    r"gcn|gat|gnn|sage|graph": "return a network of torch_geometric and an example batch (x, edge_index)",
-    r"dlrm|recommend|two.?tower": "return the network and an example batch",
-}
-"""Names that people type for models of libraries that forerun does not know, and the factory that answers them."""
+@cache
+def _others() -> list[dict[str, str]]:
+    """Names of models of libraries that forerun does not know, and the way to an answer."""
+    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    others: list[dict[str, str]] = tomllib.loads(text)["other"]
+    return others
 
 
-def _elsewhere(name: str) -> str:
-    """The end of the message about a name: the way through a file of one's own where the library is none of ours."""
-    if re.search(r"flux|sdxl|sd-?\d|stable.?diffusion|\bwan|\bltx", name.lower()):
-        return "; networks of diffusers are named diffusers:sdxl, diffusers:flux.1-dev, ... (docs/models.md)"
-    body = next((body for words, body in _ELSEWHERE.items() if re.search(words, name.lower())), None)
-    if body is None:
-        return f"; a model is {_FORMS}"
-    return (
-        f"; put it into a file, mine.py, as 'def make(): {body}', and ask: forerun predict mine.py:make --on DEVICE "
-        "(docs/how-to/index.md has examples)"
-    )
+def _squeezed(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", base_name(name.lower().rpartition("/")[2]))
 
 
 def _of_family(name: str) -> str:
-    """Architectures of the catalogue whose names begin with the same letters, such as qwen; the nearest first."""
+    """Architectures whose names are this one with other signs (llama3:8b), begin with it, or with its letters."""
+    wanted = _squeezed(name)
     family = re.split("[^a-z]", name.lower().rpartition("/")[2], maxsplit=1)[0]
-    found = [known for known in architectures() if len(family) > 2 and re.split("[^a-z]", known)[0] == family]
+    found = [known for known in architectures() if _squeezed(known) == wanted]
+    found = found or [known for known in architectures() if wanted and _squeezed(known).startswith(wanted)]
+    if not found and len(family) > 2:
+        found = [known for known in architectures() if re.split("[^a-z]", known)[0] == family]
     found.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known).ratio())
     return f"; did you mean {', '.join(found[:5])}?" if found else ""
 

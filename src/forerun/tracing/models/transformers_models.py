@@ -15,6 +15,7 @@ import json
 import math
 import os
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -107,7 +108,11 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             notes = (*notes, INFERRED_LOSS_NOTE)
         elif "labels" in parameters and _are_lists(parameters["labels"]):
             notes = (*notes, OTHER_LOSS_NOTE)
-        notes += tuple(note for part, note in _PLAIN_KERNELS.items() if config.model_type.startswith(part))
+        notes += tuple(
+            kernel["says"]
+            for kernel in _plain_kernels()
+            if config.model_type.startswith(tuple(kernel["types"]))
+        )
     definition = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return BuiltModel(
         name=name,
@@ -121,27 +126,20 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
     )
 
 
+@functools.cache
+def _plain_kernels() -> list[dict[str, Any]]:
+    """Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
+    text = Path(__file__).with_name("plain_kernels.toml").read_text(encoding="utf-8")
+    kernels: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
+    return kernels
+
+
 _offline = functools.partial(
     patch.dict, os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 )  # a name on the hub inside of a configuration is never asked for
 
 
 EAGER_NOTE = "attention is in single operations, as the model's configuration says (eager)"
-
-_PLAIN_KERNELS = {
-    "deepseek_v32": "sparse attention is that of Transformers, which computes all scores and masks those not chosen: "
-    "kernels that leave them out are faster on long samples",
-    "qwen3_5": "linear attention is computed by the kernels of flash-linear-attention and causal-conv1d; without these "
-    "packages Transformers takes several times as long",
-    "qwen2_5_vl": "windows of an image are attended to in one kernel, as by FlashAttention; with PyTorch's attention "
-    "Transformers launches one for each window, which takes longer",
-    **dict.fromkeys(
-        ("mamba", "falcon_mamba", "jamba", "zamba", "bamba"),
-        "state spaces are those of Transformers without the packages mamba-ssm and causal-conv1d, whose kernels are "
-        "many times faster",
-    ),
-}
-"""Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
 
 _LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",

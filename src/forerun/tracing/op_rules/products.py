@@ -11,21 +11,13 @@ from math import prod
 from forerun.graph.blocks import EIGHT_BIT_PRODUCT, EIGHT_BIT_RATE
 from forerun.graph.graph import OpClass
 from forerun.question.setup import FLASH_3_GAIN, AttentionKernel
-from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, traffic
+from forerun.tracing.calls import Call, CostRow, TensorInfo, operation_facts, rule, streaming_row, traffic
 
 NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 """Number of gates of a recurrent cell."""
 
 _KERNEL: ContextVar[AttentionKernel] = ContextVar("kernel", default=AttentionKernel.PLAIN)
-# Places of ``is_causal`` in the schemas.
-_CAUSAL = {
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6,
-    "_scaled_dot_product_flash_attention_backward": 11,
-    "_scaled_dot_product_efficient_attention_backward": 11,
-    "_scaled_dot_product_cudnn_attention_backward": 14,
-}
+_CAUSAL = operation_facts()["causal"]
 
 
 @contextmanager

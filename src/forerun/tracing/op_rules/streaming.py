@@ -10,7 +10,15 @@ from dataclasses import replace
 from math import ceil, log2, prod
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, streaming_rules
+from forerun.tracing.calls import (
+    Call,
+    CostRow,
+    TensorInfo,
+    operation_facts,
+    rule,
+    streaming_row,
+    streaming_rules,
+)
 
 streaming_rules(
     OpClass.ACTIVATION,
@@ -274,27 +282,11 @@ def multi_tensor_row(call: Call) -> CostRow:
     )
 
 
-TRITON_KERNELS: dict[str, tuple[OpClass, float]] = {
-    "_rms_norm_forward_kernel": (OpClass.LAYER_NORM, 1.0),
-    "_rms_norm_backward_kernel": (OpClass.LAYER_NORM, 1.0),
-    "_rms_layernorm_forward": (OpClass.LAYER_NORM, 1.0),
-    "_rms_layernorm_backward": (OpClass.LAYER_NORM, 4 / 3),
-    "_triton_rope": (OpClass.ELEMENTWISE, 2.0),
-    "_rope_embedding": (OpClass.ELEMENTWISE, 2.0),
-    "_rope_embedding_QK": (OpClass.ELEMENTWISE, 2.0),
-    "_swiglu_forward_kernel": (OpClass.ACTIVATION, 1.0),
-    "_swiglu_backward_kernel": (OpClass.ACTIVATION, 5 / 3),
-    "_geglu_tanh_forward_kernel": (OpClass.ACTIVATION, 1.0),
-    "_geglu_tanh_backward_kernel": (OpClass.ACTIVATION, 5 / 3),
-    "_fg_kernel": (OpClass.ACTIVATION, 1.0),
-    "_DWf_DW_dfg_kernel": (OpClass.ACTIVATION, 2.0),
-    "liger_cross_entropy_kernel": (OpClass.ACTIVATION, 2.0),
-    "_cross_entropy_forward": (OpClass.REDUCE, 1.0),
-    "_chunked_cross_entropy_forward": (OpClass.REDUCE, 1.0),
-    "_cross_entropy_backward": (OpClass.ACTIVATION, 2.0),
+TRITON_KERNELS = {
+    name: (OpClass[kernel["class"].upper()], float(kernel["moved"]))
+    for name, kernel in operation_facts()["triton_kernels"].items()
 }
-"""Class of Liger-Kernel's and Unsloth's own kernels, by their names in a script, and how often each of their tensors is
-moved: twice by one that works in place."""
+"""Class of other libraries' kernels, and how often each of their tensors is moved."""
 
 
 def _fused_rule(name: str, op_class: OpClass, work: float, num_changed: int = 0) -> None:

@@ -106,6 +106,16 @@ def add_adapters(module: nn.Module, heads: set[nn.Module], saving: Saving, name:
         raise ModelBuildError(f"peft could not add adapters to {name}: {first_line(error)}") from error
 
 
+_MERGED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+"""Layers that some models hold as one: an adapter of its parts is one of the whole."""
+
+
 def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str) -> list[str]:
     linears = {
         path: layer for path, layer in module.named_modules() if is_linear(layer) and layer not in heads
@@ -124,7 +134,9 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
         if not any(True for _ in layer.children()):
             ends.setdefault(path.rpartition(".")[2], layer)
     found: list[str] = []
-    for target in saving.lora_targets:
+    for named in saving.lora_targets:
+        merged = _MERGED.get(named)
+        target = merged if merged in ends and named not in ends else named
         if _PATTERN.search(target):
             found += _matching(target, list(linears), name)
             continue
