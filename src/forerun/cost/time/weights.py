@@ -32,7 +32,7 @@ from forerun.cost.time.features import (
 from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS, NUM_PAIRS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
-from forerun.question.devices.catalogue import devices_of_architecture, outdoes, same_die
+from forerun.question.devices.catalogue import devices_of_architecture, load_catalog, outdoes, same_die
 from forerun.question.devices.device import Device
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -55,6 +55,13 @@ NUM_CIRCUMSTANCES = 3
 _NUM_KEY_PARTS = 7
 _KIN_PRIOR = 0.5
 """Boards that the prior of an unmeasured device's offsets counts as: variance within kinds of boards over between."""
+_LOST_BANDWIDTH = 0.5
+"""Part of the log of a die's further bandwidth that its streams lose: from A100 40 to 80 GB and H100 to GH200, each with
+one release, offsets of traffic rise by 0.51 to 0.92 of it; boards predicted from the other of the two, training of
+``gpu_benchmarks``: 12.7 to 6.5 and 11.8 to 3.8 % in AMP, 11.3 to 7.3 and 7.8 to 0.8 % in TF32."""
+_SPARED_TRAFFIC = 0.5 * np.log(2.0)
+"""Log by which streams of a step in half precision move less: all would by log 2, those of statistics and of weights
+under autocast by nothing."""
 _OF_DEVICE = slice(0, 2)
 """Offsets of compute and memory; those of the host and of the loop follow."""
 _SWEEPS, _LEAST_EXCESS = 200, 1e-7
@@ -285,11 +292,12 @@ class CostModel:
         the measured boards of its architecture, and of its kind of memory for the offset of traffic: a prior around
         zero, from which kinds of boards differ twice as much as boards of a kind. Where a board outdoes another, the
         rates s e^(-z) that it reaches of its peak and bandwidth s are no smaller: measured boards that say otherwise
-        meet half-way, and one that nobody measured yields. Half precision has no larger ones than single. Those of a
-        calibration are the machine's, and the nearest one holds.
+        meet half-way, and one that nobody measured yields. Half precision has no larger ones than single where kin were
+        measured in it, but for what its traffic is smaller. Those of a calibration are the machine's, and the nearest
+        one holds.
 
-        Evidence: devices left out of the fit, 32 groups of steps: 17.8 to 17.2 % (16.6 were half precision free to be
-        slower than single); sources, 58 groups: 18.2 to 18.3 %.
+        Evidence: devices left out of the fit, 32 groups of steps: 17.8 to 16.6 % (17.2 were smaller traffic of no
+        account); sources, 58 groups: 18.2 to 18.0 %.
         """
         wanted, device = _asked_system(point), point.device
         found: Floats64 = np.zeros((len(self.networks), NUM_LATENTS))
@@ -297,7 +305,7 @@ class CostModel:
             own = self._offsets_of_system(wanted)
             return found if own is None else own
         settings = replace(wanted, device=device.architecture)
-        measured = _IN_ORDER.get((self,), (settings,), lambda: self._offsets_in_order(settings))
+        measured = self._measured(settings)
         for name in (device.name, *same_die(device)):
             if name in measured:
                 return measured[name]
@@ -309,13 +317,17 @@ class CostModel:
         for column, kin in enumerate((known, like)):
             total = sum(measured[board.name][:, column] for board in kin)
             found[:, column] = total / (len(kin) + _KIN_PRIOR)
-        if wanted.precision.is_half and multiplies_half(device, wanted.precision):
-            # Half precision is never slower; kin measured in one of the two formats alone may say otherwise.
+        single = self._measured(replace(settings, precision=Precision.FP32))
+        is_bounded = any(board.name in single for board in like)  # the zero of kin without a row bounds nothing
+        if is_bounded and wanted.precision.is_half and multiplies_half(device, wanted.precision):
+            # Half precision is never slower; kin measured in one of the two formats alone may say otherwise. It has half
+            # the traffic of some of its streams, so that may be slower by a part of this factor.
             asked = point.setup
-            single = TrainingSetup(
+            setup = TrainingSetup(
                 batch_size_per_device=1, layout=asked.layout, compile=asked.compile, phase=asked.phase
             )
-            theirs = self.offsets_of_point(replace(point, setup=single, known_as=None))
+            theirs = self.offsets_of_point(replace(point, setup=setup, known_as=None))
+            theirs[:, 1] += _SPARED_TRAFFIC
             found[:, _OF_DEVICE] = np.minimum(found, theirs)[:, _OF_DEVICE]
         for board in boards:
             own, precision = measured[board.name], wanted.precision
@@ -334,10 +346,21 @@ class CostModel:
         return any(b.name in measured and b.has_stacked_memory is device.has_stacked_memory for b in boards)
 
     def _offsets_of_die(self, wanted: _System, board: Device) -> Floats64 | None:
-        """Offsets of a board, or of the one of its die that was measured and has the most similar memory."""
+        """Offsets of a board, or of the one of its die that was measured and has the most similar memory.
+
+        Streams gain the square root of what the board's bandwidth B has over that one's: e^(-z) B ~ B^(1/2).
+        """
         names = (board.name, *(() if self._is_of_one_machine else same_die(board)))
-        asked = (self._offsets_of_system(replace(wanted, device=name)) for name in names)
-        return next((found for found in asked if found is not None), None)
+        for name in names:
+            found = self._offsets_of_system(replace(wanted, device=name))
+            if found is not None:
+                own, measured = board.memory_bandwidth_bytes_per_s, load_catalog().get(name, board)
+                found[:, 1] += _LOST_BANDWIDTH * max(0.0, np.log(own / measured.memory_bandwidth_bytes_per_s))
+                return found
+        return None
+
+    def _measured(self, settings: _System) -> Mapping[str, Floats64]:
+        return _IN_ORDER.get((self,), (settings,), lambda: self._offsets_in_order(settings))
 
     def _offsets_in_order(self, settings: _System) -> Mapping[str, Floats64]:
         """Offsets of the measured dies of an architecture, which is the device of the settings, by names of boards."""
