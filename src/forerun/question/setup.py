@@ -373,7 +373,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
 
 
 def settings_of_release(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What PyTorch 1.x does by itself and 2.x does not; nothing for 2.x, or for settings that are given.
+    """Settings that PyTorch 1.x chooses by itself and 2.x does not; none for 2.x, and none that are given.
 
     It has no attention in one kernel, updates one parameter after another, and keeps gradients between steps.
 
