@@ -196,3 +196,19 @@ def test_a_validation_has_nothing_of_an_update():
     run = Run.of("llama-3.2-1b", device="rtx-4090", master_weights="fp32", **settings)
     assert run.setup.saving.recompute == "full"
     assert run.validation_setup.saving == Saving()
+
+
+def test_a_release_before_2_has_its_own_settings_unless_they_are_given():
+    old = Run.of("torchvision:resnet18", device="t4", torch_version="1.12").setup
+    assert (old.fused_attention, old.optimizer_implementation, old.zero_grad_to_none) == (
+        False,
+        "for-loop",
+        False,
+    )
+    given = Run.of(
+        "torchvision:resnet18", device="a100-sxm4-40gb", torch_version="1.13", attention_kernel="flash-2",
+        optimizer_implementation="fused", optimizer="adam",
+    ).setup  # fmt: skip
+    assert (given.fused_attention, given.optimizer_implementation) == (True, "fused")
+    new = Run.of("torchvision:resnet18", device="t4", torch_version="2.0").setup
+    assert new == Run.of("torchvision:resnet18", device="t4").setup

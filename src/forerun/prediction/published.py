@@ -118,6 +118,7 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
     optimizer = setup.optimizer if setup.phase is Phase.TRAIN else "none"
     kin = _ALIKE if optimizer in _ALIKE else (optimizer,)
     is_fused = bool((graph.ops.op_class == OpClass.ATTENTION).any())
+    is_in_parts = not setup.fused_attention and bool((graph.ops.op_class == OpClass.BMM).any())
     found = []
     for counted, cells in _lines(text, f"\n{name}\t{shape[1]}\t"):
         # One name, two networks: a later version of a library may have another head.
@@ -132,7 +133,8 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
             if any(getattr(system, key) != value for key, value in wanted.items()):
                 continue
             # Attention was another set of kernels before: such a row is of another step.
-            if is_fused and int(system.torch_version.partition(".")[0]) < _FIRST_FUSED:
+            is_new = int(system.torch_version.partition(".")[0]) >= _FIRST_FUSED
+            if is_in_parts if is_new else is_fused:
                 continue
             size = int(batch) if batch else system.batch_size
             found.append(PublishedRow(system.source, system.torch_version, size, float(time_ms) / 1e3))

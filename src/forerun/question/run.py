@@ -33,7 +33,14 @@ from forerun.question.settings import (
     refuse,
     told,
 )
-from forerun.question.setup import AttentionKernel, Phase, Precision, Software, TrainingSetup
+from forerun.question.setup import (
+    AttentionKernel,
+    Phase,
+    Precision,
+    Software,
+    TrainingSetup,
+    settings_of_release,
+)
 from forerun.question.sharing import AXES, DeviceLayout, Sharing, parse_parallel, sharing_from
 
 HERE = "here"
@@ -405,6 +412,8 @@ def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:
         if str(given.get("optimizer", "none")).lower() != "none":
             refuse(given, ("optimizer",), why, "ask for --phase train")
     values = from_settings(TrainingSetup, {**own_settings(model), **given})
+    # A captured graph has the kernels that ran.
+    values = values if capture_path(model) else settings_of_release(given) | values
     if phase is not Phase.TRAIN:
         values["optimizer"] = "none"
     return TrainingSetup(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from forerun.base.errors import InvalidSetupError
 from forerun.question.post_training import Algorithm, PostTraining, PostTrainingOptions
@@ -369,6 +370,23 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
     if not (1, 0) <= release <= _NEWEST_RELEASE or min(release) < 0:
         raise InvalidSetupError(f"PyTorch has versions 1.0 to 2.x, got '{torch_version}'; give one of them")
     return release
+
+
+def settings_of_release(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that PyTorch 1.x chooses by itself and 2.x does not; none for 2.x, and none that are given.
+
+    It has no attention in one kernel, updates one parameter after another, and keeps gradients between steps.
+
+    >>> settings_of_release({"torch_version": "1.12"})["fused_attention"]
+    False
+    """
+    release = parse_release(given.get("torch_version"))
+    if release is None or release >= (2, 0):
+        return {}
+    # FlashAttention is a library of its own, which works with 1.x too.
+    found = {"fused_attention": given.get("attention_kernel") not in (None, AttentionKernel.PLAIN)}
+    found |= {"optimizer_implementation": OptimizerImplementation.FOR_LOOP, "zero_grad_to_none": False}
+    return {name: value for name, value in found.items() if given.get(name) is None}
 
 
 _software = partial(setting, group="software")

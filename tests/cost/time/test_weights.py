@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 
 from forerun.base.errors import CostModelError
 from forerun.cost.time.features import Point, software_era
-from forerun.cost.time.weights import NetworkWeights, load_weights, save_weights, system_key
+from forerun.cost.time.systems import system_key
+from forerun.cost.time.weights import NetworkWeights, load_weights, save_weights
 from forerun.question.devices import find_device
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from op_models import random_weights, shipped_weights
@@ -168,6 +169,19 @@ def test_a_board_of_the_same_die_speaks_where_nobody_measured_the_board_itself()
     # One board of three halves; less where half precision would be slower than single, or a lesser board quicker.
     assert (kin[:, 0] <= own[:, 0] * 2 / 3 + 0.1).all()
     assert not none.any()
+
+
+def test_more_bandwidth_of_a_die_counts_by_half_and_spared_traffic_leaves_room():
+    weights = shipped_weights()
+    small, large, kin = (
+        weights.offsets_of_point(
+            Point(device=find_device(name), setup=TrainingSetup(precision=Precision.AMP))
+        )
+        for name in ("gh200", "h200-sxm", "b300")
+    )
+    np.testing.assert_allclose(large[:, 1] - small[:, 1], 0.5 * np.log(4.8e12 / 4.022e12), rtol=0.01)
+    # B200 alone was measured: two thirds of its 0.71 in AMP, though TF32 has 0.30.
+    assert kin[:, 1].mean() == pytest.approx(0.47, abs=0.02)
 
 
 def check_offsets(weights, asked, expected, version="2.4"):

@@ -11,7 +11,7 @@ import numpy as np
 from forerun.base.errors import ForerunError, RecordError
 from forerun.cost.time.features import NEWEST_ERA, Point, software_era
 from forerun.cost.time.rows import DistinctOps, distinct_ops
-from forerun.cost.time.weights import system_key
+from forerun.cost.time.systems import system_key
 from forerun.evidence.fitting.op_time_fit import StepSample
 from forerun.evidence.measurement.circumstances import PYTORCH, framework_of
 from forerun.evidence.measurement.layer_figures import layer_figures
