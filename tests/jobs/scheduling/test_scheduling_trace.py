@@ -159,8 +159,48 @@ def test_seconds_and_other_names_do_as_well(tmp_path):
             2,
             500.0,
         ),
+        # Its simulator, and its pods of 2023.
+        ("job_id,submit_time,duration,num_cpu,num_gpu,num_inst\n0,0,1500,6,0.5,1\n", 1, 1500.0),
+        (
+            "name,cpu_milli,num_gpu,gpu_milli,pod_phase,creation_time,deletion_time,scheduled_time\n"
+            "p,4152,2,1000,Failed,10019860,10024488,10019861\n",
+            2,
+            4627.0,
+        ),
+        # Acme's Kalos, a spreadsheet, Philly's own log, and sacct --json.
+        (
+            "job_id,user,node_num,gpu_num,type,state,submit_time,start_time,end_time,fail_time,duration,queue\n"
+            "d,u,8,64,Other,FAILED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,2023-05-17 11:01:16,,18,1\n",
+            64,
+            18.0,
+        ),
+        ("job;submit;duration;gpus\na;0;60;1\n", 1, 60.0),
+        (
+            '[{"jobid": "a", "submitted_time": "2017-10-09 07:01:50", "attempts": [{"start_time": "2017-10-09 07:02:00"'
+            ', "end_time": "2017-10-09 07:55:00", "detail": [{"gpus": ["gpu0", "gpu1"]}, {"gpus": ["gpu0"]}]}]},'
+            '{"jobid": "b", "submitted_time": "2017-10-09 07:01:50", "attempts": []}]',
+            3,
+            3180.0,
+        ),
+        (
+            '{"jobs": [{"job_id": 5, "time": {"submission": 17, "start": 20, "end": 80}, "tres": {"allocated": '
+            '[{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu", "count": 4}]}}]}',
+            4,
+            60.0,
+        ),
     ],
-    ids=["tiresias", "philly", "helios", "alibaba"],
+    ids=[
+        "tiresias",
+        "philly",
+        "helios",
+        "alibaba",
+        "pai",
+        "pods",
+        "acme",
+        "sheet",
+        "philly-log",
+        "sacct-json",
+    ],
 )
 def test_published_traces_are_read_by_their_own_names(tmp_path, text, devices, duration_s):
     (found,) = trace(tmp_path, text)
@@ -174,32 +214,37 @@ def test_published_traces_are_read_by_their_own_names(tmp_path, text, devices, d
             "job,submit_time,num_gpus\na,0,1\n",
             "expected a column for the duration, one of duration_s, .* or for the end, one of end_time",
         ),
+        (GOOD.replace(",66", ",x"), r"column 'duration', row 1: expected a number, got 'x' \(1 such"),
         (
-            "job,submit_time,num_gpus,start_time,end_time\na,0,1,5,\n",
-            "column 'end_time', row 1: expected a date or seconds, got an empty cell",
+            GOOD.replace("2017-10-09 07:01:00", "9 Oct"),
+            "column 'submit_time', row 2: expected a date or seconds",
         ),
-        (
-            GOOD.replace(",66", ","),
-            r"column 'duration', row 1: expected a number, got an empty cell \(1 such",
-        ),
-        (
-            GOOD.replace("2017-10-09 07:01:00", ""),
-            "column 'submit_time', row 2: expected a date or seconds, got an empty",
-        ),
-        (GOOD.replace(",8,", ",0,"), "column 'num_gpus', row 1: expected at least one device, got '0'"),
-        (GOOD.replace(",8,", ",1.5,"), "expected a whole number of devices, got '1.5'"),
         (GOOD.replace("10.5", "-1"), "row 2: expected a duration above zero seconds, got '-1'"),
-        (
-            GOOD.replace("a,2017", "b,2017"),
-            "column 'job', row 2: expected a name that no other job has, got 'b'",
-        ),
-        (GOOD.replace("num_gpus", "cards"), "expected a column for num devices, one of num_gpus, n_gpus"),
+        (GOOD.replace("num_gpus", "cards"), "expected a column for the devices, one of num_gpus, n_gpus"),
         ("job,submit_time,num_gpus,duration\n", "expected at least one row"),
+        (
+            "job,submit_time,num_gpus,duration\na,0,0,1\n",
+            "expected jobs that had GPUs and ended, got none of 1",
+        ),
+        ('{"jobs": [{"job_id": 5, "job_state": "PENDING"}]}', "are for forerun schedule live"),
+        ("[", "expected a table of jobs, but Expecting value"),
     ],
 )
-def test_a_trace_with_holes_is_refused_with_its_row(tmp_path, text, message):
+def test_a_damaged_trace_is_refused_with_its_row(tmp_path, text, message):
     with pytest.raises(RecordError, match=message):
         trace(tmp_path, text)
+
+
+def test_jobs_without_a_gpu_an_end_or_a_time_are_left_out_and_named(tmp_path):
+    path, notes = tmp_path / "t.csv", []
+    path.write_text(
+        "job,submit_time,start_time,end_time,num_gpus\na,0,1,5,2\na,0,1,5,.5\nb,0,1,,1\nc,0,1,9,0\nd,0,3,3,1\n,,1,2,1\n"
+    )
+    assert read_trace(path, notes) == [RigidJob("a", 0.0, 2, 4.0), RigidJob("a#2", 0.0, 1, 4.0)]
+    assert notes == [
+        "jobs left out, as they had no GPU, no submission, no end or no time: 4",
+        "jobs with parts of a GPU, counted as whole ones: 1",
+    ]
 
 
 def test_no_such_file(tmp_path):
@@ -220,7 +265,7 @@ def test_slurms_accounting_is_a_trace(tmp_path):
     )
     notes = []
     assert read_trace(path, notes) == [RigidJob("7", 0.0, 2, 3600.0), RigidJob("8_3", 30.0, 1, 10.0)]
-    assert notes == ["left out, as they had no GPU, no time or no end: 3 jobs"]
-    path.write_text("JobID|Submit|End|AllocTRES\n7|2024-01-01T00:00:00|2024-01-01T01:01:00|gres/gpu=1\n")
-    with pytest.raises(RecordError, match="sacct --parsable2 lacks --format=Start; add it"):
+    assert notes == ["jobs left out, as they had no GPU, no submission, no end or no time: 3"]
+    path.write_text("JobID|Submit|AllocTRES\n7|2024-01-01T00:00:00|gres/gpu=1\n")
+    with pytest.raises(RecordError, match=r"sacct --parsable2 --format=JobID,Submit,Start,End,AllocTRES"):
         read_trace(path)
