@@ -99,7 +99,8 @@ class SharedCluster:
         return sum(group.num_nodes for group in self.groups[: self.kinds.index(device)])
 
     def __str__(self) -> str:
-        return "+".join(f"{g.num_nodes}x{g.devices_per_node}x{g.device}" for g in self.groups)
+        alike = [(g.node_sizes, size, g.device) for g in self.groups for size in dict.fromkeys(g.node_sizes)]
+        return "+".join(f"{sizes.count(size)}x{size}x{device}" for sizes, size, device in alike)
 
 
 def parse_cluster(text: str) -> SharedCluster:
