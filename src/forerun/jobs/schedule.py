@@ -25,7 +25,7 @@ from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
 from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_grid
-from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
+from forerun.jobs.scheduling.trace import RIGID_POLICIES, read_trace, simulate_rigid
 from forerun.prediction.estimate import Interval
 
 NUM_DRAWS = 20
@@ -224,12 +224,17 @@ def schedule_trace(
         RecordError: The trace has holes.
     """
     found = _cluster(cluster)
-    chosen = [(rigid_policy(policy.name), policy) for policy in _policies(policies)]
+    chosen = _policies(policies)
+    if more := [policy.name for policy in chosen if policy.name not in RIGID_POLICIES]:
+        raise UsageError(
+            f"policy '{more[0]}' gives other numbers of devices than were asked for, and a trace does not say how fast "
+            f"a job is with them; of a trace choose among {', '.join(RIGID_POLICIES)}"
+        )
     notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
     jobs = read_trace(trace, notes)
     outcomes = []
-    for kind, policy in chosen:
-        _, metrics = simulate_rigid(jobs, found.num_devices, kind)
+    for policy in chosen:
+        _, metrics = simulate_rigid(jobs, found.num_devices, policy.name)
         outcomes.append(PolicyOutcome(policy=policy.name, title=policy.title, metrics=metrics))
     return _answer(found, outcomes, notes)
 

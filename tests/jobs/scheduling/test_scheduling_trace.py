@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.jobs.schedule import schedule_trace
 from forerun.jobs.scheduling.trace import (
+    RIGID_POLICIES,
     RigidJob,
-    RigidPolicy,
     read_trace,
-    rigid_policy,
     simulate_rigid,
 )
 
@@ -20,15 +20,15 @@ def jobs_of(*rows):
 
 def test_by_hand():
     jobs = jobs_of((0, 2, 100), (10, 2, 10), (20, 1, 5))
-    assert simulate_rigid(jobs, 2, RigidPolicy.FIFO)[0] == (100, 110, 115)
+    assert simulate_rigid(jobs, 2, "fifo")[0] == (100, 110, 115)
     # At 10 s the second has less left and stops the first, at 20 s the third runs, at 25 s the first goes on.
-    assert simulate_rigid(jobs, 2, RigidPolicy.SRTF)[0] == (115, 20, 25)
+    assert simulate_rigid(jobs, 2, "srtf")[0] == (115, 20, 25)
 
 
 def test_las_stops_a_job_at_its_threshold():
     jobs = jobs_of((0, 1, 100), (10, 1, 20))
     # The first sinks at 40 s with the second still in the first queue, which runs to its end.
-    end_s, _ = simulate_rigid(jobs, 1, RigidPolicy.LAS, thresholds_device_s=(40.0,))
+    end_s, _ = simulate_rigid(jobs, 1, "las", thresholds_device_s=(40.0,))
     assert end_s == pytest.approx((120, 60))
 
 
@@ -81,7 +81,7 @@ def slow(jobs, num_devices, policy, thresholds):
         max_size=14,
         unique_by=lambda r: r[0],
     ),
-    policy=st.sampled_from(list(RigidPolicy)),
+    policy=st.sampled_from(RIGID_POLICIES),
 )
 def test_it_agrees_with_a_slow_replay(rows, policy):
     jobs = jobs_of(*((float(a), n, float(d) + a / 7919) for a, n, d in rows))
@@ -89,24 +89,16 @@ def test_it_agrees_with_a_slow_replay(rows, policy):
     assert end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "at least one job in the trace"),
-        ([(0, 3, 10)], "job 'j0' of the trace asks for 3 devices, the cluster has 2"),
-        ([(-1, 1, 10)], "an arrival of zero or later"),
-        ([(0, 0, 10)], "devices and a duration above"),
-        ([(0, 1, 0)], "devices and a duration above"),
-    ],
-)
-def test_traces_that_cannot_be_replayed(rows, message):
-    with pytest.raises(InvalidSetupError, match=message):
-        simulate_rigid(jobs_of(*rows), 2, RigidPolicy.FIFO)
+def test_a_job_larger_than_the_cluster():
+    with pytest.raises(
+        InvalidSetupError, match="job 'j0' of the trace asks for 3 devices, the cluster has 2"
+    ):
+        simulate_rigid(jobs_of((0, 3, 10)), 2, "fifo")
 
 
 def test_a_policy_that_needs_more_than_a_trace_says():
     with pytest.raises(UsageError, match="of a trace choose among fifo, srtf, las"):
-        rigid_policy("optimus")
+        schedule_trace("none.csv", cluster="1x1xt4", policies=["optimus"])
 
 
 GOOD = "job,submit_time,num_gpus,duration\nb,2017-10-09 07:02:00,8,66\na,2017-10-09 07:01:00,1,10.5\n"

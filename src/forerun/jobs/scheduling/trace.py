@@ -12,12 +12,11 @@ import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.extras import needing
 from forerun.base.tables import encoding_of, read_table
 from forerun.jobs.scheduling.outcome import JobOutcome, ScheduleMetrics, schedule_metrics
@@ -257,32 +256,14 @@ class RigidJob:
 _LEAST_S = 1e-6
 
 
-class RigidPolicy(StrEnum):
-    """Order in which jobs are served."""
-
-    FIFO = "fifo"
-    SRTF = "srtf"
-    LAS = "las"
-
-
-def rigid_policy(name: str) -> RigidPolicy:
-    """A policy by name.
-
-    Raises:
-        UsageError: The policy needs more than a trace says.
-    """
-    if name not in list(RigidPolicy):
-        raise UsageError(
-            f"policy '{name}' gives other numbers of devices than were asked for, and a trace does not say how fast a "
-            f"job is with them; of a trace choose among {', '.join(RigidPolicy)}"
-        )
-    return RigidPolicy(name)
+RIGID_POLICIES = ("fifo", "srtf", "las")
+"""Policies that need no more of a job than a trace says."""
 
 
 def simulate_rigid(
     jobs: Sequence[RigidJob],
     num_devices: int,
-    policy: RigidPolicy,
+    policy: str,
     thresholds_device_s: Sequence[float] = LAS_THRESHOLDS_DEVICE_S,
 ) -> tuple[tuple[float, ...], ScheduleMetrics]:
     """Ends of the jobs of a trace under one policy, in the order given [s], and the figures; fairness is not known.
@@ -292,9 +273,14 @@ def simulate_rigid(
     threshold. Cost: a few list operations per event, whatever the queue.
 
     Raises:
-        InvalidSetupError: There are no jobs, a number is not above zero, or a job is larger than the cluster.
+        InvalidSetupError: A job is larger than the cluster.
     """
-    _check(jobs, num_devices)
+    for job in jobs:
+        if job.num_devices > num_devices:
+            raise InvalidSetupError(
+                f"job '{job.name}' of the trace asks for {job.num_devices} devices, the cluster has {num_devices}; "
+                "enlarge the cluster or drop the job"
+            )
     ends, starts = _Queue(jobs, num_devices, policy, tuple(thresholds_device_s)).run()
     outcomes = [
         JobOutcome(
@@ -302,31 +288,12 @@ def simulate_rigid(
             arrival_s=job.arrival_s,
             start_s=nan,
             end_s=end_s,
-            done_samples=nan,
             device_s=job.num_devices * job.duration_s,
             num_restarts=number - 1,
         )
         for job, end_s, number in zip(jobs, ends, starts, strict=True)
     ]
     return tuple(ends), schedule_metrics(outcomes, num_devices)
-
-
-def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:
-    if not jobs:
-        raise InvalidSetupError("expected at least one job in the trace, got none")
-    if num_devices < 1:
-        raise InvalidSetupError(f"expected a cluster of at least one device, got {num_devices}")
-    for job in jobs:
-        if not (0 <= job.arrival_s < inf and 0 < job.duration_s < inf and job.num_devices > 0):
-            raise InvalidSetupError(
-                f"job '{job.name}' of the trace: expected an arrival of zero or later, devices and a duration above "
-                f"zero, got {job.arrival_s} s, {job.num_devices} and {job.duration_s} s"
-            )
-        if job.num_devices > num_devices:
-            raise InvalidSetupError(
-                f"job '{job.name}' of the trace asks for {job.num_devices} devices, the cluster has {num_devices}; "
-                "enlarge the cluster or drop the job"
-            )
 
 
 _Key = tuple[float, float, int]
@@ -340,7 +307,7 @@ class _Queue:
     """
 
     def __init__(
-        self, jobs: Sequence[RigidJob], num_devices: int, policy: RigidPolicy, thresholds: tuple[float, ...]
+        self, jobs: Sequence[RigidJob], num_devices: int, policy: str, thresholds: tuple[float, ...]
     ) -> None:
         self.jobs, self.free, self.policy, self.thresholds = jobs, num_devices, policy, thresholds
         self.order = sorted(range(len(jobs)), key=lambda i: jobs[i].arrival_s)
@@ -386,9 +353,9 @@ class _Queue:
     def _key(self, i: int) -> _Key:
         """Place of a job that does not run."""
         arrival_s = self.jobs[i].arrival_s
-        if self.policy is RigidPolicy.SRTF:
+        if self.policy == "srtf":
             return (self.left_s[i], arrival_s, i)
-        if self.policy is RigidPolicy.LAS:
+        if self.policy == "las":
             return (float(self._queue(i)), arrival_s, i)
         return (arrival_s, 0.0, i)
 
@@ -404,12 +371,12 @@ class _Queue:
         """Enters a running job in its place, with its next event: its end, or a threshold before."""
         self.since_s[i] = now_s
         key = self._key(i)
-        if self.policy is RigidPolicy.SRTF:
+        if self.policy == "srtf":
             key = (key[0] + now_s, key[1], i)
         insort(self.running, key)
         self.running_key[i] = key
         next_s = self.left_s[i]
-        if self.policy is RigidPolicy.LAS and (queue := self._queue(i)) < len(self.thresholds):
+        if self.policy == "las" and (queue := self._queue(i)) < len(self.thresholds):
             next_s = min(next_s, (self.thresholds[queue] - self._had_device_s(i)) / self.jobs[i].num_devices)
         # An event that was entered under an earlier version is of a run that was stopped since, and is passed over.
         self.version[i] += 1
@@ -444,10 +411,10 @@ class _Queue:
     def _next_size(self, now_s: float) -> int | None:
         """Size of the waiting job to start next: the first in order that fits once later ones are stopped."""
         heads = sorted((heap[0], size) for size, heap in self.waiting.items() if heap)
-        if self.policy is RigidPolicy.FIFO:
+        if self.policy == "fifo":
             return heads[0][1] if heads and heads[0][1] <= self.free else None
         # Running jobs are ordered by their end, those that wait by the time left.
-        shift = now_s if self.policy is RigidPolicy.SRTF else 0.0
+        shift = now_s if self.policy == "srtf" else 0.0
         for key, size in heads:
             if self._room((key[0] + shift, key[1], key[2]), size):
                 return size
