@@ -16,7 +16,7 @@ from forerun.jobs.scheduling.policy import JobView, find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.jobs.scheduling.speed import DataParallelSpeed, offered_sizes, rate_curve
-from forerun.jobs.scheduling.trace import RigidJob, RigidPolicy, simulate_rigid
+from forerun.jobs.scheduling.trace import RIGID_POLICIES, RigidJob, simulate_rigid
 from forerun.surface.report.figure import drawn, look_of
 from studies.markdown import markdown_table
 from studies.schedule.applications import read_applications
@@ -188,7 +188,7 @@ def trace_time(folder: Path) -> list[ScaleRow]:
         for i, (time_s, number, duration_s) in enumerate(zip(*columns, strict=True))
     ]
     found = []
-    for policy in RigidPolicy:
+    for policy in RIGID_POLICIES:
         begin = time.process_time()
         simulate_rigid(jobs, num_devices, policy)
         spent_s = time.process_time() - begin

@@ -90,8 +90,7 @@ def test_a_workload_is_the_same_for_the_same_seed(folder):
     # What a scheduler is told is not the truth, and both end.
     jobs = list(first.forecast.values())
     outcome = simulate(jobs, parse_cluster("4x4xt4"), find_policy("foresight"), actual=first.actual)
-    for found in outcome.outcomes:
-        assert found.done_samples == pytest.approx(first.actual[found.job].work_samples)
+    assert all(found.start_s < found.end_s < float("inf") for found in outcome.outcomes)
 
 
 @reference

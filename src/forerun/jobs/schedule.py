@@ -17,6 +17,7 @@ from forerun.base.errors import UsageError
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
 from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
+from forerun.jobs.scheduling.live import configured_cluster
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, Stretch
 from forerun.jobs.scheduling.placement import Placement
@@ -24,7 +25,7 @@ from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
 from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_grid
-from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
+from forerun.jobs.scheduling.trace import RIGID_POLICIES, read_trace, simulate_rigid
 from forerun.prediction.estimate import Interval
 
 NUM_DRAWS = 20
@@ -141,7 +142,7 @@ class Schedule(Answer):
 def schedule(
     jobs: str | Path | Sequence[Mapping[str, Any]],
     *,
-    cluster: str | SharedCluster,
+    cluster: str | Path | SharedCluster,
     policies: Sequence[str] = ("foresight", "srtf", "fifo"),
     round_s: float = 60.0,
     seed: int = 0,
@@ -154,7 +155,8 @@ def schedule(
 
     Args:
         jobs: A CSV or YAML file, or mappings with the same names; see docs/files.md.
-        cluster: Nodes x devices a node x kind, such as ``"2x4xt4"``; groups joined by '+'.
+        cluster: Nodes x devices a node x kind, such as ``"2x4xt4"``; groups joined by '+'. Or the path of a
+            ``slurm.conf``, or of the YAML of a Ray cluster.
         policies: Names of policies, the preferred one first.
         round_s: Time between two decisions [s].
         seed: Of the draws behind the intervals.
@@ -168,7 +170,7 @@ def schedule(
         UsageError: The question must be changed.
         FailureError: A model cannot be predicted, or a policy cannot serve a job.
     """
-    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    found = _cluster(cluster)
     chosen = _policies(policies, fair)
     known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
     options = SimulationOptions(round_s=round_s, seed=seed)
@@ -197,8 +199,18 @@ def _price_of_fairness(
     )
 
 
+def _cluster(cluster: str | Path | SharedCluster) -> SharedCluster:
+    # Text may come from a stranger over HTTP, a path only from this machine.
+    if isinstance(cluster, Path):
+        return configured_cluster(cluster)
+    return parse_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
 def schedule_trace(
-    trace: str | Path, *, cluster: str | SharedCluster, policies: Sequence[str] = ("fifo", "srtf", "las")
+    trace: str | Path,
+    *,
+    cluster: str | Path | SharedCluster,
+    policies: Sequence[str] = ("fifo", "srtf", "las"),
 ) -> Schedule:
     """Comparison of policies on a trace of jobs with known devices and durations.
 
@@ -211,13 +223,18 @@ def schedule_trace(
         UsageError: A policy needs more than a trace says, or a job is larger than the cluster.
         RecordError: The trace has holes.
     """
-    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    chosen = [(rigid_policy(policy.name), policy) for policy in _policies(policies)]
+    found = _cluster(cluster)
+    chosen = _policies(policies)
+    if more := [policy.name for policy in chosen if policy.name not in RIGID_POLICIES]:
+        raise UsageError(
+            f"policy '{more[0]}' gives other numbers of devices than were asked for, and a trace does not say how fast "
+            f"a job is with them; of a trace choose among {', '.join(RIGID_POLICIES)}"
+        )
     notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
     jobs = read_trace(trace, notes)
     outcomes = []
-    for kind, policy in chosen:
-        _, metrics = simulate_rigid(jobs, found.num_devices, kind)
+    for policy in chosen:
+        _, metrics = simulate_rigid(jobs, found.num_devices, policy.name)
         outcomes.append(PolicyOutcome(policy=policy.name, title=policy.title, metrics=metrics))
     return _answer(found, outcomes, notes)
 

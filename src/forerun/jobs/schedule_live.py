@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.answers import Answer
-from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UnknownDeviceError, UsageError
+from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UsageError
 from forerun.jobs.schedule import draws_of, entries_of, finish_times, schedule_notes, simulation_progress
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
-from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, NodeGroup, SharedCluster
+from forerun.jobs.scheduling.job import Allocation, DataParallelTraining
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries
 from forerun.jobs.scheduling.live import (
     Action,
@@ -22,9 +22,11 @@ from forerun.jobs.scheduling.live import (
     LiveJob,
     LiveNode,
     action_of,
+    catalogue_name,
     commands_for,
     largest_first,
     read_live_cluster,
+    shared_cluster,
     system_of,
     without,
 )
@@ -34,7 +36,6 @@ from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.prediction.estimate import Interval
-from forerun.question.devices.catalogue import find_device
 
 LIMIT_SPREAD = 0.5
 """Standard deviation of the logarithm of a job's time where only its limit is known: owners ask for much more."""
@@ -146,7 +147,7 @@ def schedule_live(
     if not known:
         return LiveSchedule(
             system=live.system,
-            cluster=str(found),
+            cluster=str(found.plain),
             policy=chosen.name,
             jobs=(),
             commands=(),
@@ -174,7 +175,7 @@ def schedule_live(
     )
     return LiveSchedule(
         system=live.system,
-        cluster=str(found),
+        cluster=str(found.plain),
         policy=chosen.name,
         jobs=tuple(sorted(advice, key=lambda a: a.action.num_devices == 0)),
         commands=tuple(commands_for(system, [item.action for item in advice])),
@@ -197,7 +198,7 @@ class _Devices:
 
     def __init__(self, live: LiveCluster) -> None:
         nodes = largest_first(live.nodes)
-        self.catalogue_name = {node.device: _catalogue_name(node.device) for node in nodes}
+        self.catalogue_name = {node.device: catalogue_name(node.device) for node in nodes}
         self._limits = list(dict.fromkeys(job.may_use for job in live.jobs if job.may_use is not None))
         names: dict[tuple[str, tuple[bool, ...]], str] = {}
         for node in nodes:
@@ -223,11 +224,11 @@ class _Devices:
         self.live_name = {group_of[node.name, node.device]: node.device for node in nodes}
         places = [(node.name, name) for name, group in by_group.items() for node in group]
         self.number = {place: i for i, place in enumerate(places)}
-        self.cluster = _shared(by_group)
+        self.cluster = shared_cluster(by_group)
         by_kind: dict[str, list[LiveNode]] = {}
         for node in nodes:
             by_kind.setdefault(self.catalogue_name[node.device], []).append(node)
-        self.plain = _shared(by_kind)
+        self.plain = shared_cluster(by_kind)
 
     def _open_to(self, node: LiveNode) -> tuple[bool, ...]:
         return tuple(node.name in limit for limit in self._limits)
@@ -245,13 +246,6 @@ class _Devices:
         }
         return replace(training, speeds=found)
 
-    def __str__(self) -> str:
-        parts = []
-        for group in self.plain.groups:
-            sizes = group.node_sizes
-            parts += [f"{sizes.count(size)}x{size}x{group.device}" for size in dict.fromkeys(sizes)]
-        return "+".join(parts)
-
     def placement(self, job: LiveJob) -> tuple[str, Placement]:
         """Kind and nodes of what a job has."""
         kinds = {kind for name, _ in job.nodes for node, kind in self.number if node == name}
@@ -265,21 +259,6 @@ class _Devices:
             )
         shares = sorted((self.number[name, kind], number) for name, number in job.nodes)
         return kind, tuple(NodeShare(node, number) for node, number in shares)
-
-
-def _shared(groups: Mapping[str, Sequence[LiveNode]]) -> SharedCluster:
-    return SharedCluster(
-        groups=tuple(
-            NodeGroup(
-                device=name,
-                num_nodes=len(nodes),
-                devices_per_node=max(node.num_devices for node in nodes),
-                devices_by_node=tuple(node.num_devices for node in nodes),
-            )
-            for name, nodes in groups.items()
-            if nodes
-        )
-    )
 
 
 def _weighable(
@@ -339,14 +318,6 @@ _TELLS = {
     "ray": "metadata such as forerun.points=1:100, forerun.batch_size=32 and forerun.steps=9000 would tell",
 }
 """Ways in which an owner says of a job how long it takes, by system."""
-
-
-def _catalogue_name(name: str) -> str:
-    """A device as the catalogue calls it; as its system calls it where the catalogue has none of that name."""
-    try:
-        return find_device(name).name
-    except UnknownDeviceError:
-        return name.lower()
 
 
 def _known(

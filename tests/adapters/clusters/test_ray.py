@@ -7,7 +7,7 @@ import pytest
 
 from forerun.adapters.clusters.ray import RAY, ray_cluster
 from forerun.base.errors import RecordError
-from forerun.jobs.scheduling.live import action_of, commands_for
+from forerun.jobs.scheduling.live import action_of, commands_for, configured_cluster
 from live_documents import NOW_S, RAY_JOBS, RAY_NODES
 
 
@@ -46,3 +46,28 @@ def test_ray_stops_and_submits_again_with_what_the_job_said():
     metadata = json.loads(words[words.index("--metadata-json") + 1])
     assert (metadata["forerun.points"], metadata["forerun.num_devices"]) == ("1:100 2:190", "1")
     assert commands_for(RAY, [action_of(following, "", [])]) == []
+
+
+# As python/ray/autoscaler/gcp/example-gpu-docker.yaml of Ray has it, and with instances of clouds.
+NODE_TYPES = """
+max_workers: 3
+head_node_type: head
+available_node_types:
+  head:
+    resources: {CPU: 6, GPU: 1}
+    node_config: {guestAccelerators: [{acceleratorType: projects/p/nvidia-tesla-t4, acceleratorCount: 1}]}
+  small: {max_workers: 9, resources: {GPU: 2, "accelerator_type:L4": 1}}
+  large: {max_workers: 2, node_config: {InstanceType: g5.12xlarge}}
+  cpu: {node_config: {InstanceType: m5.large}}
+"""
+
+
+def test_the_yaml_of_a_cluster_is_a_cluster(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(NODE_TYPES)
+    assert str(configured_cluster(path)) == "1x1xt4+3x2xl4+2x4xa10g"
+    path.write_text(NODE_TYPES.replace("g5.12xlarge", "p2.xlarge"))
+    with pytest.raises(
+        RecordError, match=r"node type large \(p2.xlarge\) does not say its GPUs; add resources"
+    ):
+        configured_cluster(path)

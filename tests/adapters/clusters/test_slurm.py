@@ -6,7 +6,7 @@ import pytest
 
 from forerun.adapters.clusters.slurm import SLURM, expand_host_list, slurm_cluster
 from forerun.base.errors import RecordError
-from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for
+from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for, configured_cluster
 from live_documents import NEWER_SINFO, NEWER_SQUEUE, NOW_S, SINFO, SQUEUE
 
 
@@ -155,3 +155,38 @@ def test_a_node_that_a_job_without_gpus_has_whole_is_left_out():
     found = slurm_cluster({"jobs": [*SQUEUE["jobs"], alone]}, SINFO, NOW_S)
     assert [node.name for node in found.nodes] == ["n1"]
     assert "left out, as a job without GPUs has it whole: n2" in found.notes
+
+
+def test_a_configuration_is_a_cluster(tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text(
+        "GresTypes=gpu # NodeName=no Gres=gpu:9\n"
+        "NodeName=DEFAULT CPUs=64 \\\n  Gres=gpu:tesla_t4:4,npu:Ascend910:4\n"
+        "NodeName=gpu[01-02] State=UNKNOWN\nNodeName=gpu03 Gres=gpu:nvidia_a30:2(S:0-1) State=IDLE\n"
+        "NodeName=gpu04 State=DOWN\nNodeName=login Gres=gpu:2\nnodename=cpu Gres=craynetwork:1\n"
+        "PartitionName=a Nodes=gpu[01-02] State=UP\nPartitionName=b Nodes=gpu03,gpu04,cpu\n"
+    )
+    assert str(configured_cluster(path)) == "2x4xt4+1x2xa30"
+    path.write_text(path.read_text() + "PartitionName=all Nodes=ALL\n")
+    assert str(configured_cluster(path)) == "2x4xt4+1x2xa30+1x2xgpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b"PartitionName=a Nodes=ALL\nInclude nodes.conf\n",
+            "expected nodes with GPUs, as slurm.conf .* got none",
+        ),
+        (
+            b"NodeName=x[1-999999999] Gres=gpu:8",
+            "a range of at most 100,000 nodes such as 01-16, got '1-999999999'",
+        ),
+        (b"\xff\xfe\x00", "expected the configuration of a cluster"),
+        (b"available_node_types: {a: 3}", "got none; give NxMxDEVICE"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(tmp_path, text, message):
+    (tmp_path / "c").write_bytes(text)
+    with pytest.raises(RecordError, match=message):
+        configured_cluster(tmp_path / "c")

@@ -130,7 +130,7 @@ def test_a_job_with_the_words_of_its_runtime_needs_none_of_its_own():
 
 def test_whole_nodes_follow_a_full_node_and_a_limit_of_time_counts():
     predict, questions = asked_of(lambda device: "yes")
-    slow = changed(OF_KUEUE, within="time<=2h", max_nodes="2")
+    slow = changed(OF_KUEUE, within="time<=2h", max_nodes="2", inter="ethernet-25g")
     with pytest.raises(
         UsageError, match=r"no size up to 2 x 8 t4 surely fits cnn:depth=2 and keeps time<=2h"
     ):
@@ -150,6 +150,7 @@ def test_a_job_of_torchtune_says_its_model_product_and_arguments_itself():
             "batch_size": 4,
             "precision": "bf16",
             "optimizer": "adamw",
+            "sequence_length": 2048,
         }
     ]
 
@@ -202,6 +203,19 @@ def test_what_cannot_be_meant(annotations, message):
 def test_no_trainjob_is_refused():
     with pytest.raises(UsageError, match=r"expected a TrainJob with a spec .* got Job"):
         trainjob({"kind": "Job"})
+    job = changed(OF_KUEUE)
+    for part in ({"command": "python x.py"}, {"args": [{}]}, {"env": {"A": "b"}}):
+        with pytest.raises(UsageError, match=f"expected {next(iter(part))} of the trainer as a list, got "):
+            trainjob(job | {"spec": job["spec"] | {"trainer": job["spec"]["trainer"] | part}})
+
+
+def test_steps_of_several_passes_and_recomputation_are_those_of_the_arguments():
+    predict, questions = asked_of(lambda device: "yes")
+    job = changed(OF_KUEUE)
+    words = ["--gradient_accumulation_steps=8", "--gradient_checkpointing", "--max_length=512"]
+    trainjob(job | {"spec": job["spec"] | {"trainer": job["spec"]["trainer"] | {"args": words}}}, predict)
+    told = {"accumulation": 8, "recompute": "full", "sequence_length": 512}
+    assert questions == [{"model": "cnn:depth=2", "device": "t4", "batch_size": 64, **told}]
 
 
 def test_the_server_sizes_a_job_within_five_seconds():

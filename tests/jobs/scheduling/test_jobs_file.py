@@ -55,6 +55,9 @@ def test_csv_and_yaml_say_the_same(tmp_path):
         ),
         ({"preemptible": False, "min_run": "1h"}, "min_run says nothing of a job with preemptible: false"),
         ({"min_run": "-5m"}, "'min_run'"),
+        ({"weight": 0}, "'weight': input should be greater than 0"),
+        ({"steps": 0}, "'steps': input should be greater than 0"),
+        ({"restart": -1}, "'restart': input should be greater than or equal to 0"),
         ({"arrival": "2h", "deadline": "1h"}, "the deadline at 3600 s must be after the arrival at 7200 s"),
     ],
 )

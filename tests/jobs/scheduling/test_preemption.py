@@ -223,10 +223,3 @@ def test_a_minimum_run_time_is_honoured(policy):
     assert first.end_s - first.start_s >= 7200.0
     if policy in ("srtf", "foresight"):
         assert first.end_s == pytest.approx(7200.0, abs=60.0)
-
-
-def test_a_minimum_run_time_below_zero_is_refused():
-    with pytest.raises(
-        InvalidSetupError, match=r"minimum run time must be zero seconds or more, got -1\.0 s"
-    ):
-        timed("a", 10.0, min_run_s=-1.0)

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.jobs.schedule import schedule_trace
 from forerun.jobs.scheduling.trace import (
+    RIGID_POLICIES,
     RigidJob,
-    RigidPolicy,
     read_trace,
-    rigid_policy,
     simulate_rigid,
 )
 
@@ -20,15 +20,15 @@ def jobs_of(*rows):
 
 def test_by_hand():
     jobs = jobs_of((0, 2, 100), (10, 2, 10), (20, 1, 5))
-    assert simulate_rigid(jobs, 2, RigidPolicy.FIFO)[0] == (100, 110, 115)
+    assert simulate_rigid(jobs, 2, "fifo")[0] == (100, 110, 115)
     # At 10 s the second has less left and stops the first, at 20 s the third runs, at 25 s the first goes on.
-    assert simulate_rigid(jobs, 2, RigidPolicy.SRTF)[0] == (115, 20, 25)
+    assert simulate_rigid(jobs, 2, "srtf")[0] == (115, 20, 25)
 
 
 def test_las_stops_a_job_at_its_threshold():
     jobs = jobs_of((0, 1, 100), (10, 1, 20))
     # The first sinks at 40 s with the second still in the first queue, which runs to its end.
-    end_s, _ = simulate_rigid(jobs, 1, RigidPolicy.LAS, thresholds_device_s=(40.0,))
+    end_s, _ = simulate_rigid(jobs, 1, "las", thresholds_device_s=(40.0,))
     assert end_s == pytest.approx((120, 60))
 
 
@@ -81,7 +81,7 @@ def slow(jobs, num_devices, policy, thresholds):
         max_size=14,
         unique_by=lambda r: r[0],
     ),
-    policy=st.sampled_from(list(RigidPolicy)),
+    policy=st.sampled_from(RIGID_POLICIES),
 )
 def test_it_agrees_with_a_slow_replay(rows, policy):
     jobs = jobs_of(*((float(a), n, float(d) + a / 7919) for a, n, d in rows))
@@ -89,24 +89,16 @@ def test_it_agrees_with_a_slow_replay(rows, policy):
     assert end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "at least one job in the trace"),
-        ([(0, 3, 10)], "job 'j0' of the trace asks for 3 devices, the cluster has 2"),
-        ([(-1, 1, 10)], "an arrival of zero or later"),
-        ([(0, 0, 10)], "devices and a duration above"),
-        ([(0, 1, 0)], "devices and a duration above"),
-    ],
-)
-def test_traces_that_cannot_be_replayed(rows, message):
-    with pytest.raises(InvalidSetupError, match=message):
-        simulate_rigid(jobs_of(*rows), 2, RigidPolicy.FIFO)
+def test_a_job_larger_than_the_cluster():
+    with pytest.raises(
+        InvalidSetupError, match="job 'j0' of the trace asks for 3 devices, the cluster has 2"
+    ):
+        simulate_rigid(jobs_of((0, 3, 10)), 2, "fifo")
 
 
 def test_a_policy_that_needs_more_than_a_trace_says():
     with pytest.raises(UsageError, match="of a trace choose among fifo, srtf, las"):
-        rigid_policy("optimus")
+        schedule_trace("none.csv", cluster="1x1xt4", policies=["optimus"])
 
 
 GOOD = "job,submit_time,num_gpus,duration\nb,2017-10-09 07:02:00,8,66\na,2017-10-09 07:01:00,1,10.5\n"
@@ -159,8 +151,48 @@ def test_seconds_and_other_names_do_as_well(tmp_path):
             2,
             500.0,
         ),
+        # Its simulator, and its pods of 2023.
+        ("job_id,submit_time,duration,num_cpu,num_gpu,num_inst\n0,0,1500,6,0.5,1\n", 1, 1500.0),
+        (
+            "name,cpu_milli,num_gpu,gpu_milli,pod_phase,creation_time,deletion_time,scheduled_time\n"
+            "p,4152,2,1000,Failed,10019860,10024488,10019861\n",
+            2,
+            4627.0,
+        ),
+        # Acme's Kalos, a spreadsheet, Philly's own log, and sacct --json.
+        (
+            "job_id,user,node_num,gpu_num,type,state,submit_time,start_time,end_time,fail_time,duration,queue\n"
+            "d,u,8,64,Other,FAILED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,2023-05-17 11:01:16,,18,1\n",
+            64,
+            18.0,
+        ),
+        ("job;submit;duration;gpus\na;0;60;1\n", 1, 60.0),
+        (
+            '[{"jobid": "a", "submitted_time": "2017-10-09 07:01:50", "attempts": [{"start_time": "2017-10-09 07:02:00"'
+            ', "end_time": "2017-10-09 07:55:00", "detail": [{"gpus": ["gpu0", "gpu1"]}, {"gpus": ["gpu0"]}]}]},'
+            '{"jobid": "b", "submitted_time": "2017-10-09 07:01:50", "attempts": []}]',
+            3,
+            3180.0,
+        ),
+        (
+            '{"jobs": [{"job_id": 5, "time": {"submission": 17, "start": 20, "end": 80}, "tres": {"allocated": '
+            '[{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu", "count": 4}]}}]}',
+            4,
+            60.0,
+        ),
     ],
-    ids=["tiresias", "philly", "helios", "alibaba"],
+    ids=[
+        "tiresias",
+        "philly",
+        "helios",
+        "alibaba",
+        "pai",
+        "pods",
+        "acme",
+        "sheet",
+        "philly-log",
+        "sacct-json",
+    ],
 )
 def test_published_traces_are_read_by_their_own_names(tmp_path, text, devices, duration_s):
     (found,) = trace(tmp_path, text)
@@ -174,32 +206,37 @@ def test_published_traces_are_read_by_their_own_names(tmp_path, text, devices, d
             "job,submit_time,num_gpus\na,0,1\n",
             "expected a column for the duration, one of duration_s, .* or for the end, one of end_time",
         ),
+        (GOOD.replace(",66", ",x"), r"column 'duration', row 1: expected a number, got 'x' \(1 such"),
         (
-            "job,submit_time,num_gpus,start_time,end_time\na,0,1,5,\n",
-            "column 'end_time', row 1: expected a date or seconds, got an empty cell",
+            GOOD.replace("2017-10-09 07:01:00", "9 Oct"),
+            "column 'submit_time', row 2: expected a date or seconds",
         ),
-        (
-            GOOD.replace(",66", ","),
-            r"column 'duration', row 1: expected a number, got an empty cell \(1 such",
-        ),
-        (
-            GOOD.replace("2017-10-09 07:01:00", ""),
-            "column 'submit_time', row 2: expected a date or seconds, got an empty",
-        ),
-        (GOOD.replace(",8,", ",0,"), "column 'num_gpus', row 1: expected at least one device, got '0'"),
-        (GOOD.replace(",8,", ",1.5,"), "expected a whole number of devices, got '1.5'"),
         (GOOD.replace("10.5", "-1"), "row 2: expected a duration above zero seconds, got '-1'"),
-        (
-            GOOD.replace("a,2017", "b,2017"),
-            "column 'job', row 2: expected a name that no other job has, got 'b'",
-        ),
-        (GOOD.replace("num_gpus", "cards"), "expected a column for num devices, one of num_gpus, n_gpus"),
+        (GOOD.replace("num_gpus", "cards"), "expected a column for the devices, one of num_gpus, n_gpus"),
         ("job,submit_time,num_gpus,duration\n", "expected at least one row"),
+        (
+            "job,submit_time,num_gpus,duration\na,0,0,1\n",
+            "expected jobs that had GPUs and ended, got none of 1",
+        ),
+        ('{"jobs": [{"job_id": 5, "job_state": "PENDING"}]}', "are for forerun schedule live"),
+        ("[", "expected a table of jobs, but Expecting value"),
     ],
 )
-def test_a_trace_with_holes_is_refused_with_its_row(tmp_path, text, message):
+def test_a_damaged_trace_is_refused_with_its_row(tmp_path, text, message):
     with pytest.raises(RecordError, match=message):
         trace(tmp_path, text)
+
+
+def test_jobs_without_a_gpu_an_end_or_a_time_are_left_out_and_named(tmp_path):
+    path, notes = tmp_path / "t.csv", []
+    path.write_text(
+        "job,submit_time,start_time,end_time,num_gpus\na,0,1,5,2\na,0,1,5,.5\nb,0,1,,1\nc,0,1,9,0\nd,0,3,3,1\n,,1,2,1\n"
+    )
+    assert read_trace(path, notes) == [RigidJob("a", 0.0, 2, 4.0), RigidJob("a#2", 0.0, 1, 4.0)]
+    assert notes == [
+        "jobs left out, as they had no GPU, no submission, no end or no time: 4",
+        "jobs with parts of a GPU, counted as whole ones: 1",
+    ]
 
 
 def test_no_such_file(tmp_path):
@@ -220,7 +257,7 @@ def test_slurms_accounting_is_a_trace(tmp_path):
     )
     notes = []
     assert read_trace(path, notes) == [RigidJob("7", 0.0, 2, 3600.0), RigidJob("8_3", 30.0, 1, 10.0)]
-    assert notes == ["left out, as they had no GPU, no time or no end: 3 jobs"]
-    path.write_text("JobID|Submit|End|AllocTRES\n7|2024-01-01T00:00:00|2024-01-01T01:01:00|gres/gpu=1\n")
-    with pytest.raises(RecordError, match="sacct --parsable2 lacks --format=Start; add it"):
+    assert notes == ["jobs left out, as they had no GPU, no submission, no end or no time: 3"]
+    path.write_text("JobID|Submit|AllocTRES\n7|2024-01-01T00:00:00|gres/gpu=1\n")
+    with pytest.raises(RecordError, match=r"sacct --parsable2 --format=JobID,Submit,Start,End,AllocTRES"):
         read_trace(path)

@@ -9,7 +9,6 @@ from scheduler_cases import job, speed
 
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.job import parse_cluster
-from forerun.jobs.scheduling.outcome import EventKind
 from forerun.jobs.scheduling.policy import find_policy, policy_names
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, _Simulation, simulate
@@ -55,27 +54,15 @@ def test_a_job_a_moment_after_a_round_is_let_in(arrival_s):
     assert outcome.start_s == pytest.approx(arrival_s, abs=1e-6)
 
 
-def test_events_tell_the_story_in_order():
-    jobs = [job("a", num_workers=4, work=1e4), job("b", num_workers=4, work=1e3, arrival_s=60.0)]
-    outcome = run(jobs, "srtf")
-    story = [(e.job, e.kind) for e in outcome.events]
-    assert story == [
-        ("a", EventKind.ARRIVE),
-        ("a", EventKind.START),
-        ("b", EventKind.ARRIVE),
-        ("a", EventKind.STOP),
-        ("b", EventKind.START),
-        ("b", EventKind.END),
-        ("a", EventKind.START),
-        ("a", EventKind.END),
-    ] or story[:4] == [
-        ("a", EventKind.ARRIVE),
-        ("a", EventKind.START),
-        ("a", EventKind.END),
-        ("b", EventKind.ARRIVE),
-    ]
-    times = [e.time_s for e in outcome.events]
-    assert times == sorted(times)
+def test_stretches_tell_the_story():
+    jobs = [job("a", num_workers=4, work=1e5), job("b", num_workers=4, work=1e3, arrival_s=30.0)]
+    found = run(jobs, "srtf")
+    first, between, last = found.stretches
+    # The shorter one stops the longer one at the next round, and it goes on from there.
+    assert [one.job for one in found.stretches] == ["a", "b", "a"]
+    assert (first.start_s, first.end_s) == (0.0, between.start_s)
+    assert between.end_s <= last.start_s
+    assert last.end_s == found.outcomes[0].end_s
 
 
 def test_passing_over_quiet_rounds_changes_nothing():
@@ -101,7 +88,6 @@ def test_what_a_policy_believes_does_not_change_what_is_true():
     true = job(work=128_000, num_workers=2, sample_s=0.02)
     outcome = simulate([believed], FOUR, find_policy("fifo"), actual={"a": true}).outcomes[0]
     assert outcome.end_s == pytest.approx(128_000 / speed(0.02)(2, 1, 64))
-    assert outcome.done_samples == 128_000
 
 
 def test_efficiency_falls_with_the_batch_and_is_paid_for():
@@ -171,7 +157,7 @@ def test_a_job_that_fits_no_node_is_a_failure_with_a_reason():
     [("arrival_s", -1.0), ("work_samples", 0.0), ("num_workers", 0), ("weight", 0.0), ("restart_s", -1.0)],
 )
 def test_jobs_that_cannot_be_meant(field, value):
-    with pytest.raises(InvalidSetupError, match="job 'a'"):
+    with pytest.raises(AssertionError):
         replace(job(), **{field: value})
 
 

@@ -38,15 +38,16 @@ def servers_page(curve: ServerCurve) -> RenderableType:
         f"{workers} workers with {servers} servers" for servers, workers in curve.best_workers.items()
     )
     lines = [f"Fastest: {best}."]
-    is_constant = len({point.batch_size_per_update for point in curve.points}) == 1
-    if first.num_steps_per_epoch is not None and is_constant:
+    batch = f"{curve.batch_size:,} samples"
+    if curve.is_global_batch:
+        lines.append(f"All workers share the {batch} of an update.")
+    elif curve.mode == "synchronous":
+        lines.append(f"Each worker has {batch} of an update; --global-batch-size shares one batch.")
+    else:
+        lines.append(f"An update has the {batch} of one worker.")
+    if first.num_steps_per_epoch is not None and len({p.batch_size_per_update for p in curve.points}) == 1:
         total = "" if first.num_steps is None else f", {first.num_steps:,} steps in {curve.epochs:g} epochs"
-        steps = f"{first.num_steps_per_epoch:,} steps an epoch{total}"
-        lines.append(f"An update has {first.batch_size_per_update:,} samples: {steps}.")
-    if not is_constant:
-        lines.append(
-            f"Each worker has {curve.batch_size:,} samples of an update; --global-batch-size shares one batch."
-        )
+        lines.append(f"{first.num_steps_per_epoch:,} steps an epoch{total}.")
     head = Text(f"{curve.model}, {curve.mode} parameter servers", style="bold")
     notes = [Text(f"- {note}") for note in curve.notes]
     return Group(head, Text(""), table_of(curve.points, _SERVER_COLUMNS), *map(Text, lines), Text(""), *notes)

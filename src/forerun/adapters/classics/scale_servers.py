@@ -131,8 +131,13 @@ def scale_servers(
         raise InvalidSetupError(
             f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
         )
+    if global_batch_size is not None and (not synchronous or "batch_size" in given):
+        raise InvalidSetupError(
+            "--global-batch-size is shared by synchronous workers, in place of --batch-size, which is each worker's; "
+            "give one of the two, and asynchronous workers their own"
+        )
     workers, servers = sizes_of(num_workers), sizes_of(num_servers)
-    is_global = bool(synchronous and global_batch_size)
+    is_global = global_batch_size is not None
     batch = whole("batch size", global_batch_size) if is_global else given.get("batch_size", 32)
     if coefficients is None and device is None:
         raise InvalidSetupError(

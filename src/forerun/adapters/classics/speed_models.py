@@ -132,7 +132,8 @@ _COLUMNS = {
     "batch_size_per_device": r"batch(size)?(per)?(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
     "global_batch_size": r"(global|total|effective)batch(size)?",
     "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
-    "throughput_samples_per_s": r"(throughput)?(samples|images|imgs?|examples|sequences)(per)?(s|secs?|seconds?)",
+    "throughput_samples_per_s": r"(throughput|total|training|speed|tf|fp|mixed|precision)*"
+    r"(samples|images|imgs?|examples|sequences|seqs?)(per)?(s|secs?|seconds?)",
 }
 """Names in tables of others, in small letters alone; ``batch_size`` may be of one device or of all."""
 _OF_ADAPTDL = {
@@ -142,7 +143,7 @@ _OF_ADAPTDL = {
     "sync_time": "synchronisation_s",
 }
 """Columns of the traces of Pollux (github.com/petuum/adaptdl, simulator/traces), whose times are in seconds."""
-_DERIVED = re.compile(r"(scaling|parallel)?(speedup|efficiency)|(weak|strong)scaling(efficiency)?")
+_DERIVED = re.compile(r"(scaling|parallel|throughput)?(speedup|efficiency)|(weak|strong)scaling(efficiency)?")
 
 
 class _PointRow(BaseModel):

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import socket
 import sys
@@ -25,7 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES
 from forerun.base.errors import FailureError, MeasurementError, MissingExtraError, RecordError, UsageError
+from forerun.base.received import parsed_yaml
 from forerun.evidence.measurement.circumstances import describe_circumstances
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.measurement.measured_job import DEFAULT_RUN, NULL_JOB, key_of, measure_job
@@ -46,11 +49,13 @@ from forerun.jobs.scheduling.live import (
     LiveCluster,
     LiveJob,
     LiveNode,
+    inside,
     parse_document,
     prefixed_fields,
     wanted_list,
 )
 from forerun.question.devices.local import gpu_index, lock_device
+from forerun.question.devices.prices import load_prices
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import TrialRunner
@@ -235,12 +240,55 @@ class RaySystem(ClusterSystem):
         return ray_runner(address)
 
 
+def ray_nodes(text: str) -> list[LiveNode]:
+    """Nodes with GPUs that the YAML of a Ray cluster may start, all of them; none where it is no such file.
+
+    Raises:
+        RecordError: A type of node has GPUs that it does not name.
+    """
+    try:
+        document = parsed_yaml(text)
+    except ValueError:
+        return []
+    types = inside(document, "available_node_types")
+    found: list[LiveNode] = []
+    for name, one in types.items() if isinstance(types, Mapping) else ():
+        told, config = inside(one, "resources") or {}, inside(one, "node_config") or {}
+        number = told.get("GPU", 0)
+        kind = next((key.removeprefix(_ACCELERATOR) for key in told if key.startswith(_ACCELERATOR)), "")
+        for attached in config.get("guestAccelerators", ()):
+            kind = kind or str(attached["acceleratorType"]).rpartition("/")[2]
+            number = number or int(attached["acceleratorCount"])
+        vm = inside(config, "azure_arm_parameters", "vmSize")
+        instance = str(config.get("InstanceType") or config.get("machineType") or vm or "")
+        if sold := next((price for price in load_prices() if price.instance == instance), None):
+            number, kind = number or sold.num_devices, kind or sold.device
+        if (number or _GPU_INSTANCE.match(instance)) and not (isinstance(number, int) and number and kind):
+            raise RecordError(
+                f"node type {name} ({instance or 'no instance type'}) does not say its GPUs; add resources: "
+                f"{{GPU: 4, {_ACCELERATOR}T4: 1}}"
+            )
+        # A head is one node, and of its type there are no workers unless it says so.
+        most, is_head = document.get("max_workers", 2), document.get("head_node_type") == name
+        of_type = inside(one, "max_workers")
+        count = min((0 if is_head else most) if of_type is None else of_type, most) + is_head
+        kind = CLOUD_DEVICES.get(kind, kind)
+        found += [
+            LiveNode(name=f"{name}-{i}", device=kind, num_devices=number) for i in range(count) if number
+        ]
+    return found
+
+
+_GPU_INSTANCE = re.compile(r"p\d|g\d|a[23]-|Standard_N")
+"""Beginnings of the names of instances that have GPUs."""
+
 RAY = RaySystem(
     name="ray",
     keys=("ray_jobs", "ray_nodes"),
     documents=_documents,
     read=lambda found, now_s: ray_cluster(found["ray_jobs"], found["ray_nodes"], now_s),
     commands=lambda actions: [line for action in actions for line in ray_commands(action)],
+    configured=ray_nodes,
 )
 """Ray as a system of ``forerun schedule live``."""
 

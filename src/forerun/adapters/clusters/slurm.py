@@ -328,8 +328,40 @@ def _numbers(parts: Iterable[str]) -> Iterable[str]:
         if not mark:
             yield low
             continue
+        if not (low.isdigit() and high.isdigit() and int(high) - int(low) < _MOST_NODES):
+            raise RecordError(
+                f"expected a range of at most {_MOST_NODES:,} nodes such as 01-16, got '{part}'"
+            )
         for number in range(int(low), int(high) + 1):
             yield str(number).zfill(len(low))
+
+
+_MOST_NODES = 100_000
+
+
+def slurm_nodes(text: str) -> list[LiveNode]:
+    """Nodes with GPUs of ``slurm.conf``, or of ``scontrol show nodes -o``, that are in a partition and not down."""
+    defaults: dict[str, str] = {}
+    names, open_to, found = set[str](), set[str](), list[LiveNode]()
+    for line in text.replace("\\\n", " ").splitlines():
+        fields = {key.lower(): value for key, value in _FIELD.findall(line.partition("#")[0])}
+        is_down = any(bad in fields.get("state", "").upper() for bad in _UNUSABLE if bad != "UNKNOWN")
+        if fields.get("nodename") == "DEFAULT":
+            defaults = fields
+        elif "nodename" in fields:
+            fields, some = defaults | fields, expand_host_list(fields["nodename"])
+            names.update(some)
+            kinds = {} if is_down else _devices(fields.get("gres", ""))
+            found += [
+                LiveNode(name=one, device=kind, num_devices=n) for one in some for kind, n in kinds.items()
+            ]
+        elif "partitionname" in fields and not is_down:
+            open_to.update(expand_host_list(fields.get("nodes", "")))
+    # Names that are no nodes stand for sets of them, or for all.
+    return [node for node in found if node.name in open_to or not open_to or open_to - names]
+
+
+_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 def slurm_plan(actions: Sequence[Action]) -> list[str]:
@@ -379,5 +411,6 @@ SLURM = ClusterSystem(
     documents=lambda address: {name: printed_document([name, "--json"]) for name in ("squeue", "sinfo")},
     read=lambda found, now_s: slurm_cluster(found["squeue"], found["sinfo"], now_s),
     commands=slurm_plan,
+    configured=slurm_nodes,
 )
 """Slurm as a system of ``forerun schedule live``."""

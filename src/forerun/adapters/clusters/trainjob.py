@@ -58,6 +58,8 @@ _ARGUMENTS = {
     "num_train_epochs": "epochs",
     "max_seq_len": "sequence_length",
     "max_seq_length": "sequence_length",
+    "max_length": "sequence_length",
+    "gradient_accumulation_steps": "accumulation",
     "dtype": "precision",
     "optimizer": "optimizer",
     "model.lora_rank": "lora",
@@ -124,9 +126,15 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
         raise UsageError(
             f"expected a TrainJob with a spec or an AdmissionReview of one, got {job.get('kind')}"
         )
+    for part in ("command", "args", "env"):
+        given = inside(job, "spec", "trainer", part) or []
+        if not isinstance(given, list) or any(isinstance(one, Mapping) != (part == "env") for one in given):
+            raise UsageError(f"expected {part} of the trainer as a list, got {given!r:.60}; correct it")
     told = prefixed_fields(inside(job, "metadata", "annotations"))
     nodes_of, per_node, device = _offered(job, told)
     question = _settings(job, told) | {"model": _model(job, told)}
+    # Nobody knows the link between the nodes unless it is told.
+    nodes_of = nodes_of if "inter" in question else 1
     for nodes, devices in _sizes(nodes_of, per_node):
         asked = question | {"device": joined_spec(nodes, devices, device)}
         if nodes * devices > 1 and "strategy" not in asked:
@@ -138,7 +146,7 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
     limits = f" and keeps {told['within']}" if told.get("within") else ""
     raise UsageError(
         f"no size up to {nodes_of} x {per_node} {device} surely fits {question['model']}{limits}; lower "
-        "forerun/batch_size, add forerun/recompute or forerun/lora, or raise forerun/max-nodes"
+        "forerun/batch_size, add forerun/recompute or forerun/lora, or, for several nodes, forerun/inter: ethernet-25g"
     )
 
 
@@ -219,13 +227,16 @@ def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]
         answer = words.get("max_completion_length", "")
         given["sequence_length"] = str(int(prompt) + (int(answer) if answer.isdigit() else 256))
     for name, value in words.items():
-        setting = _ARGUMENTS.get(name)
+        # Torchtune says whose setting it is: tokenizer.max_seq_len.
+        setting = _ARGUMENTS.get(name, _ARGUMENTS.get(name.rpartition(".")[2]))
         if setting is not None and re.fullmatch(r"[\w.]+", value):
             given[setting] = value.lower()
         elif name in ("bf16", "fp16") and value.lower() in ("", "true"):
             given["precision"] = "amp-bf16" if name == "bf16" else "amp"
         elif name == "model.quantize_base" and value.lower() == "true":
             given["quantize"] = "nf4"
+        elif name in ("gradient_checkpointing", "enable_activation_checkpointing"):
+            given["recompute"] = "full" if value.lower() in ("", "true") else "none"
     # Epochs of samples that nobody counted say no length of the job; its size needs none.
     if not {"dataset", "dataset_size", "dataset-size"} & told.keys():
         given.pop("epochs", None)

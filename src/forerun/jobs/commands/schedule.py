@@ -27,7 +27,8 @@ ClusterOption = Annotated[
     str,
     typer.Option(
         metavar="SPEC",
-        help="Nodes x devices a node x kind, such as 16x4xt4; groups of other devices joined by +.",
+        help="Nodes x devices a node x kind, such as 16x4xt4; groups of other devices joined by +. Or a file: "
+        "slurm.conf, or the YAML of a Ray cluster.",
     ),
 ]
 PolicyOption = Annotated[
@@ -120,7 +121,9 @@ def jobs(
     asked = checked(settings, ShareOptions)
     round_s = asked.pop("round_length", 60.0)
     with progress("sharing the cluster") as say:
-        return forerun.schedule(jobs, cluster=cluster, round_s=round_s, say=say, **_policies(policy), **asked)
+        return forerun.schedule(
+            jobs, cluster=_cluster(cluster), round_s=round_s, say=say, **_policies(policy), **asked
+        )
 
 
 @verb("Replay a trace of jobs.", page=_page, width=_WIDTH)
@@ -138,7 +141,11 @@ def trace(
     import forerun
 
     with progress("sharing the cluster"):
-        return forerun.schedule_trace(file, cluster=cluster, **_policies(policy))
+        return forerun.schedule_trace(file, cluster=_cluster(cluster), **_policies(policy))
+
+
+def _cluster(spec: str) -> str | Path:
+    return path if (path := Path(spec)).is_file() else spec
 
 
 def _policies(names: str | None) -> dict[str, Any]:

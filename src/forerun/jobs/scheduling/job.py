@@ -99,7 +99,8 @@ class SharedCluster:
         return sum(group.num_nodes for group in self.groups[: self.kinds.index(device)])
 
     def __str__(self) -> str:
-        return "+".join(f"{g.num_nodes}x{g.devices_per_node}x{g.device}" for g in self.groups)
+        alike = [(g.node_sizes, size, g.device) for g in self.groups for size in dict.fromkeys(g.node_sizes)]
+        return "+".join(f"{sizes.count(size)}x{size}x{device}" for sizes, size, device in alike)
 
 
 def parse_cluster(text: str) -> SharedCluster:
@@ -186,24 +187,13 @@ class ScheduledJob:
     part: int = 1
 
     def __post_init__(self) -> None:
-        wanted = {
-            f"arrival must be zero or later, got {self.arrival_s} s": 0 <= self.arrival_s < inf,
-            f"expected work of more than zero samples, got {self.work_samples}": 0 < self.work_samples < inf,
-            f"expected at least one device and no more than its limit of {self.max_workers}, got {self.num_workers}": (
-                1 <= self.num_workers <= self.max_workers
-            ),
-            f"a weight must be above zero, got {self.weight}": 0 < self.weight < inf,
-            f"a restart must take zero seconds or more, got {self.restart_s} s": 0 <= self.restart_s < inf,
-            f"a minimum run time must be zero seconds or more, got {self.min_run_s} s": 0
-            <= self.min_run_s
-            < inf,
-            f"the deadline must be after the arrival at {self.arrival_s} s, got {self.deadline_s} s": (
-                self.deadline_s > self.arrival_s
-            ),
-        }
-        for words, is_right in wanted.items():
-            if not is_right:
-                raise InvalidSetupError(f"job '{self.name}': {words}")
+        # A file of jobs was checked row by row; what else makes jobs must keep the same bounds.
+        assert 0 <= self.arrival_s < self.deadline_s, self.name
+        assert 0 < self.work_samples < inf, self.name
+        assert 1 <= self.num_workers <= self.max_workers, self.name
+        assert 0 < self.weight < inf, self.name
+        assert 0 <= self.restart_s < inf, self.name
+        assert 0 <= self.min_run_s < inf, self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import FailureError, RecordError, UsageError
+from forerun.base.errors import FailureError, RecordError, UnknownDeviceError, UsageError
 from forerun.base.extras import plugin, plugin_names
+from forerun.jobs.scheduling.job import NodeGroup, SharedCluster
+from forerun.question.devices.catalogue import find_device
 
 GROUP = "forerun.clusters"
 """Entry points of the systems."""
@@ -168,6 +170,8 @@ class ClusterSystem:
         read: Function of the documents and the time at which they were written, since 1970 [s].
         commands: Function of changes that gives the lines for a shell that make them, in their order.
         no_new_jobs: Reason why jobs that it does not know cannot be submitted to it; empty if they can.
+        configured: Function of the text of a configuration file that gives the nodes with GPUs in it; none where it is
+            the file of another system.
     """
 
     name: str
@@ -176,6 +180,7 @@ class ClusterSystem:
     read: Callable[[Mapping[str, Any], float], LiveCluster]
     commands: Callable[[Sequence[Action]], list[str]]
     no_new_jobs: str = ""
+    configured: Callable[[str], Sequence[LiveNode]] = lambda text: ()
 
 
 def system_of(name: str) -> ClusterSystem:
@@ -231,6 +236,55 @@ def _from_file(path: Path, now_s: float) -> LiveCluster:
     raise RecordError(
         f"{path.name}: expected an object with {', or '.join(' and '.join(system.keys) for system in systems)}, got "
         f"{', '.join(keys) or 'a list'}"
+    )
+
+
+def configured_cluster(path: Path) -> SharedCluster:
+    """The devices of a configuration file of a system, such as ``slurm.conf`` or the YAML of a Ray cluster.
+
+    Raises:
+        RecordError: It cannot be read, or describes no node with GPUs.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path.name}: expected the configuration of a cluster, but {error}") from error
+    try:
+        nodes = next(filter(None, (system_of(name).configured(text) for name in plugin_names(GROUP))), ())
+    except (RecordError, TypeError) as error:
+        raise RecordError(f"{path.name}: {error}; correct the file, or give NxMxDEVICE") from error
+    if not nodes:
+        raise RecordError(
+            f"{path.name}: expected nodes with GPUs, as slurm.conf (NodeName=gpu[01-04] Gres=gpu:a100:8, without what "
+            "it includes) or the YAML of a Ray cluster (available_node_types) names them, got none; give NxMxDEVICE"
+        )
+    by_kind: dict[str, list[LiveNode]] = {}
+    for node in largest_first(nodes):
+        by_kind.setdefault(catalogue_name(node.device), []).append(node)
+    return shared_cluster(by_kind)
+
+
+def catalogue_name(name: str) -> str:
+    """A device as the catalogue calls it; as its system calls it where the catalogue has none of that name."""
+    try:
+        return find_device(name).name
+    except UnknownDeviceError:
+        return name.lower()
+
+
+def shared_cluster(groups: Mapping[str, Sequence[LiveNode]]) -> SharedCluster:
+    """Nodes as groups of the simulator, by name; those without a node are left out."""
+    return SharedCluster(
+        groups=tuple(
+            NodeGroup(
+                device=name,
+                num_nodes=len(nodes),
+                devices_per_node=max(node.num_devices for node in nodes),
+                devices_by_node=tuple(node.num_devices for node in nodes),
+            )
+            for name, nodes in groups.items()
+            if nodes
+        )
     )
 
 

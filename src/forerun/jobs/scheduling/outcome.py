@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf, nan
 
 import numpy as np
@@ -12,33 +11,6 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.jobs.scheduling.job import Allocation
 from forerun.jobs.scheduling.placement import Placement
-
-
-class EventKind(StrEnum):
-    """Kinds of events of a job."""
-
-    ARRIVE = "arrive"
-    START = "start"
-    CHANGE = "change"
-    STOP = "stop"
-    END = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event of a job.
-
-    Attributes:
-        time_s: When [s].
-        job: Name of the job.
-        kind: What happened.
-        allocation: What it has from then on.
-    """
-
-    time_s: float
-    job: str
-    kind: EventKind
-    allocation: Allocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +57,6 @@ class JobOutcome:
     Attributes:
         job: Its name.
         arrival_s, start_s, end_s: When it came, first ran and was done [s].
-        done_samples: Work it did, in samples of the batch asked for.
         device_s: Devices times time it had [s].
         num_restarts: Starts and changes of what it had, without the first start.
         fair_share_s: Completion with its own 1/n of the cluster [s]; NaN where not known.
@@ -96,7 +67,6 @@ class JobOutcome:
     arrival_s: float
     start_s: float
     end_s: float
-    done_samples: float
     device_s: float
     num_restarts: int
     fair_share_s: float = nan
@@ -110,7 +80,6 @@ class SimulatedSchedule:
     Attributes:
         policy: Name of the policy.
         outcomes: By job, in the order of arrival.
-        events: The log.
         stretches: Who was where, by time; for a picture.
         first_decisions: What each job that was there at the first decision got, and why.
         metrics: The figures.
@@ -118,7 +87,6 @@ class SimulatedSchedule:
 
     policy: str
     outcomes: tuple[JobOutcome, ...]
-    events: tuple[Event, ...]
     stretches: tuple[Stretch, ...]
     first_decisions: tuple[Decision, ...]
     metrics: ScheduleMetrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -74,10 +75,11 @@ class JobErrors:
     speed_spread: float
     seed: tuple[int, int]
 
-    def speed_factors(self, kind: int, max_devices: int) -> npt.NDArray[np.float64]:
-        """Factor by number of devices of the kind with this number, (max_devices + 1,)."""
-        chance = np.random.default_rng([*self.seed, 1 + kind])
-        return np.exp(self.speed_level + self.speed_spread * chance.standard_normal(max_devices + 1))
+    def speed_factors(self, kind: int, sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Factors at some numbers of devices, ascending, of the kind with this number, (sizes,)."""
+        # Drawn up to the largest asked for: a longer draw begins with the same numbers, and is seldom needed.
+        drawn = np.random.default_rng([*self.seed, 1 + kind]).standard_normal(sizes[-1] + 1)
+        return np.exp(self.speed_level + self.speed_spread * drawn[list(sizes)])
 
 
 FEWEST_POINTS = 4
@@ -284,7 +286,7 @@ class RunningJob:
         )
         if not self.errors.speed_spread:
             return curve
-        return curve.scaled(self.errors.speed_factors(kind, most).tolist())
+        return curve.scaled(partial(self.errors.speed_factors, kind))
 
     def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
         """Takes up the true rate of what it has now."""

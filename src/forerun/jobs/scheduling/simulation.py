@@ -18,8 +18,6 @@ from forerun.jobs.scheduling.job import (
 )
 from forerun.jobs.scheduling.outcome import (
     Decision,
-    Event,
-    EventKind,
     JobOutcome,
     SimulatedSchedule,
     Stretch,
@@ -131,14 +129,14 @@ class _Simulation:
         # The next to arrive is at the end, where it is taken off at no cost.
         self.coming = list(reversed(self.all))
         self.active: list[RunningJob] = []
-        self.events: list[Event] = []
         self.stretches: list[Stretch] = []
         self.decision_s: list[float] = []
         self.first_decisions: tuple[Decision, ...] = ()
         # (time, active jobs from then on), for finish-time fairness.
         self.crowd: list[tuple[float, int]] = []
         self._urgent_s, self._is_urgent = inf, False
-        self._quiet_from_s, self._num_events = 0.0, 0
+        # Whether a job came, ended or changed since the last decision.
+        self._quiet_from_s, self._has_happened = 0.0, False
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -165,8 +163,10 @@ class _Simulation:
                 self._decide(now_s, is_round=False)
             elif came:
                 # One more job makes the shares of others smaller, and none of them urgent.
+                begin = time.perf_counter()
                 waits_s = self._until_urgent_s(self.active[-came:], now_s)
                 self._urgent_s = min(self._urgent_s, now_s + min(waits_s, default=inf))
+                self.decision_s[-1] += time.perf_counter() - begin
             end_s = min(round_s, self._next_event_s(now_s))
             is_changed |= self._advance(now_s, end_s)
             # A job that is held no longer may be moved at the next decision.
@@ -189,17 +189,17 @@ class _Simulation:
         while self.coming and self.coming[-1].job.arrival_s <= until_s:
             state = self.coming.pop()
             self.active.append(state)
-            self.events.append(Event(state.job.arrival_s, state.job.name, EventKind.ARRIVE))
             came += 1
         if came:
+            self._has_happened = True
             self.crowd.append((now_s, len(self.active)))
         return came
 
     def _next_round_s(self, now_s: float) -> float:
         """End of this round, or of the last one in which nothing changes."""
         next_s = now_s + self.options.round_s
-        if len(self.events) > self._num_events:
-            self._quiet_from_s, self._num_events = now_s, len(self.events)
+        if self._has_happened:
+            self._quiet_from_s, self._has_happened = now_s, False
         # Other policies are asked in each round.
         quiet_s, latest_s = now_s - self._quiet_from_s, inf
         if not self.policy.is_stable or self._is_urgent:
@@ -295,8 +295,7 @@ class _Simulation:
             given, placement = None, ()
         if (given, placement) != (state.current, state.placement):
             self._close_stretch(state, now_s)
-            kind = EventKind.STOP if given is None else EventKind.CHANGE if state.current else EventKind.START
-            self.events.append(Event(now_s, state.job.name, kind, given))
+            self._has_happened = True
             if given is not None:
                 state.pause_s = state.actual.restart_s
                 state.num_restarts += isfinite(state.start_s)
@@ -319,11 +318,10 @@ class _Simulation:
             self._run(state, now_s, end_s)
             is_changed |= state.has_phases and state.phase != phase
         ended = [state for state in self.active if isfinite(state.end_s)]
-        # Several may end within a round: their events stand in the order of time.
         for state in sorted(ended, key=lambda s: (s.end_s, s.order)):
             self._close_stretch(state, state.end_s)
-            self.events.append(Event(state.end_s, state.job.name, EventKind.END))
         if ended:
+            self._has_happened = True
             self.active = [state for state in self.active if not isfinite(state.end_s)]
             self.crowd.append((end_s, len(self.active)))
         return is_changed or bool(ended)
@@ -363,7 +361,6 @@ class _Simulation:
                 arrival_s=state.job.arrival_s,
                 start_s=state.start_s,
                 end_s=state.end_s,
-                done_samples=state.done_samples,
                 device_s=state.attained_device_s,
                 num_restarts=state.num_restarts,
                 fair_share_s=self._fair_share_s(state),
@@ -374,7 +371,6 @@ class _Simulation:
         return SimulatedSchedule(
             policy=self.policy.name,
             outcomes=outcomes,
-            events=tuple(sorted(self.events, key=lambda e: e.time_s)),
             stretches=tuple(self.stretches),
             first_decisions=self.first_decisions,
             metrics=schedule_metrics(outcomes, self.cluster.num_devices, self.decision_s),

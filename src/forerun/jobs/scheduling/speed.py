@@ -352,11 +352,13 @@ class RateCurve:
         """The next larger number of devices, at most so many; None if there is none."""
         return next((n for n in self._within(most) if num_devices < n <= most), None)
 
-    def scaled(self, factors: Sequence[float]) -> RateCurve:
-        """The same curve with each rate multiplied, by number of devices."""
+    def scaled(self, factors_of: Callable[[tuple[int, ...]], Floats]) -> RateCurve:
+        """The same curve with the rates on some numbers of devices multiplied by these factors."""
 
         def rates_of(sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
-            return [self.rate(n) * factors[n] for n in sizes], [self.batch_size(n) or 0.0 for n in sizes]
+            known, factors = self._within(sizes[-1]), factors_of(sizes).tolist()
+            rates = [known.get(n, 0.0) * factor for n, factor in zip(sizes, factors, strict=True)]
+            return rates, [self._batches.get(n, 0.0) for n in sizes]
 
         return RateCurve(self._sizes, rates_of)
 

@@ -7,17 +7,18 @@ seconds. Devices are counted, not placed, and a job that is stopped loses nothin
 from __future__ import annotations
 
 import heapq
+import json
+import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.base.errors import InvalidSetupError, RecordError, UsageError
-from forerun.base.tables import read_table
+from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.base.extras import needing
+from forerun.base.tables import encoding_of, read_table
 from forerun.jobs.scheduling.outcome import JobOutcome, ScheduleMetrics, schedule_metrics
 from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 
@@ -25,145 +26,187 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NAMES = {
-    "job": ("job", "job_id", "jobid", "job_name", "name"),
-    "submitted": (
-        "submit_time",
-        "submit",
-        "submitted_time",
-        "submit_s",
-        "submit_or_start_time",
-        "arrival_time",
-        "timestamp",
-        "time",
-        "start_time",
-    ),
-    "num_devices": ("num_gpus", "n_gpus", "num_gpu", "gpus", "gpu_num", "plan_gpu", "num_devices"),
-    "duration": ("duration_s", "duration", "run_time", "runtime", "elapsedraw"),
-    "end": ("end_time", "finished_time", "endtime", "end"),
-    "start": ("start_time", "started_time", "starttime", "start"),
-    "instances": ("inst_num",),
-}
-"""Names under which the columns are known.
+    "name": ("job", "job_id", "job_name", "name"),
+    "submission": ("submit_time", "submit", "submitted_time", "submit_s", "submit_or_start_time", "arrival_time",
+                   "creation_time", "timestamp", "time", "start_time"),
+    "devices": ("num_gpus", "n_gpus", "num_gpu", "gpus", "gpu_num", "plan_gpu", "num_devices", "gpu_request",
+                "num_gpus_alloc", "alloc_tres"),
+    "duration": ("duration_s", "duration", "run_time"),
+    "end": ("end_time", "finished_time", "end", "deletion_time"),
+    "start": ("start_time", "started_time", "start", "scheduled_time"),
+    "instances": ("inst_num", "num_inst", "worker_num"),
+}  # fmt: skip
+"""Names under which the columns are known, in small letters and without underscores.
 
-Ours, and those of Philly (``jobid, submitted_time, start_time, end_time, num_gpus``), Helios (``job_id, submit_time,
-start_time, end_time, duration, gpu_num``), Alibaba's GPU trace of 2020 (``job_name, inst_num, plan_gpu, start_time,
-end_time``; plan_gpu in hundredths of a GPU of each instance), Tiresias' simulator (``job_id, num_gpu, submit_time,
-duration``), the tables of the Pollux artifact, and Slurm's ``sacct --parsable2`` with JobID, Submit, Start, End and
-AllocTRES.
+Ours, and those of Philly, Helios (Saturn, Venus and others), Acme (Seren, Kalos), Alibaba's GPU traces of 2020
+(``plan_gpu`` in hundredths of a GPU of each instance), 2023 (pods) and 2026, PM100, Tiresias' simulator, the tables of
+the Pollux artifact, and Slurm's ``sacct --parsable2 --format=JobID,Submit,Start,End,AllocTRES``.
 """
 
-_EMPTY = ("", "nan", "NaT", "None")
+_EMPTY = ("", "nan", "NaT", "None", "Unknown")
 """Cells without a value, as text."""
+
+_GPUS_OF_TRES = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
 
 
 def read_trace(path: str | Path, notes: list[str] | None = None) -> list[RigidJob]:
-    """Jobs of a CSV or Parquet trace, in the order of submission, the first at 0 s.
+    """Jobs of a trace, in the order of submission, the first at 0 s.
 
-    Columns: the job's name (optional: rows are numbered), its submission (a date, or seconds), its devices and its
-    duration in seconds, or its start and end. Hundredths of GPUs (``plan_gpu``) are rounded up to whole ones; jobs of
-    such a trace that have no GPU, and jobs of any that never ended (no end, or a duration of zero), are an error that
-    says how many there are. Of Slurm's accounting, which lists steps and jobs that wait, fail at once or have no GPU,
-    these are left out, and ``notes`` are told.
+    Columns: the job's name (optional: rows are numbered, and so are names that occur twice), its submission (a date, or
+    seconds), its devices, and its duration in seconds or its start and end. Parts of a GPU are rounded up to whole
+    ones. Rows of the steps of a job, and jobs that had no GPU, no submission, no end or no time, are left out, and
+    ``notes`` are told how many.
+
+    Args:
+        path: A table as CSV (or with semicolons, tabs or bars) or Parquet, Philly's ``cluster_job_log``, or what
+            ``sacct --json`` prints.
+        notes: Takes the remarks.
 
     Raises:
-        RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
+        RecordError: The file cannot be read, a column is missing, a cell is damaged, or no job is left.
     """
-    table = _Trace(Path(path), [] if notes is None else notes)
-    submitted = table.seconds(table.needed("submitted"))
-    devices, durations = table.devices(), table.durations()
-    ends = table.columns["duration"] or table.columns["end"]
-    table.refuse(durations <= 0, ends, "a duration above zero seconds")
-    arrivals = (submitted - submitted.min()).tolist()
-    rows = zip(table.job_names(), arrivals, devices.astype(int).tolist(), durations.tolist(), strict=True)
+    table = _Trace(Path(path))
+    devices, submitted = table.devices(), table.seconds(table.needed("submission"))
+    durations, names = table.durations(), table.job_names()
+    is_step = names.str.fullmatch(r"\d+(_\d+)?\.(\d+|batch|extern|interactive)")
+    kept = (devices > 0) & submitted.notna() & (durations > 0) & ~is_step
+    told = [] if notes is None else notes
+    if left_out := int((~kept & ~is_step).sum()):
+        told.append(f"jobs left out, as they had no GPU, no submission, no end or no time: {left_out:,}")
+    if not kept.any():
+        raise RecordError(f"{table.name}: expected jobs that had GPUs and ended, got none of {len(kept):,}")
+    if parts := int((devices[kept] % 1 != 0).sum()):
+        told.append(f"jobs with parts of a GPU, counted as whole ones: {parts:,}")
+    names, arrivals = names[kept], (submitted - submitted[kept].min())[kept]
+    # A job of several kinds of tasks has a row for each, and each runs on devices of its own.
+    nth = names.groupby(names).cumcount()
+    names = names.where(nth == 0, names + "#" + (nth + 1).astype(str))
+    rows = zip(names, arrivals, (-(-devices[kept] // 1)).astype(int), durations[kept], strict=True)
     return sorted((RigidJob(*row) for row in rows), key=lambda job: job.arrival_s)
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    """The table of a file; cells of text stay text."""
+    if path.suffix == ".parquet" or not path.is_file():
+        return read_table(path)
+    with needing("reading a trace"):
+        import pandas as pd
+
+    with path.open(encoding=encoding_of(path), errors="replace") as file:
+        first = file.readline()
+    try:
+        if first.lstrip()[:1] in ("[", "{"):
+            return pd.DataFrame(_jobs_of_document(path))
+        mark = max(",;\t|", key=first.count)
+        frame = pd.read_csv(
+            path,
+            sep=mark,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            encoding=encoding_of(path),
+        )
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        raise RecordError(f"{path.name}: expected a table of jobs, but {said}; correct the file") from error
+    if frame.empty:
+        raise RecordError(f"{path.name}: expected at least one row, got none")
+    return frame
+
+
+def _jobs_of_document(path: Path) -> list[dict[str, object]]:
+    """Rows of Philly's log of jobs, whose attempts are joined, or of ``sacct --json``."""
+    document = json.loads(path.read_text(encoding=encoding_of(path)))
+    jobs = document.get("jobs") if isinstance(document, dict) else document
+    found: list[dict[str, object]] = []
+    for job in jobs if isinstance(jobs, list) else []:
+        if "attempts" in job:
+            ran = [
+                one for one in job["attempts"] if one["start_time"] and one["end_time"] not in (None, "None")
+            ]
+            gpus = sum(len(host["gpus"]) for host in ran[0]["detail"]) if ran else 0
+            times = {"start": ran[0]["start_time"], "end": ran[-1]["end_time"]} if ran else {}
+            found.append({"job": job["jobid"], "submit": job["submitted_time"], "gpus": gpus, **times})
+        elif "tres" in job and "time" in job:
+            gpus = sum(
+                one["count"]
+                for one in job["tres"]["allocated"]
+                if (one["type"], one["name"]) == ("gres", "gpu")
+            )
+            spent = job["time"]
+            times = {"submit": spent["submission"], "start": spent["start"], "end": spent["end"] or None}
+            found.append({"job": str(job["job_id"]), "gpus": gpus, **times})
+    if not found:
+        raise RecordError(
+            f"{path.name}: expected jobs that have ended, as a table, Philly's cluster_job_log or sacct --json prints "
+            "them, got other JSON; jobs that wait or run are for forerun schedule live"
+        )
+    return found
 
 
 class _Trace:
     """A trace as a table: its columns by what they hold, and refusals that name table, column and row."""
 
-    def __init__(self, path: Path, notes: list[str]) -> None:
-        self.name = path.name
-        with path.open(encoding="utf-8", errors="replace") if path.is_file() else nullcontext([""]) as lines:
-            is_accounting = path.suffix != ".parquet" and "|" in next(iter(lines), "")
-        self.frame = self._accounting(path, notes) if is_accounting else read_table(path)
-        known = {str(column).strip().lower(): str(column) for column in self.frame.columns}
+    def __init__(self, path: Path) -> None:
+        self.name, self.frame = path.name, _frame(path)
+        known = {re.sub(r"[\W_]", "", str(column).lower()): str(column) for column in self.frame.columns}
         self.columns = {
-            what: next((known[name] for name in names if name in known), "") for what, names in _NAMES.items()
+            what: next((known[name] for name in (n.replace("_", "") for n in names) if name in known), "")
+            for what, names in _NAMES.items()
         }
 
-    def _accounting(self, path: Path, notes: list[str]) -> pd.DataFrame:
-        """Jobs of Slurm's accounting that ran to an end on GPUs."""
-        import pandas as pd
-
-        rows = pd.read_csv(path, sep="|", dtype=str)
-        for column in ("JobID", "Submit", "Start", "End", "AllocTRES"):
-            if column not in rows:
-                raise RecordError(f"{self.name}: sacct --parsable2 lacks --format={column}; add it")
-        rows = rows[~rows["JobID"].str.contains(".", regex=False)]
-        rows["num_gpus"] = rows["AllocTRES"].str.extract(r"gres/gpu(?::[^=,]*)?=(\d+)", expand=False)
-        has_run = rows["End"].str.match("[0-9]") & (rows["End"] != rows["Start"])
-        kept = rows[rows["num_gpus"].notna() & has_run].reset_index(drop=True)
-        if len(kept) < len(rows):
-            notes.append(f"left out, as they had no GPU, no time or no end: {len(rows) - len(kept):,} jobs")
-        if kept.empty:
-            raise RecordError(
-                f"{self.name}: expected jobs that had GPUs and ended, got none of {len(rows):,}"
-            )
-        return kept
+    def empty(self, column: str) -> pd.Series[bool]:
+        """True where a cell has no value."""
+        cells = self.frame[column]
+        return cells.isna() | cells.astype(str).str.strip().isin(_EMPTY)
 
     def refuse(self, bad: pd.Series[bool], column: str, wanted: str) -> None:
         """Raises for the first row that is marked."""
-        if not bad.any():
-            return
-        row = int(bad.to_numpy().argmax())
-        cell = str(self.frame[column].iloc[row])
-        came = "an empty cell" if cell.strip() in _EMPTY else f"'{cell}'"
-        raise RecordError(
-            f"{self.name}, column '{column}', row {row + 1}: expected {wanted}, got {came} ({int(bad.sum())} such "
-            "row(s)); complete or drop them"
-        )
+        if bad.any():
+            row = int(bad.to_numpy().argmax())
+            raise RecordError(
+                f"{self.name}, column '{column}', row {row + 1}: expected {wanted}, got "
+                f"'{self.frame[column].iloc[row]}' ({int(bad.sum())} such row(s)); correct or drop them"
+            )
 
-    def needed(self, what: str) -> str:
-        """Name of the column that holds this."""
-        if not self.columns[what]:
-            self._lacks(f"a column for {what.replace('_', ' ')}, one of {', '.join(_NAMES[what])};")
-        return self.columns[what]
-
-    def _lacks(self, wanted: str) -> None:
-        raise RecordError(
-            f"{self.name}: expected {wanted} got {', '.join(map(str, self.frame.columns))}; rename it"
-        )
-
-    def devices(self) -> pd.Series[float]:
-        """Devices of each job; Alibaba's are hundredths of a GPU of each instance."""
-        column, instances = self.needed("num_devices"), self.columns["instances"]
-        found = self.numbers(column)
-        if column.strip().lower() == "plan_gpu":
-            found = -(-(found * (self.numbers(instances) if instances else 1.0)) // 100)
-        self.refuse(found < 1, column, "at least one device")
-        self.refuse(found % 1 != 0, column, "a whole number of devices")
+    def needed(self, *choices: str) -> str:
+        """Name of the column that holds the first of these that there is."""
+        found = next((self.columns[what] for what in choices if self.columns[what]), "")
+        if not found:
+            words = ", or ".join(f"for the {what}, one of {', '.join(_NAMES[what])}" for what in choices)
+            came = ", ".join(map(str, self.frame.columns))
+            raise RecordError(
+                f"{self.name}: expected a column {words}; got {came}; name it so in the first line (of Slurm: sacct "
+                "--parsable2 --format=JobID,Submit,Start,End,AllocTRES)"
+            )
         return found
 
+    def devices(self) -> pd.Series[float]:
+        """Devices of each job, also parts of one; none where nothing is said."""
+        column, instances = self.needed("devices"), self.columns["instances"]
+        if column.lower() == "alloctres":
+            return self.frame[column].str.extract(_GPUS_OF_TRES, expand=False).astype(float)
+        found = self.numbers(column) / (100.0 if column.strip().lower() == "plan_gpu" else 1.0)
+        return found * self.numbers(instances) if instances else found
+
     def durations(self) -> pd.Series[float]:
-        """Durations [s], as they are written or from start to end."""
+        """Durations [s], as they are written or from start to end; of a job without an end none."""
+        written = self.needed("duration", "end")
         if self.columns["duration"]:
-            return self.numbers(self.columns["duration"])
-        start, end = self.columns["start"] or self.columns["submitted"], self.columns["end"]
-        if not end:
-            words = (f"for the {what}, one of {', '.join(_NAMES[what])}" for what in ("duration", "end"))
-            self._lacks(f"a column {', or '.join(words)};")
-        for column in (start, end):
-            empty = self.frame[column].astype(str).str.strip().isin(_EMPTY)
-            self.refuse(empty, column, "a date or seconds")
-        # A column of dates and one of seconds begin at different moments, so that both must be of one kind.
-        return self.seconds(end, since=start)
+            found = self.numbers(written)
+        else:
+            # A column of dates and one of seconds begin at different moments, so that both must be of one kind.
+            found = self.seconds(written, since=self.needed("start", "submission"))
+        self.refuse(found < 0, written, "a duration above zero seconds")
+        ended = self.columns["end"]
+        return found.mask(self.empty(ended)) if ended else found
 
     def numbers(self, column: str) -> pd.Series[float]:
         """A column as numbers."""
         import pandas as pd
 
         values = pd.to_numeric(self.frame[column], errors="coerce").astype(float)
-        self.refuse(values.isna(), column, "a number")
+        self.refuse(values.isna() & ~self.empty(column), column, "a number")
         return values
 
     def seconds(self, column: str, since: str = "") -> pd.Series[float]:
@@ -181,18 +224,16 @@ class _Trace:
         import pandas as pd
 
         dates = pd.to_datetime(self.frame[column], errors="coerce", utc=True, format="ISO8601")
-        self.refuse(dates.isna(), column, "a date or seconds")
+        self.refuse(dates.isna() & ~self.empty(column), column, "a date or seconds")
         return dates
 
-    def job_names(self) -> list[str]:
-        """Names of the jobs, or their numbers."""
-        column = self.columns["job"]
-        if not column:
-            return [f"job-{number}" for number in range(1, len(self.frame) + 1)]
-        names = self.frame[column].astype(str)
-        self.refuse(self.frame[column].isna() | (names.str.strip() == ""), column, "a name")
-        self.refuse(names.duplicated(), column, "a name that no other job has")
-        return names.tolist()
+    def job_names(self) -> pd.Series[str]:
+        """Names of the jobs, or numbers of their rows."""
+        import pandas as pd
+
+        column = self.columns["name"]
+        numbered = pd.Series([f"job-{number}" for number in range(1, len(self.frame) + 1)], self.frame.index)
+        return numbered if not column else self.frame[column].astype(str).mask(self.empty(column), numbered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,32 +256,14 @@ class RigidJob:
 _LEAST_S = 1e-6
 
 
-class RigidPolicy(StrEnum):
-    """Order in which jobs are served."""
-
-    FIFO = "fifo"
-    SRTF = "srtf"
-    LAS = "las"
-
-
-def rigid_policy(name: str) -> RigidPolicy:
-    """A policy by name.
-
-    Raises:
-        UsageError: The policy needs more than a trace says.
-    """
-    if name not in list(RigidPolicy):
-        raise UsageError(
-            f"policy '{name}' gives other numbers of devices than were asked for, and a trace does not say how fast a "
-            f"job is with them; of a trace choose among {', '.join(RigidPolicy)}"
-        )
-    return RigidPolicy(name)
+RIGID_POLICIES = ("fifo", "srtf", "las")
+"""Policies that need no more of a job than a trace says."""
 
 
 def simulate_rigid(
     jobs: Sequence[RigidJob],
     num_devices: int,
-    policy: RigidPolicy,
+    policy: str,
     thresholds_device_s: Sequence[float] = LAS_THRESHOLDS_DEVICE_S,
 ) -> tuple[tuple[float, ...], ScheduleMetrics]:
     """Ends of the jobs of a trace under one policy, in the order given [s], and the figures; fairness is not known.
@@ -250,9 +273,14 @@ def simulate_rigid(
     threshold. Cost: a few list operations per event, whatever the queue.
 
     Raises:
-        InvalidSetupError: There are no jobs, a number is not above zero, or a job is larger than the cluster.
+        InvalidSetupError: A job is larger than the cluster.
     """
-    _check(jobs, num_devices)
+    for job in jobs:
+        if job.num_devices > num_devices:
+            raise InvalidSetupError(
+                f"job '{job.name}' of the trace asks for {job.num_devices} devices, the cluster has {num_devices}; "
+                "enlarge the cluster or drop the job"
+            )
     ends, starts = _Queue(jobs, num_devices, policy, tuple(thresholds_device_s)).run()
     outcomes = [
         JobOutcome(
@@ -260,31 +288,12 @@ def simulate_rigid(
             arrival_s=job.arrival_s,
             start_s=nan,
             end_s=end_s,
-            done_samples=nan,
             device_s=job.num_devices * job.duration_s,
             num_restarts=number - 1,
         )
         for job, end_s, number in zip(jobs, ends, starts, strict=True)
     ]
     return tuple(ends), schedule_metrics(outcomes, num_devices)
-
-
-def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:
-    if not jobs:
-        raise InvalidSetupError("expected at least one job in the trace, got none")
-    if num_devices < 1:
-        raise InvalidSetupError(f"expected a cluster of at least one device, got {num_devices}")
-    for job in jobs:
-        if not (0 <= job.arrival_s < inf and 0 < job.duration_s < inf and job.num_devices > 0):
-            raise InvalidSetupError(
-                f"job '{job.name}' of the trace: expected an arrival of zero or later, devices and a duration above "
-                f"zero, got {job.arrival_s} s, {job.num_devices} and {job.duration_s} s"
-            )
-        if job.num_devices > num_devices:
-            raise InvalidSetupError(
-                f"job '{job.name}' of the trace asks for {job.num_devices} devices, the cluster has {num_devices}; "
-                "enlarge the cluster or drop the job"
-            )
 
 
 _Key = tuple[float, float, int]
@@ -298,7 +307,7 @@ class _Queue:
     """
 
     def __init__(
-        self, jobs: Sequence[RigidJob], num_devices: int, policy: RigidPolicy, thresholds: tuple[float, ...]
+        self, jobs: Sequence[RigidJob], num_devices: int, policy: str, thresholds: tuple[float, ...]
     ) -> None:
         self.jobs, self.free, self.policy, self.thresholds = jobs, num_devices, policy, thresholds
         self.order = sorted(range(len(jobs)), key=lambda i: jobs[i].arrival_s)
@@ -344,9 +353,9 @@ class _Queue:
     def _key(self, i: int) -> _Key:
         """Place of a job that does not run."""
         arrival_s = self.jobs[i].arrival_s
-        if self.policy is RigidPolicy.SRTF:
+        if self.policy == "srtf":
             return (self.left_s[i], arrival_s, i)
-        if self.policy is RigidPolicy.LAS:
+        if self.policy == "las":
             return (float(self._queue(i)), arrival_s, i)
         return (arrival_s, 0.0, i)
 
@@ -362,12 +371,12 @@ class _Queue:
         """Enters a running job in its place, with its next event: its end, or a threshold before."""
         self.since_s[i] = now_s
         key = self._key(i)
-        if self.policy is RigidPolicy.SRTF:
+        if self.policy == "srtf":
             key = (key[0] + now_s, key[1], i)
         insort(self.running, key)
         self.running_key[i] = key
         next_s = self.left_s[i]
-        if self.policy is RigidPolicy.LAS and (queue := self._queue(i)) < len(self.thresholds):
+        if self.policy == "las" and (queue := self._queue(i)) < len(self.thresholds):
             next_s = min(next_s, (self.thresholds[queue] - self._had_device_s(i)) / self.jobs[i].num_devices)
         # An event that was entered under an earlier version is of a run that was stopped since, and is passed over.
         self.version[i] += 1
@@ -402,10 +411,10 @@ class _Queue:
     def _next_size(self, now_s: float) -> int | None:
         """Size of the waiting job to start next: the first in order that fits once later ones are stopped."""
         heads = sorted((heap[0], size) for size, heap in self.waiting.items() if heap)
-        if self.policy is RigidPolicy.FIFO:
+        if self.policy == "fifo":
             return heads[0][1] if heads and heads[0][1] <= self.free else None
         # Running jobs are ordered by their end, those that wait by the time left.
-        shift = now_s if self.policy is RigidPolicy.SRTF else 0.0
+        shift = now_s if self.policy == "srtf" else 0.0
         for key, size in heads:
             if self._room((key[0] + shift, key[1], key[2]), size):
                 return size
