@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -330,7 +330,11 @@ def _with_bases(path: Path) -> dict[str, Any]:
 def _content(path: Path) -> Mapping[str, Any]:
     try:
         text = path.expanduser().read_text(encoding="utf-8")
-        readers = {".toml": tomllib.loads, ".json": parsed_json, ".sh": _options}
+        readers: dict[str, Callable[[str], Any]] = {
+            ".toml": tomllib.loads,
+            ".json": parsed_json,
+            ".sh": _options,
+        }
         found = readers.get(path.suffix, parsed_yaml)(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())

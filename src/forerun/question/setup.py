@@ -384,7 +384,9 @@ def settings_of_release(given: Mapping[str, Any]) -> dict[str, Any]:
     if release is None or release >= (2, 0):
         return {}
     # FlashAttention is a library of its own, which works with 1.x too.
-    found = {"fused_attention": given.get("attention_kernel") not in (None, AttentionKernel.PLAIN)}
+    found: dict[str, Any] = {
+        "fused_attention": given.get("attention_kernel") not in (None, AttentionKernel.PLAIN)
+    }
     found |= {"optimizer_implementation": OptimizerImplementation.FOR_LOOP, "zero_grad_to_none": False}
     return {name: value for name, value in found.items() if given.get(name) is None}
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def read_steps(text: float | str, estimate: Estimate | None) -> Observation:
     steps = [found for line in lines if (found := _timed(_STEP, line)) is not None]
     waits = [found for line in lines if (found := _timed(_DATA, line)) is not None]
     if not steps:
-        rates = [found for line in lines if (found := _of_rate(line, estimate)) is not None]
+        rates = [rate for line in lines if (rate := _of_rate(line, estimate)) is not None]
         return _alone(_mean(rates) if rates else parse_amount(text, "time"), text)
     if len(waits) != len(steps):
         return _alone(_mean([step_s for step_s, _ in steps]), text)
@@ -258,7 +259,7 @@ def read_table(text: str, source: str) -> Observation | None:
         )
         busy_s = max(busy_s, step_s - spent_s / number)
     left_s = max(0.0, step_s - busy_s)
-    parts: dict[str, float] = {}
+    parts: dict[str, Any] = {}
     for name, pattern, column in (
         ("loader_s", r"DataLoader.*__?n|dataloader_n|^enumerate\(DataLoader", "total_s"),
         ("allocator_s", _ALLOCATIONS, "self_s"),
