@@ -42,9 +42,9 @@ _LOST_BANDWIDTH = 0.5
 """Part of the log of a die's further bandwidth that its streams lose: from A100 40 to 80 GB and H100 to GH200, of one
 release each, offsets of traffic rise by 0.51 to 0.92 of it. The larger board from the smaller, training of
 ``gpu_benchmarks``: 12.7 to 6.5 and 11.8 to 3.8 % in AMP, 11.3 to 7.3 and 7.8 to 0.8 % in TF32."""
-_SPARED_TRAFFIC = 0.5 * np.log(2.0)
-"""Log by which streams of a step in half precision move less: all would by log 2, those of statistics and of weights
-under autocast by nothing."""
+_SPARED = np.array([0.0, 0.5 * np.log(2.0), 0.0, 0.0])
+"""Logs, of each offset, by which streams of a step in half precision move less: all would by log 2, those of statistics
+and of weights under autocast by nothing."""
 _OF_DEVICE = slice(0, 2)
 """Offsets of compute and memory; those of the host and of the loop follow."""
 _SWEEPS, _LEAST_EXCESS = 200, 1e-7
@@ -177,8 +177,7 @@ class SystemOffsets(ABC):
                 batch_size_per_device=1, layout=asked.layout, compile=asked.compile, phase=asked.phase
             )
             theirs = self.offsets_of_point(replace(point, setup=setup, known_as=None))
-            theirs[:, 1] += _SPARED_TRAFFIC
-            found[:, _OF_DEVICE] = np.minimum(found, theirs)[:, _OF_DEVICE]
+            found[:, _OF_DEVICE] = np.minimum(found, theirs + _SPARED)[:, _OF_DEVICE]
         for board in boards:
             own, precision = measured[board.name], wanted.precision
             found[:, _OF_DEVICE] -= _excess(found, own, _gained(device, board, precision))
