@@ -171,17 +171,15 @@ def test_a_board_of_the_same_die_speaks_where_nobody_measured_the_board_itself()
     assert not none.any()
 
 
-def test_more_bandwidth_of_a_die_counts_by_half_and_spared_traffic_leaves_room():
+def test_more_bandwidth_of_a_die_counts_by_half():
     weights = shipped_weights()
-    small, large, kin = (
+    small, large = (
         weights.offsets_of_point(
             Point(device=find_device(name), setup=TrainingSetup(precision=Precision.AMP))
         )
-        for name in ("gh200", "h200-sxm", "b300")
+        for name in ("gh200", "h200-sxm")
     )
     np.testing.assert_allclose(large[:, 1] - small[:, 1], 0.5 * np.log(4.8e12 / 4.022e12), rtol=0.01)
-    # B200 alone was measured: two thirds of its 0.71 in AMP, though TF32 has 0.30.
-    assert kin[:, 1].mean() == pytest.approx(0.47, abs=0.02)
 
 
 def check_offsets(weights, asked, expected, version="2.4"):
