@@ -121,7 +121,8 @@ def test_what_cannot_be_meant_is_one_line_and_status_2(jobs, changed, words, mes
 def test_a_trace_with_holes_a_trace_job_too_large_and_a_policy_that_needs_more(tmp_path):
     trace = tmp_path / "philly.csv"
     for row, words, message in (
-        ("a,0,,100", (), "column 'num_gpus', row 1: expected a number, got an empty cell"),
+        ("a,0,,100", (), "expected jobs that had GPUs and ended, got none of 1"),
+        ("a,0,four,100", (), "column 'num_gpus', row 1: expected a number, got 'four'"),
         ("a,0,8,100", (), "job 'a' of the trace asks for 8 devices, the cluster has 4"),
         ("a,0,1,100", ("--policy", "optimus"), "of a trace choose among fifo, srtf, las"),
     ):
