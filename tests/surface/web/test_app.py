@@ -104,16 +104,9 @@ def test_scale_answers_what_the_package_answers(client, options):
 
 
 def test_plan_answers_what_the_package_answers(client):
-    answer = ask(client, "/plan", PLAN, dataset="cifar10", within=["cost<=1"])
+    answer = ask(client, "/plan", PLAN, dataset="cifar10", within=["cost<=1"], batch_sizes=None)
     assert answer.status_code == 200, answer.text
-    own = forerun.plan(
-        PLAN["models"],
-        devices="t4,l4",
-        batch_sizes=[64, 128],
-        dataset="cifar10",
-        within="cost<=1",
-        max_rejected=50,
-    )
+    own = forerun.plan(PLAN["models"], devices="t4,l4", dataset="cifar10", within="cost<=1", max_rejected=50)
     assert answer.json() == own.as_dict()
 
 

@@ -11,8 +11,8 @@ from forerun.base.errors import UsageError
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
-from forerun.search.options import PlanOptions
-from forerun.search.search import USUAL_PRECISIONS, expand_models, searched_values
+from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
+from forerun.search.search import USUAL_PRECISIONS, batch_sizes_of, expand_models, searched_values
 from forerun.surface.web.reach import (
     CAPTURE_NAME,
     CONFIG_NAME,
@@ -192,7 +192,7 @@ def _list(kind: Any, most: int, least: int = 1) -> Any:
 
 
 _AXES: dict[str, Any] = {
-    "batch_sizes": (_list(_of("batch_size"), 1024), [32, 64, 128]),
+    "batch_sizes": (_list(_of("batch_size"), 1024) | None, None),
     "precisions": (_list(_of("precision"), 6) | None, None),
     "layouts": (_list(_of("layout"), 2) | None, None),
     "image_sizes": (_list(_of("image_size"), 8, 0), []),
@@ -248,7 +248,8 @@ class PlanRequest(_Body):
                 "at most 64 combinations of model, precision, layout, image size and searched settings are answered "
                 f"over HTTP, got {configurations}"
             )
-        count = configurations * len(self.devices) * len(found["batch_sizes"])
+        sizes = batch_sizes_of(found.get("batch_sizes", DEFAULT_BATCH_SIZES))
+        count = configurations * len(self.devices) * len(sizes)
         if count > MAX_HTTP_CANDIDATES:
             raise UsageError(
                 f"at most {MAX_HTTP_CANDIDATES:,} candidates are answered over HTTP, got {count:,}"

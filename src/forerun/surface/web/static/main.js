@@ -255,7 +255,7 @@ function showQuestion() {
 }
 
 function showPlan(plan, hasEstimate) {
-  const own = plan.candidates.filter((one) => one.device === state.device);
+  const own = plan.candidates.filter((one) => one.device === state.device && Object.entries(one.settings).every(([name, value]) => value === state[name]));
   const chosen = own.find((one) => one.batch_size_per_device === state.batch);
   const device = devices.find((one) => one.name === state.device);
   showQuestion();
@@ -401,6 +401,9 @@ function showCurve(candidates) {
 }
 
 const label = (point) => (point.num_devices > 1 ? `${point.device} x${point.num_devices}` : point.device);
+// What was compared because nothing fits as asked.
+const widened = (plan) => plan.notes.filter((note) => note.startsWith("nothing fits as asked")).map((note) => ` ${note[0].toUpperCase()}${note.slice(1)}.`).join("");
+const changes = (point) => Object.entries(point.settings).filter(([, value]) => value !== "none").map(([name, value]) => (name === "recompute" ? `, recompute ${value}` : `, ${value}`)).join("");
 
 function showDevices(plan) {
   const found = plan.best_by_device;
@@ -413,10 +416,10 @@ function showDevices(plan) {
   if (drawn.length) charts.devices(drawn, plan.pareto.map(label), second);
   showTable(plan, found);
   if (plan.chosen) {
-    at("choice").textContent = `Least ${plan.minimize}: ${label(plan.chosen)} at batch ${plan.chosen.batch_size_per_device}. ${plan.num_feasible} of ${plan.num_candidates} candidates keep the limits${plan.binding ? `; binding: ${plan.binding}` : ""}.`;
+    at("choice").textContent = `Least ${plan.minimize}: ${label(plan.chosen)} at batch ${plan.chosen.batch_size_per_device}${changes(plan.chosen)}. ${plan.num_feasible} of ${plan.num_candidates} candidates keep the limits${plan.binding ? `; binding: ${plan.binding}` : ""}.${widened(plan)}`;
   } else if (plan.nearest_miss) {
     const broken = plan.nearest_miss.broken.map((limit) => `${limit.limit}${limit.excess === null ? " (not known)" : ` by ${say.percent(limit.excess)}`}`);
-    at("choice").textContent = `Nothing keeps all limits. Nearest: ${label(plan.nearest_miss)} at batch ${plan.nearest_miss.batch_size_per_device}, which breaks ${broken.join(", ")}.`;
+    at("choice").textContent = `Nothing keeps all limits. Nearest: ${label(plan.nearest_miss)} at batch ${plan.nearest_miss.batch_size_per_device}${changes(plan.nearest_miss)}, which breaks ${broken.join(", ")}.${widened(plan)}`;
   }
 }
 
@@ -425,10 +428,9 @@ function showTable(plan, found) {
   at("table").tHead.replaceChildren(made("tr", {}, ...titles.map((title) => made("th", { textContent: title, scope: "col" }))));
   const energy = say.energyLike(Math.min(...found.map((point) => point.energy_j?.value ?? Infinity)));
   const rows = [...found].sort((a, b) => a.job_time_s.value - b.job_time_s.value).map((point) => {
-    const pick = made("button", { type: "button", textContent: label(point), title: "look at this device" });
+    const pick = made("button", { type: "button", textContent: label(point) + changes(point), title: "look at this device" });
     pick.addEventListener("click", () => {
-      state.device = point.device;
-      state.batch = point.batch_size_per_device;
+      Object.assign(state, { device: point.device, batch: point.batch_size_per_device }, point.settings);
       showControls();
       renew();
     });
