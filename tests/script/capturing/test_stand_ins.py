@@ -204,7 +204,9 @@ def tries_all(network, pauses):
     for epoch in range(1, 4):
         for step in range(3):
             pauses.steps_recorded(here(), goes_on=False) if step == 2 and epoch == 1 else None
-        SimpleNamespace(save=list).save(f"shown_{epoch}.gif")
+        last_img = SimpleNamespace(save=list)
+        last_img.save(str(epoch))
+        [last_img][0].save(f"shown_{epoch}.gif")
     network.eval()
     for held_out in [torch.randn(2, 4)]:
         network(held_out)
