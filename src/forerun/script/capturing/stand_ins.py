@@ -340,7 +340,8 @@ class Parallelism:
 
         nn.parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
         nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
-        nn.DataParallel = nn.parallel.DataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+        alone: Any = type("DataParallel", (DistributedDataParallel,), {})  # MMEngine registers both names
+        nn.DataParallel = nn.parallel.DataParallel = alone  # type: ignore[misc]
 
         def sharded(fsdp: Any) -> None:
             fsdp.FullyShardedDataParallel = FullyShardedDataParallel

@@ -120,7 +120,7 @@ class Steps:
         self.in_backward = False
         self._saw_backward = False
         self._now: RecordedStep | None = None
-        self._left_out: RecordedStep | None = None
+        self._left_out: RecordedStep | None = None  # with evaluations, which most likely few steps have
 
     # What the hooks report.
 
@@ -205,7 +205,6 @@ class Steps:
                 self.evaluates()
                 if self._now is not None:
                     self._now.num_evaluations += 1
-                    # Most likely it comes in few steps: one that is recorded first is not worth the time.
                     if self._now.num_evaluations > MOST_RECORDED and not (self.recorded or self._left_out):
                         self._left_out, self.recorder.records_ops = self._now, False
                     if torch.is_grad_enabled():  # its batch was taken for one of a step
