@@ -15,6 +15,7 @@ from forerun.script.capturing.patches import Loaders, cover_ignite
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
+from forerun.script.capturing.steps import Steps
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,31 @@ def test_passes_without_gradients_are_run_until_two_gave_the_same_shapes(sizes, 
     assert (
         repeats._repeated(lambda module, x: x, module, (torch.zeros(2),), {}).sum() == 0
     )  # values are computed
+
+
+@pytest.mark.parametrize(("num_passes", "left"), [(16, 1), (17, 0)])
+def test_a_first_step_with_many_passes_in_evaluation_mode_is_left_out_of_the_record(num_passes, left):
+    network = torch.nn.Linear(2, 2, device="meta")
+    optimizer = torch.optim.SGD(network.parameters())
+    steps = Steps(ScriptRecorder(pretends=True), lambda: None, lambda: None)
+
+    def step():
+        for _ in range(num_passes if steps.num_steps == 1 else 0):
+            steps.module_begins(network.eval(), (), {})
+            steps.module_ends()
+        assert steps.num_steps != 1 or steps.recorder.records_ops is bool(left)
+        steps.backward_begins()
+        steps.backward_ends()
+        steps.update_begins(optimizer)
+        steps.update_ends(optimizer)
+
+    steps.trained_once.add(id(network))
+    step()
+    step()
+    assert (len(steps.recorded), steps.recorder.records_ops) == (left, True)
+    step()
+    step()
+    assert steps.is_over is True
 
 
 @pytest.mark.parametrize(("lengths", "made"), [([3] * 20, 8), ([*range(20)], 20)])
@@ -178,6 +204,9 @@ def tries_all(network, pauses):
     for epoch in range(1, 4):
         for step in range(3):
             pauses.steps_recorded(here(), goes_on=False) if step == 2 and epoch == 1 else None
+        last_img = SimpleNamespace(save=list)
+        last_img.save(str(epoch))
+        [last_img][0].save(f"shown_{epoch}.gif")
     network.eval()
     for held_out in [torch.randn(2, 4)]:
         network(held_out)

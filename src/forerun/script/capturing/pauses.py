@@ -43,7 +43,9 @@ SAVES = re.compile(
 _SAMPLES = re.compile(r"(^|_)(generate|sample|samples|sampling|rollouts?)(_|$)")
 _UPDATES = re.compile(r"(^|_)(ema|update|copy|lerp|mul|add|average)(_|$)")
 _RANK = re.compile(r"(^|[._])rank$")
-_OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "image", "images", "vutils", "grid")
+_OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "imgs", "image", "images", "vutils", "grid", "fromarray")
+_OF_OTHERS = re.compile(rf"(^|[._])({'|'.join(_OTHER_SAVERS)})(\(.*\)|\[.*\])?$")
+_OTHER_FILES = re.compile(r"\.(png|jpe?g|gif|webp|svg|pdf|mp4|wav|csv|txt)['\"]")
 _DEEPEST, _FEW, _MOST_HOOKS, _MOST_WORDS = 4, 2, 32, 64
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
@@ -586,13 +588,13 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, other
     ``others`` has the names of batches of other data.
     """
     function, name = call.func, source.called_name(call.func)
-    owner = getattr(getattr(function, "value", None), "id", "")
+    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
     if _EVALUATES.search(name) and (
         name != "eval" or (isinstance(function, ast.Attribute) and not call.args)
     ):
         return "validation"
     if SAVES.search(name) or (owner, name) == ("pickle", "dump"):
-        return "" if owner in _OTHER_SAVERS else "checkpoints"
+        return "" if _OF_OTHERS.search(owner) or _OTHER_FILES.search(ast.unparse(call)) else "checkpoints"
     if name in ("no_grad", "inference_mode"):
         return "validation" if _goes_through(within, frame) else ""
     import torch  # commands that start a script read this module, and load no framework

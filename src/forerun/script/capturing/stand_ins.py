@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.script.capturing.pretend import META, is_pretended
-from forerun.script.capturing.steps import Steps, first_tensor, is_training
+from forerun.script.capturing.steps import MOST_RECORDED, Steps, first_tensor, is_training
 from forerun.script.patching import RefusedError, after_import, place_in_script, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
 
@@ -44,7 +44,6 @@ class _Done:
         return future
 
 
-_MOST_RECORDED = 16
 _Sizes = tuple[int, ...]
 
 
@@ -130,13 +129,13 @@ class Repeats:
         passes = self._passes.setdefault((id(module), has_gradient, *form), _Passes())
         is_recorded = self._steps.recorder.records_ops
         passes.num_recorded += is_recorded
-        is_few = is_recorded and passes.num_recorded <= _MOST_RECORDED
+        is_few = is_recorded and passes.num_recorded <= MOST_RECORDED
         is_micro_step = has_gradient and self._steps.repeats_micro_step()
         if has_gradient:
             is_acting = passes.num_backwards == self._steps.num_backwards and not is_recorded
             passes.num_idle = passes.num_idle + 1 if is_acting else 0
             passes.num_backwards = self._steps.num_backwards
-            is_few = not is_micro_step and passes.num_idle <= _MOST_RECORDED
+            is_few = not is_micro_step and passes.num_idle <= MOST_RECORDED
         sizes = passes.foreseen(asked)
         if passes.is_sure and passes.result and sizes is not None and not is_few:
             passes.known = [*passes.known[-1:], (asked, sizes)]
@@ -341,7 +340,8 @@ class Parallelism:
 
         nn.parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
         nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
-        nn.DataParallel = nn.parallel.DataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+        alone: Any = type("DataParallel", (DistributedDataParallel,), {})  # MMEngine registers both names
+        nn.DataParallel = nn.parallel.DataParallel = alone  # type: ignore[misc]
 
         def sharded(fsdp: Any) -> None:
             fsdp.FullyShardedDataParallel = FullyShardedDataParallel

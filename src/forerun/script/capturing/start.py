@@ -287,13 +287,8 @@ class _Session:
         self.parallel.cover()
         Checkpoints(settings, self.pretence, self._note, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
-        after_import(
-            {
-                **cover_keras(steps, self.pauses, self._job_seen),
-                **cover_ignite(steps, self.pauses, self._job_seen),
-                **trainers,
-            }
-        )
+        told = steps, self.pauses, self._job_seen
+        after_import({**cover_keras(*told), **cover_ignite(*told), **trainers})
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder

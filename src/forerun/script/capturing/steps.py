@@ -24,6 +24,7 @@ from forerun.tracing.recorder import RecordedRow
 _IDLE_OPTIMIZER_STEPS = 6
 _MOST_STEPS = 6
 _EQUAL_PASSES = 3
+MOST_RECORDED = 16
 _DIFFERENT = 0.02
 _HEAVY = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV, OpClass.LINEAR, OpClass.BMM, OpClass.ATTENTION,
           OpClass.RECURRENT)  # fmt: skip
@@ -119,6 +120,7 @@ class Steps:
         self.in_backward = False
         self._saw_backward = False
         self._now: RecordedStep | None = None
+        self._left_out: RecordedStep | None = None  # with evaluations, which most likely few steps have
 
     # What the hooks report.
 
@@ -203,6 +205,8 @@ class Steps:
                 self.evaluates()
                 if self._now is not None:
                     self._now.num_evaluations += 1
+                    if self._now.num_evaluations > MOST_RECORDED and not (self.recorded or self._left_out):
+                        self._left_out, self.recorder.records_ops = self._now, False
                     if torch.is_grad_enabled():  # its batch was taken for one of a step
                         del self._now.loader_samples[self._num_fetched :]
             elif not self.is_over:
@@ -288,9 +292,7 @@ class Steps:
                 self.reads_tokens = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
             is_one = first.dim() == 1 and is_sample(module, args, kwargs)
             shape = (1, *first.shape) if is_one else tuple(first.shape)
-            graphs = getattr(
-                args[0] if args else None, "num_graphs", None
-            )  # joined to one graph, by their nodes
+            graphs = getattr(args[0] if args else None, "num_graphs", None)  # joined to one, by their nodes
             shape = (graphs, *shape[1:]) if isinstance(graphs, int) else shape
             self.input_shape = self.input_shape or shape[1:]
             self.first_sizes = self.first_sizes or shape[:2]
@@ -383,9 +385,10 @@ class Steps:
         self.recorder.mark(MemoryEvent.STEP_ENDS)
         self._now.last_row = len(self.recorder.rows)
         self._now.num_reads = self.recorder.num_reads
-        self.recorded.append(self._now)
+        if self._now is not self._left_out:
+            self.recorded.append(self._now)
         self._now = None
-        if self.num_steps - self._num_before <= _MOST_STEPS:
+        if self.recorded and self.num_steps - self._num_before <= _MOST_STEPS:
             self._leave_evaluations_out()
 
     def _leave_evaluations_out(self) -> None:
