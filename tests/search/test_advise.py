@@ -115,6 +115,8 @@ def test_advice_for_a_loader_that_is_too_slow_begins_with_workers():
     enough = {**fed, "loader_workers": 10_000, "loader_cores": 10_000}
     plan = forerun.advise("cnn:depth=2", device="t4", **enough)
     assert not any("loader" in change.settings for change in plan.changes)
+    # Settings that cost nothing come before a device that must be rented.
+    assert [change.settings.split()[0] == "--on" for change in plan.changes] == [False, False, True]
     slow = {**fed, "sample_kb": 100, "storage_mb_s": 1}
     assert not forerun.advise("cnn:depth=2", device="t4", **slow).changes
 

@@ -76,6 +76,8 @@ def test_a_price_that_is_not_known_is_never_the_cheapest():
 def test_the_nearest_miss_breaks_its_worst_limit_by_least():
     found = table([4.0, 2.2, 3.0], [1.0, 30.0, 11.0])
     assert choice(found, "time<=2s,cost<=10").nearest_first()[0] == 2
+    # What exceeds its device cannot run, however near it is.
+    assert choice(table([4.0, 2.2], [1.0, 1.0], [1.0, 99.0]), "time<=2s").nearest_first().tolist() == [0, 1]
 
 
 def test_the_front_runs_from_fast_to_cheap():

@@ -171,11 +171,12 @@ def predicted(
 
 
 def _best(changes: list[Change]) -> tuple[Change, ...]:
-    """The changes that help most; of several together that make a run fit, always the first."""
-    ordered = sorted(changes, key=lambda change: -change.gain)
-    together = [change for change in ordered if change.meaning == _TOGETHER]
-    others = [change for change in ordered if change.meaning != _TOGETHER]
-    return (*together, *others)[:_NUM_CHANGES]
+    """The changes that help most: several together that make a run fit, settings, and last the best other device."""
+    ordered = sorted(changes, key=lambda change: (change.meaning != _TOGETHER, -change.gain))
+    devices = [change for change in ordered if change.settings.startswith("--on ")]
+    own = [change for change in ordered if change not in devices]
+    num_own = max(_NUM_CHANGES - len(devices), _NUM_CHANGES - 1)
+    return (*own[:num_own], *devices)[:_NUM_CHANGES]
 
 
 def _change(run: Run, offer: Offer, now: Estimate, found: Estimate) -> Change:

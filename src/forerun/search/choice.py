@@ -104,8 +104,9 @@ class Choice:
         return kept if self.names[index] == DEVICE_MEMORY else self._surely(kept)
 
     def nearest_first(self) -> Ints:
-        """All candidates, those whose worst excess is the smallest first."""
-        return np.argsort(self.excess.max(axis=0), kind="stable")
+        """All candidates, those whose worst excess is the smallest first; if none is kept, first those that can run."""
+        cannot_run = (self.excess[-1] > 0) & ~self.kept.any()
+        return np.lexsort([self.excess.max(axis=0), cannot_run])
 
     def best_first(self, num_points: int) -> Ints:
         """The best candidates by the goal, the sure ones first; the nearest misses if nothing keeps the limits."""
@@ -371,10 +372,7 @@ def quantities(
     times_s = (arrays.step_s, arrays.last_s, arrays.validation_s)
     step_s, last_s, validation_s = (each * slowdown for each in times_s)
     global_batch = batch_size * num_replicas * num_micro_steps
-    found = {
-        "step_time_s": step_s,
-        "throughput_samples_per_s": global_batch / step_s[[VALUE, HIGH, LOW]],
-    }
+    found = {"step_time_s": step_s, "throughput_samples_per_s": global_batch / step_s[[VALUE, HIGH, LOW]]}
     if job is None:
         return found
     validation_batch = batch_size * num_replicas

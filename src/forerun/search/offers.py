@@ -70,6 +70,12 @@ def _is_of(stack: str) -> Callable[[Run], bool]:
     return lambda run: run.stack == stack
 
 
+def _is_nchw(run: Run) -> bool:
+    known = find_architecture(run.model.model)
+    speaks = known is not None and known.is_language_model
+    return run.stack == "pytorch" and run.setup.layout is Layout.NCHW and not speaks
+
+
 def _updates_on_pytorch(run: Run) -> bool:
     return _trains(run) and run.setup.optimizer != "none" and run.stack == "pytorch"
 
@@ -123,11 +129,8 @@ _OF_SETUP: tuple[tuple[Mapping[str, Any], str, Callable[[Run], bool]], ...] = (
         "torch.compile joins small operations; the first step takes minutes",
         _is_of("pytorch"),
     ),
-    (
-        {"fused_attention": True},
-        "attention as one kernel, which keeps no matrix of scores",
-        lambda run: True,
-    ),
+    ({"layout": "nhwc"}, "model.to(memory_format=torch.channels_last); the same arithmetic", _is_nchw),
+    ({"fused_attention": True}, "attention as one kernel, which keeps no matrix of scores", lambda run: True),
     (
         {"optimizer_implementation": "fused"},
         "the update as one kernel; the same arithmetic",
@@ -141,11 +144,7 @@ _OF_SETUP: tuple[tuple[Mapping[str, Any], str, Callable[[Run], bool]], ...] = (
         "products and attention are kept, the rest is computed again",
         lambda run: _trains(run) and run.setup.saving.recompute != "none",
     ),
-    (
-        {"recompute": "full"},
-        "activations are computed again: slower, and far less memory",
-        _trains,
-    ),
+    ({"recompute": "full"}, "activations are computed again: slower, and far less memory", _trains),
     ({"lora": _LORA_RANK}, "trains adapters only: another training, for fine-tuning", _takes_adapters),
 )
 """Settings, their meaning, and the runs that they are offered for, unless they have them already."""

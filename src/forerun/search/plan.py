@@ -317,7 +317,7 @@ def _usual_dataset(input_shape: tuple[int, ...], model: str) -> Dataset:
 
 
 def _job_words(job: Job, dataset: str | None, needed: TargetEpochs | None) -> str:
-    data = f"{job.num_samples:,} {dataset or 'samples'}"
+    data = f"{job.num_samples:,} samples{f' of {dataset}' if dataset else ''}"
     if needed is not None:
         return f"training on {data} until {needed.target}"
     return f"{job.num_epochs:g} epoch{'s' if job.num_epochs != 1 else ''} of {data}"

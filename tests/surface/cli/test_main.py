@@ -145,12 +145,25 @@ def test_an_option_of_another_verb_is_named_with_that_verb():
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"), [("--spot", "--price-kind spot"), ("--gradient-checkpointing", "--recompute full")]
+    ("words", "meant"),
+    [
+        ("--spot", "--price-kind spot"),
+        ("--gradient-checkpointing", "--recompute full"),
+        ("--per_device_train_batch_size", "--batch-size 8"),
+    ],
 )
 def test_words_of_other_tools_are_told_the_option_that_is_meant(words, meant):
     result = invoke("predict", "cnn", "--on", "l4", words)
     assert result.exit_code == 2
     assert f"for {words} write {meant}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [(("hardware", "h100"), "its questions: list, show, here"), (("prices", "h100"), "as --on NAME")],
+)
+def test_a_device_without_a_place_leads_to_one(words, place):
+    assert place in invoke(*words).stderr
 
 
 def test_an_answer_that_a_full_disk_cuts_is_an_error_also_without_buffers(tmp_path):

@@ -38,7 +38,7 @@ def test_the_page_has_the_choice_the_front_and_what_was_left_out():
     result = invoke(*QUESTION, *JOB, "--within", "cost<=0.05,memory<=800MB")
     assert result.exit_code == 0, result.stderr
     for words in (
-        "Plan for 3 epochs of 50,000 cifar10",
+        "Plan for 3 epochs of 50,000 samples of cifar10",
         "Choose cnn",
         "Best candidates",
         "Left out: memory<=800MB",

@@ -57,7 +57,7 @@ def test_the_page_says_the_target_and_the_epochs(run_file):
     words = (*TARGET, "--curve", str(run_file), "--schedule", "constant", "--epochs", str(LAST))
     result = invoke(*QUESTION, *JOB, *words)
     assert result.exit_code == 0, result.stderr
-    assert "Plan for training on 50,000 cifar10 until accuracy >= 0.9" in result.stdout
+    assert "Plan for training on 50,000 samples of cifar10 until accuracy >= 0.9" in result.stdout
     assert ") epochs" in " ".join(result.stdout.split())
     assert "epochs to accuracy >= 0.9: forecast from run.csv" in result.stdout
 

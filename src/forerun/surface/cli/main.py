@@ -186,47 +186,62 @@ def _verbs_with(error: Any) -> str:
     """The verbs that have an option which this one lacks, such as --co2 of plan, or the option that is meant."""
     option, context = getattr(error, "option_name", None), error.ctx
     if option is None or context is None:
-        return ""
+        return _place_of_word(error)
     group = context.find_root()
     verbs = (
         (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
     )
-    if option in _OTHER_NAMES:
-        return f"for {option} write {_OTHER_NAMES[option]}; "
+    meant = _OTHER_NAMES.get(option.replace("_", "-"))
+    if meant is not None:
+        return f"for {option} write {meant}; "
     having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
     return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
 
 
+def _place_of_word(error: Any) -> str:
+    """Where a word belongs that has no place: after one of the questions of a verb, or after --on."""
+    if error.ctx is None or error.ctx.parent is None:
+        return ""
+    if questions := getattr(error.ctx.command, "commands", None):
+        return f"its questions: {', '.join(questions)}; "
+    is_further = "extra argument" in error.format_message()
+    takes_device = is_further and any("--on" in part.opts for part in error.ctx.command.params)
+    return "a device is named as --on NAME; " if takes_device else ""
+
+
 # Words of other tools, and of people, for what has another name here.
 _OTHER_NAMES = {
-    "--spot": "--price-kind spot, an option of forerun plan",
-    "--csv": "--format csv",
-    "--markdown": "--format markdown",
-    "--output": "--json, or --format csv, with > FILE",
-    "--disk": "--storage-mb-s 150",
-    "--workers": "--loader-workers 4",
-    "--num-workers": "--loader-workers 4",
-    "--gpus": "--on 4xNAME",
-    "--num-devices": "--on 8xNAME, or several numbers as forerun scale --devices 8,16",
-    "--gpu": "--on NAME",
-    "--device": "--on NAME",
-    "--num-nodes": "--nodes 2",
-    "--seq-len": "--sequence-length 2048",
-    "--max-length": "--sequence-length 2048",
-    "--context-length": "--sequence-length 2048",
-    "--gradient-checkpointing": "--recompute full",
-    "--checkpointing": "--recompute full",
-    "--grad-accum": "--accumulation 4",
-    "--gradient-accumulation-steps": "--accumulation 4",
-    "--fp16": "--precision amp, or fp16 without autocast",
-    "--bf16": "--precision bf16, or amp-bf16 with autocast",
-    "--mixed-precision": "--precision amp",
-    "--lora-rank": "--lora 16",
-    "--qlora": "--lora 16 --quantize nf4",
-    "--4bit": "--quantize nf4",
-    "--budget": "--within 'cost<=50', an option of forerun plan",
-    "--zero": "--strategy zero2",
-    "--fsdp": "--strategy fsdp",
+    name: meant
+    for names, meant in (
+        ("--spot", "--price-kind spot, an option of forerun plan"),
+        ("--csv", "--format csv"),
+        ("--markdown", "--format markdown"),
+        ("--output", "--json, or --format csv, with > FILE"),
+        ("--disk", "--storage-mb-s 150"),
+        ("--workers --num-workers", "--loader-workers 4"),
+        ("--gpus", "--on 4xNAME"),
+        ("--num-devices", "--on 8xNAME, or several numbers as forerun scale --devices 8,16"),
+        ("--gpu --device", "--on NAME"),
+        ("--num-nodes", "--nodes 2"),
+        ("--seq-len --max-length --context-length --max-seq-length", "--sequence-length 2048"),
+        ("--gradient-checkpointing --checkpointing", "--recompute full"),
+        ("--grad-accum --gradient-accumulation-steps", "--accumulation 4"),
+        ("--fp16", "--precision amp, or fp16 without autocast"),
+        ("--bf16", "--precision bf16, or amp-bf16 with autocast"),
+        ("--mixed-precision", "--precision amp"),
+        ("--lora-rank", "--lora 16"),
+        ("--qlora", "--lora 16 --quantize nf4"),
+        ("--4bit", "--quantize nf4"),
+        ("--budget --max-cost", "--within 'cost<=50', an option of forerun plan"),
+        ("--deadline --max-time", "--within 'time<=24h', an option of forerun plan"),
+        ("--prefer", "--minimize cost, an option of forerun plan"),
+        ("--samples", "--dataset-size 1M"),
+        ("--max-steps --steps", "--epochs 1 --dataset-size N, N = steps x global batch"),
+        ("--per-device-train-batch-size", "--batch-size 8"),
+        ("--zero", "--strategy zero2"),
+        ("--fsdp", "--strategy fsdp"),
+    )
+    for name in names.split()
 }
 
 
@@ -267,8 +282,7 @@ def root(
         bool, typer.Option("--verbose", help="With --version: the details that a bug report needs.")
     ] = False,
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Show no progress; answers and errors are still printed."),
+        bool, typer.Option("--quiet", "-q", help="Show no progress; answers and errors are still printed.")
     ] = False,
     debug: DebugOption = False,
 ) -> None:

@@ -167,11 +167,7 @@ def verb(
         # The parser calls a command by keywords; positions are its own matter.
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         # What the parser reads to know the options; a type checker knows no such attributes of functions.
-        vars(command).update(
-            __signature__=inspect.Signature(kept),
-            short_help=short_help,
-            examples=examples,
-        )
+        vars(command).update(__signature__=inspect.Signature(kept), short_help=short_help, examples=examples)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
         return command
 
@@ -401,14 +397,10 @@ class _Questions(_Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the question that is named, or prints the help."""
-        if not self._named(ctx):
+        if not (getattr(ctx, "_protected_args", ()) or ctx.args):
             typer.echo(ctx.get_help())
             return None
         return super().invoke(ctx)
-
-    @staticmethod
-    def _named(ctx: Any) -> bool:
-        return bool([*getattr(ctx, "_protected_args", ()), *ctx.args])
 
 
 class Root(_Group):

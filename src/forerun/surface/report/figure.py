@@ -90,10 +90,7 @@ def make_plot_folder(path: Path) -> None:
 
 def look_of(index: int) -> dict[str, Any]:
     """Colour and marker of the group with this number."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index // len(COLOURS) % len(MARKERS)],
-    }
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index // len(COLOURS) % len(MARKERS)]}
 
 
 def draw_band(axes: Axes, x: Floats, y: Sequence[Interval], index: int, label: str) -> None:

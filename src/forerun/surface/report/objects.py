@@ -48,10 +48,7 @@ _ROWS = {
 }
 """Fields that hold the rows of an answer; others are one row."""
 
-_CHARTS = {
-    "Plan": f"{_REPORT}.plan_page:pareto_figure",
-    "ScaleCurve": f"{_REPORT}.scale_page:scale_figure",
-}
+_CHARTS = {"Plan": f"{_REPORT}.plan_page:pareto_figure", "ScaleCurve": f"{_REPORT}.scale_page:scale_figure"}
 """Functions from an answer to its figure; others are drawn as bars of their rows."""
 
 _CHART_FILES = {
