@@ -9,9 +9,9 @@
   inside of their product, and keep the input alone, or what dropout left of it.
 
 Unsloth's functions of queries, keys and values together, and of a whole MLP, are taken layer by layer: three sums of
-gradients more, and one factor of the last product. GPT-2's layers, quantized layers in 8 bits, and dense MLPs whose
-gate and other factor are one product stay as they are. The losses of both libraries are cross entropies that never hold
-all logits at once.
+gradients more, and one factor of the last product. GPT-2's layers, quantized layers in 8 bits, MLPs whose gate and
+other factor are one product, and experts stay as they are. The losses of both libraries are cross entropies that never
+hold all logits at once.
 
 Source: Liger-Kernel, ``ops/rms_norm.py``, ``rope.py``, ``swiglu.py``; Unsloth, ``kernels/fast_lora.py``.
 """
@@ -44,7 +44,7 @@ from forerun.tracing.saving.device_ops import (
     rms_norm_backward,
     rotate,
 )
-from forerun.tracing.saving.quantized import QuantizedLinear, fuse_experts, input_gradient
+from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
 
 _ROTATION = "apply_rotary_pos_emb"
 _GATED = "self.down_proj(self.act_fn(self.gate_proj("
@@ -56,7 +56,7 @@ _WORDS = {
 }
 
 
-def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str, *, weighs: bool = True) -> str:
+def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str) -> str:
     """Replaces parts of a network by fused kernels, in place, and returns a note of those found.
 
     Raises:
@@ -65,7 +65,7 @@ def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str, *, 
     fuse: dict[FusedKernel, Callable[[nn.Module], bool]] = {
         FusedKernel.NORM: _fuse_norm,
         FusedKernel.ROPE: _fuse_rotation,
-        FusedKernel.MLP: lambda layer: _fuse_gate(layer) or fuse_experts(layer, weighs=weighs),
+        FusedKernel.MLP: _fuse_gate,
         FusedKernel.LORA: _fuse_adapters,
     }
     numbers = {part: sum(fuse[part](layer) for layer in module.modules()) for part in parts}
@@ -355,8 +355,9 @@ def _chunked(hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> tor
     return total / len(hidden)
 
 
-def _liger(hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> Any:
-    return _LigerLoss.apply(hidden, head.weight, labels)
+def _liger(hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = _LigerLoss.apply(hidden, head.weight, labels)
+    return found
 
 
 class _LigerLoss(torch.autograd.Function):

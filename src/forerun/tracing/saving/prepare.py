@@ -232,8 +232,7 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     others = (FusedKernel.LORA, FusedKernel.EXPERTS)
     own_parts = [part for part in saving.fused_kernels if part not in others]
     if own_parts:
-        # The libraries that bring a loss along do not weight tokens of experts with the activation.
-        notes.append(fuse_kernels(module, own_parts, name, weighs=saving.loss is not Loss.LIGER))
+        notes.append(fuse_kernels(module, own_parts, name))
     if saving.freeze:
         freeze_modules(module, saving.freeze, name)
     if saving.loss is not Loss.PLAIN:

@@ -30,7 +30,6 @@ Sources: torchao, ``float8/float8_linear.py`` and ``matmul_with_hp_or_float8_arg
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -43,8 +42,6 @@ from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.device_ops import (
     dequantize,
     eight_bit_product,
-    gated,
-    gated_backward,
     grouped_eight_bit_product,
     to_eight_bits,
     to_eight_bits_twice,
@@ -286,9 +283,9 @@ def multiply_in_fp8(
         weights = [weight for weight in layer.parameters(recurse=False) if weight.dim() == 3]
         if weights and recipe not in (None, Fp8Recipe.DYNAMIC):
             is_fused = fuses_experts and hasattr(layer, "_apply_gate")
-            if is_fused:
-                fuse_experts(layer, in_products=True)
             layer.forward = _experts_forward(layer, weights, recipe is Fp8Recipe.CURRENT, is_fused)
+            if is_fused:
+                layer._apply_gate = _FusedGate.apply
     return number
 
 
@@ -445,50 +442,18 @@ def _cast_twice(
     return found
 
 
-class _ExpertGate(torch.autograd.Function):
-    """Activation of a gate times the other factor and the weight of the token, by a kernel or by those of products."""
+class _FusedGate(torch.autograd.Function):
+    """Activation of a gate and its product, computed by the kernels of the products beside it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, both: torch.Tensor, weights: torch.Tensor | None, in_products: bool
-    ) -> torch.Tensor:
-        ctx.save_for_backward(both, weights)
-        ctx.in_products = in_products
-        result: torch.Tensor = both.new_empty((*both.shape[:-1], both.shape[-1] // 2))
-        return result if in_products else gated(*both.chunk(2, dim=-1))
+    def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(both)
+        return both.new_empty((*both.shape[:-1], both.shape[-1] // 2))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        both, weights = ctx.saved_tensors
-        if ctx.in_products:
-            both = torch.empty_like(both)
-        else:
-            gated_backward(*both.chunk(2, dim=-1), gradient)
-        return both, None if weights is None else torch.empty_like(weights), None
-
-
-def fuse_experts(layer: nn.Module, *, in_products: bool = False, weighs: bool = True) -> bool:
-    """Lets one kernel, or the products, activate the gate of experts and weight their tokens; in place.
-
-    Experts that weight there keep no result of their last product: NVIDIA/Megatron-LM:
-    ``megatron/core/transformer/moe/experts.py``. Those of Liger-Kernel weight behind it (``swiglu.py``).
-    """
-    experts: Any = layer
-    if not hasattr(layer, "_apply_gate"):
-        return False
-    run, is_first = layer.forward, not hasattr(layer, "in_products")
-    experts.in_products = in_products
-
-    def activated(both: torch.Tensor, weights: torch.Tensor | None = None) -> Any:
-        return _ExpertGate.apply(both, weights, experts.in_products)
-
-    def forward(hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
-        with patch.object(experts, "_apply_gate", partial(activated, weights=weights)):
-            return run(hidden, chosen, weights.detach())
-
-    if is_first:
-        experts._apply_gate, experts.forward = activated, forward if weighs else run
-    return True
+        (both,) = ctx.saved_tensors
+        return torch.empty_like(both)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
