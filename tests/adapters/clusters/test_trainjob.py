@@ -212,7 +212,7 @@ def test_no_trainjob_is_refused():
 def test_steps_of_several_passes_and_recomputation_are_those_of_the_arguments():
     predict, questions = asked_of(lambda device: "yes")
     job = changed(OF_KUEUE)
-    words = ["--gradient_accumulation_steps=8", "--gradient_checkpointing", "--max_length=512"]
+    words = ["--gradient_accumulation_steps=8", "--gradient-checkpointing", "--max_length=512"]
     trainjob(job | {"spec": job["spec"] | {"trainer": job["spec"]["trainer"] | {"args": words}}}, predict)
     told = {"accumulation": 8, "recompute": "full", "sequence_length": 512}
     assert questions == [{"model": "cnn:depth=2", "device": "t4", "batch_size": 64, **told}]

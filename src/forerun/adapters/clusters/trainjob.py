@@ -50,7 +50,6 @@ _RUNTIMES = {
 
 _ARGUMENTS = {
     "batch_size": "batch_size",
-    "batch-size": "batch_size",
     "per_device_train_batch_size": "batch_size",
     "epochs": "epochs",
     "num_epochs": "epochs",
@@ -62,7 +61,6 @@ _ARGUMENTS = {
     "gradient_accumulation_steps": "accumulation",
     "dtype": "precision",
     "optimizer": "optimizer",
-    "model.lora_rank": "lora",
     "lora_rank": "lora",
     "lora_r": "lora",
     "max_completion_length": "new_tokens",
@@ -172,15 +170,11 @@ def _offered(job: Mapping[str, Any], told: Mapping[str, str]) -> tuple[int, int,
             f"{PRODUCT_LABELS[0]}"
         )
     nodes, per_node, kind = split_spec(text)
-    is_alone = kind == text
+    per_node = _DEVICES_PER_NODE if kind == text else per_node
     most = told.get("max-nodes", str(max(nodes, _MAX_NODES)))
     if not most.isdigit() or not int(most):
         raise UsageError(f"forerun/max-nodes must be a whole number from 1, got '{most}'")
-    return (
-        int(most),
-        _DEVICES_PER_NODE if is_alone else per_node,
-        find_device(CLOUD_DEVICES.get(kind, kind)).name,
-    )
+    return int(most), per_node, find_device(CLOUD_DEVICES.get(kind, kind)).name
 
 
 def _all_of(item: Any, key: str) -> Iterator[str]:
@@ -228,7 +222,7 @@ def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]
         given["sequence_length"] = str(int(prompt) + (int(answer) if answer.isdigit() else 256))
     for name, value in words.items():
         # Torchtune says whose setting it is: tokenizer.max_seq_len.
-        setting = _ARGUMENTS.get(name, _ARGUMENTS.get(name.rpartition(".")[2]))
+        setting = _ARGUMENTS.get(name.rpartition(".")[2])
         if setting is not None and re.fullmatch(r"[\w.]+", value):
             given[setting] = value.lower()
         elif name in ("bf16", "fp16") and value.lower() in ("", "true"):
@@ -270,9 +264,9 @@ def _words(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if equals:
-            yield name.lstrip("-"), value
+            yield name.lstrip("-").replace("-", "_"), value
         elif name.startswith("-"):
-            yield name.lstrip("-"), "" if following.startswith("-") else following
+            yield name.lstrip("-").replace("-", "_"), "" if following.startswith("-") else following
 
 
 _SPACE = re.compile(r"[\s\\]+")
@@ -301,9 +295,8 @@ def _changed(job: Mapping[str, Any], found: Mapping[str, Any], nodes: int, devic
         if trainer.get(part):
             trainer[part] = _relaunched([str(word) for word in trainer[part]], sizes)
     peak, step = found["peak_memory_bytes"], found["step_time_s"]
-    job_s = found.get("job_time_s")
     time = f"step {step['value']:.3g} s"
-    if job_s:
+    if job_s := found.get("job_time_s"):
         time = f"job {job_s['low'] / 3600:.1f} to {job_s['high'] / 3600:.1f} h"
     metadata = changed.setdefault("metadata", {})
     metadata["annotations"] = {
