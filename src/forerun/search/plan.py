@@ -310,8 +310,8 @@ def _usual_dataset(input_shape: tuple[int, ...], model: str) -> Dataset:
     name = _USUAL_DATASETS.get(tuple(input_shape))
     if name is None:
         raise InvalidSetupError(
-            f"the length of an epoch of {model} is not known: give --tokens 1B for a language model, --dataset NAME or "
-            "--dataset-size N"
+            f"the length of an epoch of {model} is not known: give --tokens 1B with --sequence-length 4096 for a "
+            "language model, --dataset NAME or --dataset-size N"
         )
     return DATASETS[name]
 
