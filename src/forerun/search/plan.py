@@ -29,7 +29,6 @@ from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
 from forerun.search.search import (
-    SEARCHED,
     SETTINGS,
     Search,
     batch_sizes_of,
@@ -86,13 +85,13 @@ def plan(
     choices = priced_options(devices if isinstance(devices, str) else ",".join(devices), given)
     traced = TracedModels(use_cache=use_cache)
     found = _answer(specs, choices, given, traced)
-    wider = _wider(found, specs, choices, given)
-    if wider is None:
+    wider, words = _wider(found, specs, choices, given)
+    if not wider:
         return found
     found = _answer(specs, choices, {**given, **wider}, traced)
     note = (
-        f"nothing fits as asked; compared as well: {', '.join(_words_of_wider(wider))} (a setting that you name, such "
-        "as --recompute none, is kept)"
+        f"nothing fits as asked; compared as well: {', '.join(words)} (a setting that you name, such as --recompute "
+        "none, is kept)"
     )
     return replace(found, notes=(note, *found.notes))
 
@@ -145,28 +144,22 @@ def _answer(
 
 def _wider(
     found: Plan, specs: Sequence[str], choices: Sequence[DeviceOption], given: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Axes that save memory, where no candidate of a plan fits its device and its user left them open; else None."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Axes that save memory, and their words, where no candidate fits its device and the user left them open."""
     over = {limit: count for limit, count, _ in found.num_rejected_by_limit}
     if over.get(DEVICE_MEMORY) != found.num_candidates:
-        return None
+        return {}, []
     searched = words_of(given.get("search") or ())
-    open_ = {"recompute"}
-    if given.get("parallel") is None and any(option.num_devices > 1 for option in choices):
-        open_.add("strategy")
-    added = [name for name in SEARCHED if name in open_ and given.get(name) is None and is_open(name, specs)]
-    wider: dict[str, Any] = {}
-    if added and not {"all", *added} & set(searched):
-        wider["search"] = (*searched, *added)
-    if given.get("batch_sizes") is None:
-        wider["batch_sizes"] = f"1,2,4,{DEFAULT_BATCH_SIZES}"
-    return wider or None
-
-
-def _words_of_wider(wider: Mapping[str, Any]) -> Iterator[str]:
-    if "batch_sizes" in wider:
-        yield "batch sizes from 1"
-    yield from wider.get("search", ())
+    shares = given.get("parallel") is None and any(option.num_devices > 1 for option in choices)
+    added = [
+        name
+        for name in ("recompute", *(["strategy"] if shares else []))
+        if given.get(name) is None and not {"all", name} & {*searched} and is_open(name, specs)
+    ]
+    wider: dict[str, Any] = {"search": (*searched, *added)} if added else {}
+    if given.get("batch_sizes") is not None:
+        return wider, added
+    return wider | {"batch_sizes": f"1,2,4,{DEFAULT_BATCH_SIZES}"}, ["batch sizes from 1", *added]
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:

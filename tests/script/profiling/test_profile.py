@@ -13,7 +13,7 @@ from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import causes_of, fed_step_time_s
 from forerun.script.diagnosis.observation import Observation, of_profile
 from forerun.script.profile import advise
-from forerun.script.profiling.profile import Profile, _growth, parts_of_step
+from forerun.script.profiling.profile import Profile, memory_growth, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
 from made_profiles import made_profile
 
@@ -85,7 +85,7 @@ def test_memory_that_grows_with_the_steps_is_noted():
     def said(grown_bytes):
         times_s = np.arange(0.5, 40.5)
         samples = [SimpleNamespace(time_s=t, memory_bytes=2**30 + grown_bytes(t)) for t in times_s]
-        return _growth(SimpleNamespace(samples=samples), process)
+        return memory_growth(SimpleNamespace(samples=samples), process)
 
     assert "memory grew by 5 MiB a step" in said(lambda t: round(5 * 2**20 * t))[0]
     assert said(lambda t: 2**20 * round(100 * np.sin(t))) == said(lambda t: 0) == ()

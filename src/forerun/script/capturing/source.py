@@ -9,9 +9,11 @@ import functools
 import linecache
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from forerun.script.patching import capture_state, is_of_library, is_of_script
+
+_Expression = TypeVar("_Expression", bound=ast.expr)
 
 ENDLESS = 1e9
 """Batches of a loader, rounds of a loop, or a setting, that stand for no limit."""
@@ -176,7 +178,7 @@ def parts_set(loop: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
                 yield from ((part, node) for part in ast.walk(target))
 
 
-def substituted(tree: Any, instead: Callable[[ast.AST], ast.AST | None]) -> Any:
+def substituted(tree: _Expression, instead: Callable[[ast.AST], ast.AST | None]) -> _Expression:
     """A copy of syntax in which a function gives other nodes in the place of some; None keeps a node."""
 
     class Writer(ast.NodeTransformer):
@@ -184,12 +186,13 @@ def substituted(tree: Any, instead: Callable[[ast.AST], ast.AST | None]) -> Any:
             new = instead(node)
             return super().visit(node) if new is None else new
 
-    return ast.fix_missing_locations(Writer().visit(copy.deepcopy(tree)))
+    found: _Expression = ast.fix_missing_locations(Writer().visit(copy.deepcopy(tree)))
+    return found
 
 
 def with_number(expression: ast.expr, counter: str, number: int) -> ast.expr:
     """An expression with a number in the place of a counter."""
-    return substituted(  # type: ignore[no-any-return]
+    return substituted(
         expression,
         lambda node: (
             ast.Constant(number)
@@ -213,7 +216,7 @@ def written_out(test: ast.expr, frame: FrameType) -> ast.expr:
         if sum(name == other for other, _ in names) == 1
         and isinstance(value := getattr(node, "value", None), (ast.Compare, ast.BoolOp))
     }
-    return substituted(test, lambda node: said.get(getattr(node, "id", "")))  # type: ignore[no-any-return]
+    return substituted(test, lambda node: said.get(getattr(node, "id", "")))
 
 
 def first_number(holds: Callable[[int], bool]) -> int | None:

@@ -10,6 +10,7 @@ from rich.text import Text
 from forerun.base.answers import fields_of
 from forerun.base.units import format_duration_s
 from forerun.script.diagnosis.diagnose import Diagnosis
+from forerun.surface.report.tables import table
 from forerun.surface.report.wording import format_percent, range_words
 
 _VERDICTS = {
@@ -60,15 +61,8 @@ def _share(found: Diagnosis, *times_s: float | None) -> float:
     return max(time_s or 0.0 for time_s in times_s) / found.measured
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def _classes(found: Diagnosis) -> Table:
-    table = _table("part of the step", "measured", "predicted", "ratio")
+    rows = []
     for row in found.by_class:
         if _share(found, row.measured_s, row.predicted_s) >= _LEAST_SHARE:
             ratio = row.measured_s / row.predicted_s if row.measured_s and row.predicted_s else None
@@ -76,13 +70,13 @@ def _classes(found: Diagnosis) -> Table:
                 "-" if time_s is None else format_duration_s(time_s)
                 for time_s in (row.measured_s, row.predicted_s)
             )
-            table.add_row(row.name, *times, "" if ratio is None else f"{ratio:.2g}")
-    return table
+            rows.append((row.name, *times, "" if ratio is None else f"{ratio:.2g}"))
+    titles = ("part of the step", "measured", "predicted", "ratio")
+    return table(titles, rows, left=titles[:1])
 
 
 def _ranks(found: Diagnosis) -> Table:
-    table = _table("rank", "step", "own work", "kernels", "loader", "host", "communication")
-    for rank in found.ranks:
-        label, *times = fields_of(rank).values()
-        table.add_row(label, *(format_duration_s(time_s) for time_s in times))
-    return table
+    titles = ("rank", "step", "own work", "kernels", "loader", "host", "communication")
+    figures = (fields_of(rank).values() for rank in found.ranks)
+    rows = [(label, *(format_duration_s(time_s) for time_s in times)) for label, *times in figures]
+    return table(titles, rows, left=titles[:1])

@@ -313,7 +313,7 @@ def summarise_run(
         said=run.said if run.outcome == "crashed" else "",
         notes=(
             *_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
-            *_growth(run, process),
+            *memory_growth(run, process),
         ),
     )
 
@@ -454,7 +454,7 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
     return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
 
 
-def _growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
+def memory_growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
     """A sentence where memory grows with the steps: a straight line through most of what it varies."""
     after = process.steps[np.flatnonzero(process.steps[:, _TRACED])[-1:].max(initial=0), _END]
     points = [(s.time_s, s.memory_bytes) for s in run.samples if after <= s.time_s <= process.steps[-1, _END]]
