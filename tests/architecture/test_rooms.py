@@ -1,8 +1,13 @@
 """No room grows beyond its figure in ``rooms.toml``: what is replaced goes."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from architecture.rooms import Size, complaints, kept_sizes, sizes
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_no_room_grew():
@@ -28,3 +33,9 @@ def test_growth_is_told(now, words):
 
 def test_a_smaller_room_is_welcome():
     assert complaints({"a": Size(1, 1)}, {"a": Size(10, 2)}) == []
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports test files by name alone: of two alike it collects one and the whole run fails."""
+    names = sorted(path.name for path in TESTS.rglob("test_*.py"))
+    assert [one for one, next_one in pairwise(names) if one == next_one] == []
