@@ -292,7 +292,7 @@ def trials_of(place: Path) -> dict[int, Any]:
 
     from forerun.script.tuning.study import StudyJournal
 
-    path = place / "forerun-study" / "journal.log"
+    path = place / "forerun-study" / "journal.sqlite"
     if not path.exists():
         return {}
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -318,9 +318,8 @@ _MOST_LOGS = 10_000
 _TRIAL_BYTES = 1500
 
 
-def _opened(folder: Path, said: list[str] | None = None) -> TrialStore:
-    lines = [] if said is None else said
-    return TrialStore(folder, _SPEED, {}, sampler="random", seed=0, say=lines.append)
+def _opened(folder: Path) -> TrialStore:
+    return TrialStore(folder, _SPEED, {}, sampler="random", seed=0)
 
 
 def _add(store: TrialStore) -> int:
@@ -331,14 +330,12 @@ def _add(store: TrialStore) -> int:
 
 
 def _journal_faults(folder: Path, told: set[int]) -> Counter[str]:
-    said: list[str] = []
-    store = _opened(folder, said)
+    store = _opened(folder)
     values = {trial.number: trial.values for trial in store.trials()}
     return Counter(
         {
             "lost": len(told - values.keys()),
             "changed": sum(found != [float(number)] for number, found in values.items()),
-            "torn and kept aside": len(said),
             "refused": int(_add(store) in values),
         }
     )
@@ -368,7 +365,7 @@ def full_journals(folder: Path, number: int) -> Counter[str]:
     """Lets the disk be full at random byte positions of the next trials of one journal."""
     draw, found, told = random.Random(9), Counter({"faults": number}), set[int]()
     for _ in range(number):
-        path = folder / "journal.log"
+        path = folder / "journal.sqlite"
         size = path.stat().st_size if path.exists() else 0
         limit = size + draw.randrange(1, 3 * _TRIAL_BYTES)
 
@@ -396,21 +393,18 @@ def flipped_journal_bits(folder: Path, number: int) -> Counter[str]:
     for changed in _with_flipped_bits(whole.path.read_bytes(), number, seed=10):
         for path in flipped.iterdir():
             path.unlink()
-        (flipped / "journal.log").write_bytes(changed)
+        (flipped / "journal.sqlite").write_bytes(changed)
         found[_outcome_of_journal_flip(flipped, wanted)] += 1
     return found
 
 
 def _outcome_of_journal_flip(folder: Path, wanted: dict[int, Any]) -> str:
-    said: list[str] = []
     try:
-        read = {trial.number: (trial.params, trial.values) for trial in _opened(folder, said).trials()}
+        read = {trial.number: (trial.params, trial.values) for trial in _opened(folder).trials()}
     except (RecordError, FailureError):
         return "refused with an error"
     except Exception as error:
         return f"internal error {type(error).__name__}"
-    if said:
-        return "left out and reported"
     return "outside the data" if read == wanted else "read as another trial"
 
 

@@ -173,9 +173,7 @@ def tune(
         "space": [asdict(parameter) for parameter in asked.parameters],
         "objectives": [item.name for item in objectives],
     }
-    store = TrialStore(
-        settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed, say=say
-    )
+    store = TrialStore(settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed)
     script = _look_at_script(order, asked, store, budget_s=budget_s, say=say, echo=echo)
     if is_own_space:
         asked = fitting_space(asked, script.profile)

@@ -13,6 +13,7 @@ import pytest
 from study_commands import environment
 
 from forerun.question.devices.local import lock_device
+from forerun.script.tuning.study import StudyJournal
 from small_clusters import node_of, small_cluster
 
 SCRIPT = """
@@ -59,11 +60,11 @@ def test_two_sessions_share_a_study_and_stop_at_its_budget(tmp_path):
     answer = json.loads(done.stdout)
     assert len(answer["trials"]) == 4
     assert {trial["outcome"] for trial in answer["trials"]} == {"done"}
-    journal = (tmp_path / "forerun-study" / "journal.log").read_text()
+    journal = StudyJournal(tmp_path / "forerun-study" / "journal.sqlite")
     pids = {
-        line["user_attr"]["worker"]["pid"]
-        for line in map(json.loads, journal.splitlines())
-        if "worker" in line.get("user_attr", {})
+        record["user_attr"]["worker"]["pid"]
+        for record in journal.read_logs(0)
+        if "worker" in record.get("user_attr", {})
     }
     assert len(pids) == 2
     # While one session has the processor, the other says what it waits for.

@@ -1,24 +1,22 @@
 """Trials of a study in a journal file, which processes share and resume.
 
-The journal has one JSON record a line, and is whole after a full disk, a kill and the loss of power.
+The journal is whole after a full disk, a kill and the loss of power.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import platform
-import re
+import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
-from filelock import FileLock
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
@@ -39,7 +37,6 @@ class TrialStore:
         identity: Values that must be equal to resume the study: command, space, objectives.
         sampler: Sampler of the study, ``tpe`` or ``random``.
         seed: Seed of the sampler.
-        say: Called with a line about each record of the journal that was cut off.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class TrialStore:
         *,
         sampler: str = "tpe",
         seed: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.objectives = tuple(objectives)
@@ -60,7 +56,7 @@ class TrialStore:
             raise FailureError(
                 f"expected a folder for the study at '{folder}', got: {error.strerror or error}; choose another --study"
             ) from error
-        self.path = folder / "journal.log"
+        self.path = folder / "journal.sqlite"
         self.is_resumed = self.path.exists()
         chosen: Any = (
             optuna.samplers.RandomSampler(seed=seed)
@@ -74,7 +70,7 @@ class TrialStore:
         )
         self.study = optuna.create_study(
             study_name="forerun",
-            storage=JournalStorage(StudyJournal(self.path, say)),
+            storage=JournalStorage(StudyJournal(self.path)),
             sampler=chosen,
             directions=["maximize" if objective.is_rising else "minimize" for objective in objectives],
             load_if_exists=True,
@@ -240,145 +236,69 @@ def _is_alive(pid: int, started: float | None) -> bool:
     return started is not None and _started(pid) == started
 
 
-_MOST_SHOWN = 60
-_BLOCK_BYTES = 65536
-_CHECKSUM = b"crc32"
-_SUMMED = re.compile(rb'(?P<text>.*),"%s":"(?P<sum>[0-9a-f]{8})"}\n' % _CHECKSUM)
+_PATIENCE_S = 60.0
+"""Longest wait for other sessions, which hold the lock for some milliseconds."""
 
 
 class StudyJournal(BaseJournalBackend):  # type: ignore[misc]  # Optuna is not followed
-    """Optuna's operations of a study in a file that several processes share.
+    """Optuna's operations of a study as rows of an SQLite file that several processes share.
 
-    A record is whole or absent, and has a checksum. A write that fails, as on a full disk, is taken back before its
-    error is raised. A last line that the death of a process or of the machine cut off is moved to the file ``.torn``
-    beside the journal when a study is opened or written next. The lock is the kernel's own: it is free as soon as its
-    holder is dead.
+    SQLite writes the rows of a call whole or not at all, also on a full disk and where their writer dies, and its locks
+    are the kernel's own, free as soon as their holder is dead. It would read a flipped bit as another figure, so each
+    row has a checksum.
 
     Args:
         path: File of the journal; made if it is missing.
-        say: Called with a line about each torn record.
 
     Raises:
-        RecordError: A line other than the last is no record; the message names the line.
+        RecordError: The file is damaged.
         FailureError: The file cannot be read or written.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        self.path, self._say = path, say
-        self._lock = FileLock(path.with_suffix(".lock"), preserve_lock_file=True)
-        self._offsets = [0]
-        with self._opened("open") as file:
-            self._mend(file, is_whole_check=True)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened("open") as journal:
+            if (found := journal.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise self._damaged(found)
+            # A damaged name of the table must not lead to a second, empty one.
+            if not journal.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                journal.execute(
+                    "CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY, text TEXT, crc32 INTEGER)"
+                )
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Records from this number on."""
-        first = min(log_number_from, len(self._offsets) - 1)
-        with self._opened("read") as file:
-            file.seek(self._offsets[first])
-            lines = io.BytesIO(file.read()).readlines()
-        for number, line in enumerate(lines, start=first):
-            record = _record(line)
-            if record is None:
-                raise _damaged(self.path, number + 1, line)
-            if number + 1 == len(self._offsets):
-                self._offsets.append(self._offsets[number] + len(line))
-            if number >= log_number_from:
-                yield record
+        query = "SELECT number, text, crc32 FROM log WHERE number > ? ORDER BY number"
+        with self._opened("read") as journal:
+            rows = journal.execute(query, (log_number_from,)).fetchall()
+        for number, (found, text, crc32) in enumerate(rows, start=log_number_from + 1):
+            if found != number or crc32 != zlib.crc32(str(text).encode()):
+                raise self._damaged(f"record {number} has another checksum, or is missing")
+            yield json.loads(text)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Adds records; after an error none of them is in the file."""
-        text = b"".join(map(_line, logs))
-        with self._opened("write") as file:
-            self._mend(file, is_whole_check=False)
-            end = file.seek(0, os.SEEK_END)
-            try:
-                written = 0
-                while written < len(text):  # a disk that fills up takes a part first
-                    written += file.write(text[written:])
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(end)
-                raise
+        texts = [json.dumps(record, separators=(",", ":")) for record in logs]
+        rows = [(text, zlib.crc32(text.encode())) for text in texts]
+        with self._opened("write") as journal:
+            journal.executemany("INSERT INTO log (text, crc32) VALUES (?, ?)", rows)
 
     @contextlib.contextmanager
-    def _opened(self, what: str) -> Iterator[IO[bytes]]:
-        """The journal, opened for reading and writing while no other process changes it."""
+    def _opened(self, what: str) -> Iterator[sqlite3.Connection]:
+        """A transaction of the file; undone by an error."""
         try:
-            with self._lock:
-                self.path.touch()
-                # Unbuffered: what a failed write left behind is in the file, and not in a buffer that is written later.
-                with self.path.open("r+b", buffering=0) as file:
-                    yield file
-        except OSError as error:
-            raise _failed(what, self.path, error) from error
+            with contextlib.closing(sqlite3.connect(self.path, timeout=_PATIENCE_S)) as journal, journal:
+                yield journal
+        except sqlite3.OperationalError as error:
+            raise FailureError(
+                f"expected to {what} the journal of the study '{self.path}', got: {error}; everything that it "
+                "acknowledged is in it: give the disk room, and run the same command again"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
 
-    def _mend(self, file: IO[bytes], *, is_whole_check: bool) -> None:
-        """Moves a torn last line out of the journal; the caller holds the lock."""
-        begin = 0 if is_whole_check else _begin_of_last_line(file)
-        file.seek(begin)
-        lines = io.BytesIO(file.read()).readlines()
-        for number, line in enumerate(lines, start=1):
-            if _record(line) is None:
-                if number < len(lines):
-                    raise _damaged(self.path, number, line)
-                self._set_aside(file, begin, line)
-            begin += len(line)
-
-    def _set_aside(self, file: IO[bytes], begin: int, torn: bytes) -> None:
-        aside = self.path.with_suffix(".torn")
-        with aside.open("ab") as kept:
-            kept.write(torn + b"\n")
-        file.truncate(begin)
-        os.fsync(file.fileno())
-        self._say(
-            f"the last record of '{self.path}' was cut off ({len(torn)} bytes): it is left out, and kept in "
-            f"'{aside.name}'"
+    def _damaged(self, found: str) -> RecordError:
+        return RecordError(
+            f"expected the journal of a study in '{self.path}', got damage: {found}; restore the file from a copy, or "
+            "begin another study with --study"
         )
-
-
-def _begin_of_last_line(file: IO[bytes]) -> int:
-    """Place of a last line without an end; the end of the file if its last line has one."""
-    begin = end = file.seek(0, os.SEEK_END)
-    while begin:
-        begin = max(0, begin - _BLOCK_BYTES)
-        file.seek(begin)
-        cut = file.read(end - begin).rfind(b"\n")
-        if cut >= 0:
-            return begin + cut + 1
-    return 0
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    """The line of a record, with a checksum of its text as the last value."""
-    text = json.dumps(record, separators=(",", ":")).encode()
-    return b'%s,"%s":"%08x"}\n' % (text[:-1], _CHECKSUM, zlib.crc32(text))
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None if the line is none, or not as it was written."""
-    if not line.endswith(b"\n"):
-        return None
-    if summed := _SUMMED.fullmatch(line):  # lines of earlier versions have no checksum
-        line = summed["text"] + b"}"
-        if zlib.crc32(line) != int(summed["sum"], 16):
-            return None
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _damaged(path: Path, number: int, line: bytes) -> RecordError:
-    shown = line[:_MOST_SHOWN].decode("utf-8", "replace").strip()
-    return RecordError(
-        f"{path}, line {number}: expected a JSON record of the study, got '{shown}'; remove the line if you know what "
-        "it was, restore the file from a copy, or begin another study with --study"
-    )
-
-
-def _failed(what: str, path: Path, error: OSError) -> FailureError:
-    return FailureError(
-        f"expected to {what} the journal of the study '{path}', got: {error.strerror or error}; everything that it "
-        "acknowledged is in it: give the disk room, and run the same command again"
-    )
