@@ -124,12 +124,6 @@ def test_missing_packed_and_too_large_files_are_refused(tmp_path, monkeypatch):
         read_trace(written(tmp_path, steps()))
 
 
-def test_an_event_longer_than_a_chunk_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_module, "_CHUNK", 37)
-    found = read_trace(written(tmp_path, [*steps(), event("aten::mm", 1100.0, 50.0, note="x" * 200)]))
-    assert len(found.operators) == 1
-
-
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12)
 
 

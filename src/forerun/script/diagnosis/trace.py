@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,8 @@ class Spans:
         return Spans.of(edges[:-1][kept], edges[1:][kept])
 
 
-_CHUNK = 8 * 2**20
 _MOST_CHARS = 4 * 2**30
 """Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""
-_LONGEST_EVENT = 8 * _CHUNK
 _BREAK = 0.1
 """Share of a step from which on a gap before the next one is other work."""
 _US = 1e-6
@@ -217,7 +216,7 @@ class Trace:
 
 
 def read_trace(path: Path, steps: Floats | None = None) -> Trace:
-    """Reads a trace, packed with gzip or not, event by event.
+    """Reads a trace, packed with gzip or not.
 
     Args:
         path: The file.
@@ -227,14 +226,9 @@ def read_trace(path: Path, steps: Floats | None = None) -> Trace:
     Raises:
         UsageError: It is no trace, is cut off or too large, or has no events.
     """
-    header: Mapping[str, Any] = {}
     kinds, names = _Table(), _Names()
     try:
-        with _opened(path) as file:
-            source = _Source(file, path)
-            header = source.header()
-            for number, event in enumerate(source.events()):
-                kinds.add(event, number, path, names)
+        header = _read(path, lambda event, number: kinds.add(event, number, path, names))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"expected a trace of PyTorch's profiler in '{path}', got: {reason}") from None
@@ -273,7 +267,7 @@ def _opened(path: Path) -> io.TextIOBase:
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     opener: Any = gzip.open if is_packed else open
-    file_of_text: io.TextIOBase = opener(path, "rt", encoding="utf-8", errors="replace")
+    file_of_text: io.TextIOBase = opener(path, "rt", encoding="utf-8-sig", errors="replace")
     return file_of_text
 
 
@@ -281,71 +275,54 @@ def is_trace(path: Path) -> bool:
     """True for JSON, packed or not, and for what cannot be read at all."""
     try:
         with _opened(path) as file:
-            return file.read(64).lstrip("\ufeff \t\r\n")[:1] in ("{", "[", "")
+            return file.read(64).lstrip()[:1] in ("{", "[", "")
     except (OSError, EOFError, zlib.error):
         return True
 
 
-class _Source:
-    """The events of a file one by one, with no more of it in memory than a chunk."""
+def _read(path: Path, add: Callable[[Mapping[str, Any], int], None]) -> Mapping[str, Any]:
+    """The fields of a trace before its events, each of which is handed on with its number.
 
-    def __init__(self, file: io.TextIOBase, path: Path) -> None:
-        self._file, self._path = file, path
-        self._text, self._at, self._num_chars = "", 0, 0
+    Raises:
+        UsageError: The file is no trace, is cut off, or too long.
+    """
+    num_events = itertools.count()
 
-    def header(self) -> Mapping[str, Any]:
-        """The fields before the events."""
-        self._more()
-        if self._text.lstrip()[:1] == "[":
-            self._at = self._text.index("[") + 1
-            return {}
-        mark = re.compile(r'"traceEvents"\s*:\s*\[')
-        while (found := mark.search(self._text)) is None:
-            if len(self._text) > _LONGEST_EVENT or not self._more():
-                raise UsageError(
-                    f"expected a trace of PyTorch's profiler in '{self._path}', got a file without 'traceEvents'"
-                )
-        self._at = found.end()
-        try:
-            fields = json.loads(self._text[: found.start()].rstrip().rstrip(",") + "}")
-        except (ValueError, RecursionError):
-            fields = {}
-        return fields if isinstance(fields, dict) else {}
+    # An event is dropped as soon as it is read: as objects of Python they take ten times the memory of their text.
+    def take(part: dict[str, Any]) -> dict[str, Any] | None:
+        if "ph" not in part:
+            return part
+        add(part, next(num_events))
+        return None
 
-    def events(self) -> Iterator[Any]:
-        """The events.
-
-        Raises:
-            UsageError: The file is cut off, or too long, or has something else among them.
-        """
-        decode, separator, number = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*"), 0
-        while True:
-            start = separator.match(self._text, self._at)
-            self._at = start.end() if start else self._at
-            if self._text[self._at : self._at + 1] == "]":
-                return
-            try:
-                event, self._at = decode(self._text, self._at)
-            except (ValueError, RecursionError):
-                if len(self._text) - self._at > _LONGEST_EVENT or not self._more():
-                    raise UsageError(
-                        f"expected a whole trace in '{self._path}', got one that is cut off or damaged after "
-                        f"{number:,} events; export or copy it again"
-                    ) from None
-                continue
-            number += 1
-            yield event
-
-    def _more(self) -> bool:
-        chunk = self._file.read(_CHUNK)
-        self._num_chars += len(chunk)
-        if self._num_chars > _MOST_CHARS:
-            raise UsageError(
-                f"expected a trace of at most {_MOST_CHARS / 2**30:g} GiB, got more in '{self._path}'; profile fewer "
-                "steps, without with_stack"
-            )
-        self._text, self._at = self._text[self._at :] + chunk, 0
-        return bool(chunk)
+    with _opened(path) as file:
+        text = file.read(_MOST_CHARS + 1)
+    if len(text) > _MOST_CHARS:
+        raise UsageError(
+            f"expected a trace of at most {_MOST_CHARS / 2**30:g} GiB, got more in '{path}'; profile fewer "
+            "steps, without with_stack"
+        )
+    mark = re.search(r'(?:\A|"traceEvents"\s*:)\s*\[', text)
+    if mark is None:
+        raise UsageError(
+            f"expected a trace of PyTorch's profiler in '{path}', got a file without 'traceEvents'"
+        )
+    try:
+        # What stands behind the events is not read: paths of Windows there are no JSON.
+        events, _ = json.JSONDecoder(object_hook=take).raw_decode(text, mark.end() - 1)
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f"expected a whole trace in '{path}', got one that is cut off or damaged after {next(num_events):,} "
+            "events; export or copy it again"
+        ) from None
+    for number, event in enumerate(events):
+        if not isinstance(event, dict | None):
+            raise UsageError(f"expected events in '{path}', got {type(event).__name__} as number {number:,}")
+    try:
+        header = json.loads(text[: mark.start()].rstrip().rstrip(",") + "}")
+    except (ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 class _Names(dict[str, int]):
@@ -362,10 +339,8 @@ class _Table:
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in _KINDS.values()}
 
-    def add(self, event: Any, number: int, path: Path, names: _Names) -> None:
+    def add(self, event: Mapping[str, Any], number: int, path: Path, names: _Names) -> None:
         """Adds an event, if it is of a kind that is kept."""
-        if not isinstance(event, dict):
-            raise UsageError(f"expected events in '{path}', got {type(event).__name__} as number {number:,}")
         category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))
         kind = _KINDS.get(category, "operators" if not category and "::" in name else None)
         if kind is None or event.get("ph") != "X":
