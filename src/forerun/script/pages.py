@@ -1,4 +1,4 @@
-"""The pages and the pictures of the answers about a script: a profile, a study, a comparison."""
+"""The pages and the pictures of the answers about a script: a profile, a study, a diagnosis, a comparison."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forerun.base.answers import fields_of
 from forerun.base.units import format_bytes, format_count, format_duration_s
 from forerun.surface.report.figure import COLOURS, drawn
 from forerun.surface.report.tables import Columns, table, table_of
-from forerun.surface.report.wording import format_percent
+from forerun.surface.report.wording import format_percent, range_words
 
 if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
     from forerun.script.compare import ComparedRun, Comparison
     from forerun.script.diagnosis.causes import Cause
+    from forerun.script.diagnosis.diagnose import Diagnosis
     from forerun.script.profiling.profile import Profile
     from forerun.script.tune import TuneResult
 
@@ -251,6 +253,62 @@ def _before_after(checked: dict[str, Any]) -> Table:
             "",
         )
     return made
+
+
+_VERDICTS = {
+    "slow": "slow",
+    "not slow": "not slow: within the interval",
+    "faster": "faster than predicted",
+    "not compared": "no prediction to compare with",
+}
+_SOURCES = {"run": "a command", "trace": "a trace", "number": "measured steps"}
+_LEAST_SHARE = 0.01
+
+
+def diagnosis_page(found: Diagnosis) -> RenderableType:
+    """A diagnosis as a page of text."""
+    parts: list[RenderableType] = [_diagnosis_title(found), Text("")]
+    for number, cause in enumerate(found.causes, start=1):
+        cost = (
+            f", {format_duration_s(cause.cost_s)} of a step ({format_percent(cause.share)})"
+            if cause.cost_s
+            else ""
+        )
+        parts += [
+            Text.assemble(f"{number}. ", (cause.cause, "bold red" if cause.cost_s else "bold"), cost),
+            Padding(Text(f"seen: {cause.evidence}\ndo:   {cause.change}"), (0, 0, 0, 3), expand=False),
+        ]
+    if classes := [
+        (
+            row.name,
+            "-" if row.measured_s is None else format_duration_s(row.measured_s),
+            "-" if row.predicted_s is None else format_duration_s(row.predicted_s),
+            f"{row.measured_s / row.predicted_s:.2g}" if row.measured_s and row.predicted_s else "",
+        )
+        for row in found.by_class
+        if max(row.measured_s or 0.0, row.predicted_s or 0.0) >= _LEAST_SHARE * found.measured
+    ]:
+        titles: tuple[str, ...] = ("part of the step", "measured", "predicted", "ratio")
+        parts += [Text(""), table(titles, classes, left=titles[:1])]
+    if found.ranks:
+        titles = ("rank", "step", "own work", "kernels", "loader", "host", "communication")
+        figures = (fields_of(rank).values() for rank in found.ranks)
+        ranks = [(label, *map(format_duration_s, times_s)) for label, *times_s in figures]
+        parts += [Text(""), table(titles, ranks, left=titles[:1])]
+    parts += [Text(f"note: {note}", style="dim") for note in found.notes]
+    return Group(*parts)
+
+
+def _diagnosis_title(found: Diagnosis) -> Text:
+    where = " on ".join(filter(None, (found.model, found.device)))
+    steps = f", mean of {found.num_steps:,} steps" if found.num_steps else ""
+    text = Text.assemble(("Diagnosis", "bold"), f" of {where or _SOURCES[found.source]}\n")
+    text.append(f"measured   {format_duration_s(found.measured)}{steps}\n")
+    if found.predicted is not None:
+        text.append(
+            f"predicted  {range_words(found.predicted, format_duration_s)}; measured is {found.ratio:.3g} times it\n"
+        )
+    return text.append(_VERDICTS[found.verdict], "bold")
 
 
 def comparison_page(found: Comparison) -> RenderableType:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @verb(
     "Tell whether a run is slow, and why.",
     options=RunOptions,
-    page="forerun.script.diagnosis.page:diagnosis_page",
+    page="forerun.script.pages:diagnosis_page",
     traces=True,
     examples=(
         "forerun diagnose -- python train.py --batch-size 64",

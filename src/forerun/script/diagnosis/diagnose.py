@@ -344,8 +344,7 @@ def _ratio_words(seen: Observation) -> str:
 def _by_class(seen: Observation) -> tuple[ClassTime, ...]:
     """Measured and predicted times by class, the largest first."""
     has_parts = seen.num_steps > 0
-    waits_s = seen.host_s + seen.sync_s + seen.compile_s + seen.allocator_s + seen.queued_s
-    parts = {_LOADER: seen.loader_s, _HOST: waits_s, _COPY: seen.copy_s + seen.pinned_copy_s}
+    parts = {_LOADER: seen.loader_s, _HOST: seen.idle_s, _COPY: seen.copy_s + seen.pinned_copy_s}
     measured = {**seen.by_class, **{name: time_s for name, time_s in parts.items() if time_s > 0}}
     predicted = {} if seen.estimate is None else {part.name: part.time_s for part in seen.estimate.breakdown}
     known = {**measured, **predicted}

@@ -31,7 +31,7 @@ _PAGES: Mapping[str, str] = {
     "AdvicePlan": f"{_REPORT}.scale_page:advice_page",
     "Schedule": "forerun.jobs.pages:schedule_page",
     "RunForecast": "forerun.jobs.pages:forecast_page",
-    "Diagnosis": "forerun.script.diagnosis.page:diagnosis_page",
+    "Diagnosis": "forerun.script.pages:diagnosis_page",
     "Profile": "forerun.script.pages:profile_page",
 }
 """Pages of answers by the name of their class, found by name: those of satellites are there where the satellite is."""
