@@ -8,8 +8,9 @@ from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
-from forerun.script.tune import ScriptModel, planned_steps, predictable_device
+from forerun.script.tune import check_model, planned_steps, predictable_device
 from forerun.script.tuning.laws import DevicePoint
+from forerun.script.tuning.options import TuneSettings
 from forerun.script.tuning.space import space_of
 from made_calibrations import made_calibration
 from made_profiles import made_profile
@@ -25,7 +26,7 @@ SPACE = space_of(
     }
 )
 BASE = {"batch_size": 8, "amp": "off", "channels_last": False, "image_size": 32}
-MODEL = ScriptModel(model="cnn:depth=2,base_filters=32")
+MODEL = TuneSettings(model="cnn:depth=2,base_filters=32")
 ADAM = {"name": "Adam"}
 
 
@@ -79,27 +80,33 @@ def test_a_gpu_that_is_not_there_is_a_reason():
         predictable_device("cuda:99")
 
 
-def test_sizes_of_images_are_the_users_or_the_scripts():
-    assert MODEL.sized(96).image_size == 96
-    assert ScriptModel(model="torchvision:resnet18", image_size=64).sized(96).image_size == 64
-    shaped = ScriptModel(model="torchvision:resnet18", input_shape=(3, 80, 80))
-    assert shaped.sized(96) == shaped
+@pytest.mark.parametrize(
+    ("given", "size"), [({}, 96), ({"image_size": 64}, 64), ({"input_shape": (3, 80, 80)}, None)]
+)
+def test_sizes_of_images_are_the_users_or_the_scripts(given, size):
+    settings = TuneSettings(model=MODEL.model, **given)
+    space = space_of({"parameters": {"amp": {"values": ["off"]}}})
+    profile = made_profile("cuda:0", optimizer=ADAM)
+    found = planned_steps(
+        settings, find_device("t4"), space, {"batch_size": 8}, profile, image_size=96, memory_bytes=None
+    )
+    assert found.own.image_size == size
 
 
 @pytest.mark.parametrize(
     ("model", "kind", "message"),
     [
-        (ScriptModel(model="torchvision:resnet19"), UnknownModelError, "did you mean"),
+        (TuneSettings(model="torchvision:resnet19"), UnknownModelError, "did you mean"),
         (
-            ScriptModel(model="keras:ResNet50"),
+            TuneSettings(model="keras:ResNet50"),
             UsageError,
             "expected a model of PyTorch, got 'keras:ResNet50'",
         ),
-        (ScriptModel(model="cnn:depth=2", input_shape=(3, 32, 32)), UsageError, "leave --input-shape out"),
-        (ScriptModel(model="nowhere.py:net"), UnknownModelError, "nowhere.py"),
-        (ScriptModel(model="cnn:depth=2", image_size=1), InvalidSetupError, "image"),
+        (TuneSettings(model="cnn:depth=2", input_shape=(3, 32, 32)), UsageError, "leave --input-shape out"),
+        (TuneSettings(model="nowhere.py:net"), UnknownModelError, "nowhere.py"),
+        (TuneSettings(model="cnn:depth=2", image_size=1), InvalidSetupError, "image"),
     ],
 )
 def test_a_model_that_cannot_be_meant_is_told_before_anything_runs(model, kind, message):
     with pytest.raises(kind, match=message):
-        model.check(SPACE)
+        check_model(model, SPACE)

@@ -154,9 +154,7 @@ def tune(
     is_own_space, asked = asked is None, asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
     wanted = _metric(asked.metric, settings.metric, settings.target)
     _check_objectives(objectives, wanted, settings)
-    trained = _script_model(settings)
-    if trained is not None:
-        trained.check(asked)
+    check_model(settings, asked)
     limit_bytes = settings.memory_limit_bytes
     order = TrialOrder(
         command=words,
@@ -200,7 +198,7 @@ def tune(
         spent_s=script.spent_s + time.monotonic() - began_s,
     )
     with task.tuner(store, say) as tuner:
-        notes = _seed(tuner, script, trained, device)
+        notes = _seed(tuner, script, device)
         where = settings.device_index or settings.ray_address
         ended_by = search_together(tuner, _devices(device, where, settings.num_sessions))
         return _conclude(tuner, script.profile, ended_by, notes, echo=echo)
@@ -222,32 +220,20 @@ def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, se
         )
 
 
-def _script_model(settings: TuneSettings) -> ScriptModel | None:
-    sizes = {name: getattr(settings, name) for name in ("image_size", "input_shape", "sequence_length")}
-    if settings.model is None:
-        if any(size is not None for size in sizes.values()):
-            raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
-        return None
-    if not settings.with_priors:
-        raise UsageError(
-            "--model chooses the first trials by the cost model, which --no-priors turns off; leave one of them out"
-        )
-    return ScriptModel(model=settings.model, **sizes)
-
-
-def _seed(tuner: Tuner, script: _Script, model: ScriptModel | None, device: str) -> tuple[str, ...]:
+def _seed(tuner: Tuner, script: _Script, device: str) -> tuple[str, ...]:
     """Queues the first trials; tells why they do not come from the model, if it was given."""
     task, steps = tuner.task, None
     notes: tuple[str, ...] = ()
-    if model is not None:
+    if task.settings.model is not None:
         # A study goes on without predicted steps.
         try:
             steps = planned_steps(
-                model.sized(script.image_size),
+                task.settings,
                 predictable_device(device),
                 task.space,
                 task.base,
                 script.profile,
+                image_size=script.image_size,
                 memory_bytes=task.memory_limit_bytes,
             )
         except ForerunError as error:
@@ -464,52 +450,42 @@ _PRECISIONS: Mapping[str, Precision] = {
 _LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptModel:
-    """The model that a script trains, as the user names it.
+def check_model(settings: TuneSettings, space: Space) -> None:
+    """Traces the model that the script trains once, before anything runs; nothing without a model.
 
-    Attributes:
-        model: A specification as in ``predict``, of PyTorch.
-        image_size: Height and width of the images, if the script's arguments do not say it [pixels].
-        input_shape: Shape of one sample, instead of ``image_size``.
-        sequence_length: Tokens of one sample of a text model.
+    Raises:
+        UsageError: There is no such model, it is one of Keras, or its input does not fit the space.
+        FailureError: It cannot be built or traced.
     """
+    if settings.model is None:
+        if any(
+            size is not None for size in (settings.image_size, settings.input_shape, settings.sequence_length)
+        ):
+            raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
+        return
+    if not settings.with_priors:
+        raise UsageError(
+            "--model chooses the first trials by the cost model, which --no-priors turns off; leave one of them out"
+        )
+    if is_keras(settings.model):
+        raise UsageError(
+            f"expected a model of PyTorch, got '{settings.model}' of Keras: hooks reach PyTorch scripts only"
+        )
+    varied = space.parameter("image_size")
+    if settings.input_shape is not None and varied is not None:
+        raise UsageError(
+            "the space varies image_size, which an input shape fixes; leave --input-shape out, the script's own "
+            "size is read from its arguments or given as --image-size"
+        )
+    size = settings.image_size or (varied.values[0] if varied is not None and varied.values else None)
+    # Tracing needs no particular device.
+    TracedModels().of(_run_of(settings, cluster_of(find_device("cpu"), 1, 1), image_size=size))
 
-    model: str
-    image_size: int | None = None
-    input_shape: tuple[int, ...] | None = None
-    sequence_length: int | None = None
 
-    def check(self, space: Space) -> None:
-        """Traces the model once, before anything runs.
-
-        Raises:
-            UsageError: There is no such model, it is one of Keras, or its input does not fit the space.
-            FailureError: It cannot be built or traced.
-        """
-        if is_keras(self.model):
-            raise UsageError(
-                f"expected a model of PyTorch, got '{self.model}' of Keras: hooks reach PyTorch scripts only"
-            )
-        varied = space.parameter("image_size")
-        if self.input_shape is not None and varied is not None:
-            raise UsageError(
-                "the space varies image_size, which an input shape fixes; leave --input-shape out, the script's own "
-                "size is read from its arguments or given as --image-size"
-            )
-        size = self.image_size or (varied.values[0] if varied is not None and varied.values else None)
-        # Tracing needs no particular device.
-        TracedModels().of(self.run(cluster_of(find_device("cpu"), 1, 1), image_size=size))
-
-    def sized(self, image_size: int | None) -> ScriptModel:
-        """This model with images of a size [pixels], unless the user gave a shape or a size."""
-        is_given = self.image_size is not None or self.input_shape is not None
-        return self if is_given else replace(self, image_size=image_size)
-
-    def run(self, cluster: Cluster, **options: Unpack[RunOptions]) -> Run:
-        """A run of this model."""
-        options["input_shape"], options["sequence_length"] = self.input_shape, self.sequence_length
-        return Run.of(self.model, device=cluster, **options)
+def _run_of(settings: TuneSettings, cluster: Cluster, **options: Unpack[RunOptions]) -> Run:
+    """A run of the model that the script trains."""
+    options["input_shape"], options["sequence_length"] = settings.input_shape, settings.sequence_length
+    return Run.of(settings.model, device=cluster, **options)
 
 
 def predictable_device(device_index: str) -> Device:
@@ -527,29 +503,32 @@ def predictable_device(device_index: str) -> Device:
 
 
 def planned_steps(
-    model: ScriptModel,
+    settings: TuneSettings,
     device: Device,
     space: Space,
     base: Mapping[str, Any],
     profile: Profile,
     *,
+    image_size: int | None = None,
     memory_bytes: float | None,
 ) -> DeviceSteps:
     """Predicted steps and memory at every combination of batch size, precision, memory order and image size.
 
     Args:
-        model: Model that the script trains.
+        settings: Those of the search, with the model that the script trains and the shape of its input.
         device: From ``predictable_device``.
         space: Settings that may be changed.
         base: The script's own values.
         profile: Profile of the unchanged script.
+        image_size: Size of images by the script's arguments, where the user gives none; None if they do not say it.
         memory_bytes: Memory of a GPU; None for no limit [bytes].
 
     Raises:
         InvalidSetupError: The batch size of the script is unknown, or its precision was never calibrated.
         UsageError, FailureError: The model cannot be built or traced at one of the image sizes.
     """
-    own = script_point(profile, base, model.image_size)
+    is_given = settings.image_size is not None or settings.input_shape is not None
+    own = script_point(profile, base, settings.image_size if is_given else image_size)
     if own is None:
         raise InvalidSetupError(
             "nothing tells the samples of a step; map batch_size to the script's argument"
@@ -557,7 +536,7 @@ def planned_steps(
     axes = device_points(space, own)
     words = tuple(itertools.product(axes["image_size"], axes["channels_last"], axes["amp"]))
     cluster = cluster_of(device, 1, 1)
-    run = model.run(cluster, optimizer=_optimizer(profile))
+    run = _run_of(settings, cluster, optimizer=_optimizer(profile))
     search = Search(
         run=run,
         axes={
@@ -589,7 +568,7 @@ def planned_steps(
     peaks = table.values["peak_memory_bytes"][HIGH]
     tiers = ", ".join(dict.fromkeys(table.provenance[known].tolist()))
     return DeviceSteps(
-        source=f"{model.model} on {device.title} ({tiers})",
+        source=f"{settings.model} on {device.title} ({tiers})",
         own=own,
         step_s={
             point: float(s) for point, s, is_known in zip(points, steps_s, known, strict=True) if is_known
