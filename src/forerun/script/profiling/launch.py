@@ -311,13 +311,11 @@ class TreeSample:
         time_s: Time of the sample, monotonic clock [s].
         memory_bytes: Memory of all processes, with shared memory counted once [bytes].
         cpu_s: CPU time of all processes so far, ended ones included [s].
-        num_processes: Number of living processes.
     """
 
     time_s: float
     memory_bytes: int
     cpu_s: float
-    num_processes: int
 
 
 @dataclass(slots=True)
@@ -333,9 +331,8 @@ class TreeWatch:
 
     def sample(self) -> TreeSample:
         """Samples all processes of the tree now."""
-        processes = _tree(self.pid)
         memory_bytes = 0
-        for process in processes:
+        for process in _tree(self.pid):
             with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()
                 self._cpu_s[process.pid] = times.user + times.system
@@ -344,7 +341,6 @@ class TreeWatch:
             time_s=time.monotonic(),
             memory_bytes=memory_bytes,
             cpu_s=sum(self._cpu_s.values()),
-            num_processes=len(processes),
         )
 
 

@@ -304,7 +304,6 @@ def install(settings_file: Path) -> None:
         pid=os.getpid(),
         time_s=time.monotonic(),
         rank=os.environ.get("RANK"),
-        executable=sys.executable,
     )
     watch = Watch(settings, recording)
     patches = KnobPatches(knobs=dict(settings.knobs), recording=recording)

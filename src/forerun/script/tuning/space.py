@@ -15,7 +15,7 @@ import math
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -126,7 +126,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 _PARAMETER_KEYS = ("values", "min", "max", "log", "step", "map", "default", "scale_with", "rule")
-_TOP_KEYS = ("metric", "parameters", "minimize", "budget")
+_TOP_KEYS = ("metric", "parameters")
 _RULES = ("auto", "linear", "sqrt")
 _FALLING = re.compile(
     r"loss|perplexity|ppl|err|(?:^|_)(?:wer|cer|mae|mse|rmse|bpb|nll)(?:$|_)", re.IGNORECASE
@@ -256,7 +256,6 @@ class Space:
 
     parameters: tuple[Parameter, ...]
     metric: Metric | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def drawn(self) -> tuple[Parameter, ...]:
@@ -311,8 +310,7 @@ def space_of(found: Mapping[str, Any]) -> Space:
             raise UsageError(
                 f"'{parameter.name}' scales with '{parameter.scale_with}', which is not in the space"
             )
-    extra = {key: found[key] for key in ("minimize", "budget") if key in found}
-    return Space(parameters=parameters, metric=_metric(found.get("metric")), extra=extra)
+    return Space(parameters=parameters, metric=_metric(found.get("metric")))
 
 
 def _check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -70,8 +70,6 @@ class TrialResult:
         cpu_utilisation: Cores that the processes used between the first and the last step.
         energy_j: Energy of the GPU; None without a counter [J].
         hooks: Changes made by hooks.
-        options: Arguments that the script knows.
-        optimizer: Name of the script's optimizer.
     """
 
     outcome: str
@@ -88,8 +86,6 @@ class TrialResult:
     cpu_utilisation: float = 0.0
     energy_j: float | None = None
     hooks: tuple[dict[str, Any], ...] = ()
-    options: tuple[dict[str, Any], ...] = ()
-    optimizer: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Every field as JSON types."""
@@ -173,7 +169,6 @@ def _result(order: TrialOrder, run: Launch) -> TrialResult:
         curve=tuple((reading.time_s - run.begin_s, reading.value) for reading in readings),
         energy_j=run.telemetry.get("gpu_energy_j"),
         hooks=tuple({h["knob"]: h for p in run.processes for h in p.hooks}.values()),
-        options=tuple({o["name"]: o for p in run.processes for o in p.options}.values()),
         **_figures(run),
     )
 
@@ -215,7 +210,6 @@ def _figures(run: Launch) -> dict[str, Any]:
         "step_time_s": seen.step_time_s,
         "num_steps": seen.num_steps,
         "train_s": last_s - first_s,
-        "optimizer": seen.optimizer.get("name"),
     }
 
 
