@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -115,7 +116,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self._pid = os.getpid()
         self._path = folder / f"process-{self._pid}.jsonl"
-        self._rows: dict[str, list[list[float]]] = {}
+        self._rows: dict[str, list[Sequence[float]]] = {}
         self._written_s = time.monotonic()
 
     def write(self, kind: str, **values: Any) -> None:
@@ -125,7 +126,7 @@ class Recording:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
-    def add(self, kind: str, row: list[float]) -> None:
+    def add(self, kind: str, row: Sequence[float]) -> None:
         """Adds a row to the next write of its kind."""
         self._rows.setdefault(kind, []).append(row)
         if time.monotonic() - self._written_s > _FLUSH_EVERY_S:

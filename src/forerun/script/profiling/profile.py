@@ -14,7 +14,7 @@ from forerun.script.capturing.job import EPOCH_NAMES
 from forerun.script.command_words import command_arguments
 from forerun.script.diagnosis.causes import Cause
 from forerun.script.profiling.launch import Launch
-from forerun.script.profiling.recorded import Floats, ProcessRecord
+from forerun.script.profiling.recorded import Floats, ProcessRecord, Spans
 
 if TYPE_CHECKING:
     from forerun.script.diagnosis.observation import Observation
@@ -28,7 +28,6 @@ STEP_NAMES = (
     "num_iterations",
     "total_steps",
 )
-_BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED, _BATCHES, _SAVING, _COLLECTING = range(10)
 _IMAGE_DIMS = 4
 _ALL_CORES = 0.85
 _LEAST_POINTS, _STRAIGHT, _GROWN = 6, 0.9, 0.03
@@ -166,18 +165,16 @@ class Profile(Answer):
         return cast(Profile, from_plain(cls, {**document, "parts": parts}, least=-256.0))
 
 
-def steady_steps(steps: Floats) -> Floats:
+def steady_steps(steps: Spans) -> Spans:
     """Steps that represent later ones: not traced, and not the first, if there are others.
 
     The starts of later epochs stay: waiting for workers to start is part of every epoch.
-
-    Args:
-        steps: Rows of steps, (n, 10), see ``ProcessRecord``.
     """
     later = np.arange(len(steps)) > 0
-    for keep in (later & (steps[:, _TRACED] == 0), later):
+    for keep in (later & (steps.is_traced == 0), later):
         if keep.any():
-            return steps[keep]
+            kept: Spans = steps[keep]
+            return kept
     return steps
 
 
@@ -249,17 +246,16 @@ def summarise_run(
         raise ScriptError("expected a training step, got none")
     # Compilation, the first allocations and cold files are no part of the usual step.
     steady = steady_steps(process.steps)
-    durations = steady[:, _END] - steady[:, _BEGIN]
-    step_s, wait_s = float(durations.mean()), float(steady[:, _WAIT].mean())
-    samples = float(steady[:, _SAMPLES].mean())
-    traced = process.steps[process.steps[:, _TRACED] > 0]
+    step_s, wait_s = float(_took_s(steady).mean()), float(steady.wait_s.mean())
+    samples = float(steady.num_samples.mean())
+    traced = process.steps[process.steps.is_traced > 0]
     held_s, traced_held_s = (
-        float(table[:, _SAVING : _COLLECTING + 1].sum()) / max(1, len(table)) for table in (steady, traced)
+        float((spans.saving_s + spans.collecting_s).sum()) / max(1, len(spans)) for spans in (steady, traced)
     )
     parts = parts_of_step(step_s, wait_s, window, held_s=held_s, traced_held_s=traced_held_s)
     phases = _phases(run, process)
     loader = _training_loader(process)
-    batches = float(steady[:, _BATCHES].mean())
+    batches = float(steady.num_batches.mean())
     epochs = epochs if epochs is not None else _epochs_of(run, process)
     per_epoch = _steps_per_epoch(process, loader, batches)
     num_steps = _steps_of_job(run, process, epochs, per_epoch)
@@ -274,9 +270,9 @@ def summarise_run(
         num_steps=len(process.steps),
         num_steady_steps=len(steady),
         step_time_s=step_s,
-        step_time_median_s=float(np.median(durations)),
+        step_time_median_s=float(np.median(_took_s(steady))),
         throughput_samples_per_s=num_ranks * samples / step_s if samples else None,
-        batch_size=float(np.median(steady[:, _SAMPLES])) if samples else None,
+        batch_size=float(np.median(steady.num_samples)) if samples else None,
         parts=parts,
         batches_per_step=float(max(1, round(batches))) if batches else None,
         has_images=any(len(shape) == _IMAGE_DIMS for shape in process.batch_shapes)
@@ -321,30 +317,35 @@ def summarise_run(
 def _phases(run: Launch, process: ProcessRecord) -> dict[str, float]:
     """Time of the whole run by phase; each part is measured, so that their sum can be compared with the wall time."""
     steps, rest, own = process.steps, process.rest, process.own
-    first_s = float(min(table[:, _BEGIN].min() for table in (steps, rest) if len(table)))
-    last_s = float(max(table[:, _END].max() for table in (steps, rest) if len(table)))
+    first_s = float(min(spans.begin_s.min() for spans in (steps, rest) if len(spans)))
+    last_s = float(max(spans.end_s.max() for spans in (steps, rest) if len(spans)))
     own_s = float((own[:, 1] - own[:, 0]).sum()) if len(own) else 0.0
     return {
         "start": first_s - run.begin_s,
-        "steps": float((steps[:, _END] - steps[:, _BEGIN]).sum()),
-        "between": float((rest[:, _END] - rest[:, _BEGIN]).sum()),
+        "steps": float(_took_s(steps).sum()),
+        "between": float(_took_s(rest).sum()),
         "profiling": own_s,
         "end": max(0.0, run.end_s - last_s),
     }
 
 
-def _held(process: ProcessRecord, steady: Floats) -> dict[str, float]:
+def _took_s(spans: Spans) -> Floats:
+    found: Floats = spans.end_s - spans.begin_s
+    return found
+
+
+def _held(process: ProcessRecord, steady: Spans) -> dict[str, float]:
     """Time of a steady step in which saving, collecting garbage or work between steps held the script up [s]."""
     rest = process.rest
-    amid = rest[(rest[:, _BEGIN] >= steady[0, _BEGIN]) & (rest[:, _END] <= steady[-1, _END])]
-    between = amid[:, _END] - amid[:, _BEGIN] - amid[:, _SAVING] - amid[:, _COLLECTING]
-    both = np.concatenate([steady, amid])
-    sums = {"saving": both[:, _SAVING], "collecting": both[:, _COLLECTING], "between": between}
-    return {name: float(times_s.sum()) / len(steady) for name, times_s in sums.items()}
+    amid = rest[(rest.begin_s >= steady.begin_s[0]) & (rest.end_s <= steady.end_s[-1])]
+    saving_s, collecting_s = (steady[name].sum() + amid[name].sum() for name in ("saving_s", "collecting_s"))
+    between_s = (_took_s(amid) - amid.saving_s - amid.collecting_s).sum()
+    sums_s = {"saving": saving_s, "collecting": collecting_s, "between": between_s}
+    return {name: float(sum_s) / len(steady) for name, sum_s in sums_s.items()}
 
 
 def _training_loader(process: ProcessRecord) -> dict[str, Any]:
-    numbers = process.steps[:, _LOADER].astype(int)
+    numbers = process.steps.loader.astype(int)
     known = numbers[numbers >= 0]
     if not len(known):
         return {}
@@ -359,7 +360,7 @@ def _steps_per_epoch(
     """Steps of an epoch: as the trainer says, as counted over a whole epoch, or the loader's batches by a step's."""
     if (known := process.job.get("steps_per_epoch")) is not None:
         return int(known)
-    starts = np.flatnonzero(process.steps[:, _STARTS])
+    starts = np.flatnonzero(process.steps.starts_epoch)
     if len(starts) > 1:
         return int(np.median(np.diff(starts)))
     num_batches = loader.get("num_batches")
@@ -447,7 +448,7 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
     """CPU time of a step and used share of the cores, between the first and the last step."""
     times = np.asarray([sample.time_s for sample in run.samples])
     used = np.asarray([sample.cpu_s for sample in run.samples])
-    begin_s, end_s = process.steps[0, _BEGIN], process.steps[-1, _END]
+    begin_s, end_s = process.steps.begin_s[0], process.steps.end_s[-1]
     if len(times) < 2 or end_s <= begin_s:
         return 0.0, 0.0
     used_s = float(np.interp(end_s, times, used) - np.interp(begin_s, times, used))
@@ -456,8 +457,9 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
 
 def memory_growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
     """A sentence where memory grows with the steps: a straight line through most of what it varies."""
-    after = process.steps[np.flatnonzero(process.steps[:, _TRACED])[-1:].max(initial=0), _END]
-    points = [(s.time_s, s.memory_bytes) for s in run.samples if after <= s.time_s <= process.steps[-1, _END]]
+    after = process.steps.end_s[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=0)]
+    ends_s = process.steps.end_s
+    points = [(s.time_s, s.memory_bytes) for s in run.samples if after <= s.time_s <= ends_s[-1]]
     if len(points) < _LEAST_POINTS:
         return ()
     times_s, memory_bytes = np.asarray(points, dtype=float).T
@@ -466,7 +468,7 @@ def memory_growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
     is_straight = np.corrcoef(times_s, memory_bytes)[0, 1] ** 2 > _STRAIGHT if memory_bytes.std() else False
     if not is_straight or grown_bytes < _GROWN * memory_bytes[0]:
         return ()
-    num_steps = int(((process.steps[:, _END] > times_s[0]) & (process.steps[:, _END] <= times_s[-1])).sum())
+    num_steps = int(((ends_s > times_s[0]) & (ends_s <= times_s[-1])).sum())
     step_bytes = grown_bytes / max(1, num_steps)
     return (
         f"memory grew by {step_bytes / 2**20:.3g} MiB a step: are losses or outputs kept with their graphs in place "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import numpy.typing as npt
 
 from forerun.base.errors import FailureError
 from forerun.base.kept import write_whole
+from forerun.script.profiling.step_hooks import LoaderSpan
 
 Floats = npt.NDArray[np.float64]
+Spans = np.recarray[Any, Any]
+"""Stretches of time with the fields of ``LoaderSpan``, (n,)."""
 
-_COLUMNS = 10
+_SPAN = np.dtype([(each.name, float) for each in fields(LoaderSpan)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +31,8 @@ class ProcessRecord:
         rank: Rank in a distributed job; None outside such a job.
         begin_s: Time at which the hooks were installed, monotonic clock [s].
         was_stopped: True if the hooks stopped it after the requested steps.
-        steps: Training steps, (n, 10): begin, end, wait [s], samples, loader, starts an epoch, is traced, batches, and
-            the time of saving checkpoints and of collecting garbage [s].
-        rest: Stretches without training, in the same columns.
+        steps: Training steps.
+        rest: Stretches without training.
         thread: Clock, processor time of the training thread and its wait for a free core so far (-1 if that is not
             known), (n, 3) [s].
         own: Begin and end of the times that the hooks took, (n, 2) [s].
@@ -47,8 +49,8 @@ class ProcessRecord:
     rank: int | None
     begin_s: float
     was_stopped: bool
-    steps: Floats
-    rest: Floats
+    steps: Spans
+    rest: Spans
     thread: Floats
     own: Floats
     loaders: tuple[dict[str, Any], ...]
@@ -62,7 +64,8 @@ class ProcessRecord:
     @property
     def traced_steps(self) -> Floats:
         """Begin and end of the steps that were traced, (n, 2) [s]."""
-        return self.steps[self.steps[:, 6] > 0, :2]
+        traced = self.steps[self.steps.is_traced > 0]
+        return np.stack([traced.begin_s, traced.end_s], axis=1)
 
 
 def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
@@ -91,8 +94,8 @@ def _read_process(path: Path) -> ProcessRecord | None:
         rank=None if start["rank"] is None else int(start["rank"]),
         begin_s=start["time_s"],
         was_stopped="stopped" in records,
-        steps=_table(records.get("steps", []), _COLUMNS),
-        rest=_table(records.get("rest", []), _COLUMNS),
+        steps=_spans(records.get("steps", [])),
+        rest=_spans(records.get("rest", [])),
         thread=_table(records.get("thread", []), 3),
         own=_table(records.get("own", []), 2),
         loaders=tuple(records.get("loader", [])),
@@ -119,6 +122,11 @@ def _options(records: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], 
     for record in (*records.get("options", []), *records.get("arguments", [])):
         by_name.update({option["name"]: option for option in record["options"]})
     return tuple(by_name.values())
+
+
+def _spans(records: list[dict[str, Any]]) -> Spans:
+    rows = [tuple(row) for record in records for row in record["rows"]]
+    return np.array(rows, dtype=_SPAN).view(np.recarray)
 
 
 def _table(records: list[dict[str, Any]], num_columns: int) -> Floats:

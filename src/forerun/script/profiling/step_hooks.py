@@ -229,6 +229,7 @@ class LoaderSpan:
         num_updates: Number of optimizer steps; 0 for a stretch that is not a training step (validation, saving, start).
         loader: Number of the loader that gave the last batch; -1 without one.
         starts_epoch: True if a loader started in the stretch.
+        is_traced: True if the stretch lies in the traced window.
         saving_s: Time of saving checkpoints in the stretch [s].
         collecting_s: Time of collecting garbage [s].
     """
@@ -241,6 +242,7 @@ class LoaderSpan:
     num_updates: int = 0
     loader: int = -1
     starts_epoch: bool = False
+    is_traced: bool = False
     saving_s: float = 0.0
     collecting_s: float = 0.0
 

@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ _SAVES = {
     "torch.distributed.checkpoint.state_dict_saver": "save",
 }
 """Functions that write checkpoints, by their modules."""
+_row = attrgetter(*(each.name for each in fields(LoaderSpan)))
 
 
 class Watch(StepListener):
@@ -76,8 +79,8 @@ class Watch(StepListener):
         self._write_all("end")
 
     def _step(self, interval: LoaderSpan) -> None:
-        is_traced = self._window.is_open
-        self._recording.add("steps", _row(interval, is_traced=is_traced))
+        interval.is_traced = self._window.is_open
+        self._recording.add("steps", _row(interval))
         self._num_steps += 1
         if interval.end_s - self._looked_s >= _LOOK_EVERY_S:
             self._look_at_thread(interval.end_s)
@@ -92,7 +95,7 @@ class Watch(StepListener):
             self._stop()
 
     def _rest(self, interval: LoaderSpan) -> None:
-        self._recording.add("rest", _row(interval, is_traced=False))
+        self._recording.add("rest", _row(interval))
 
     def saves(self, name: str) -> Callable[[Any], None]:
         """Patch that times a function of a module which saves."""
@@ -203,21 +206,6 @@ def _waited_for_core_s() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
         return -1.0
-
-
-def _row(interval: LoaderSpan, *, is_traced: bool) -> list[float]:
-    return [
-        interval.begin_s,
-        interval.end_s,
-        interval.wait_s,
-        interval.num_samples,
-        interval.loader,
-        int(interval.starts_epoch),
-        int(is_traced),
-        interval.num_batches,
-        interval.saving_s,
-        interval.collecting_s,
-    ]
 
 
 class Window:

@@ -200,7 +200,7 @@ def _figures(run: Launch) -> dict[str, Any]:
         return {"start_memory_bytes": start_bytes, "peak_memory_bytes": run.peak_memory_bytes}
     # With one core the used share of the cores is their number.
     seen = summarise_run(run, process, num_usable_cores=1.0)
-    first_s, last_s = float(process.steps[0, 0]), float(process.steps[-1, 1])
+    first_s, last_s = float(process.steps.begin_s[0]), float(process.steps.end_s[-1])
     before = [sample.memory_bytes for sample in run.samples if sample.time_s <= first_s]
     return {
         "start_memory_bytes": max(before, default=start_bytes) if seen.device_peak_bytes is None else 0,
