@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from importlib import metadata
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from torch import nn
 from traced_steps import graph_of, setup_of
 
+from forerun.graph.affine import are_comparable, join_graphs
 from forerun.graph.graph import OpClass, StepPart, at_batch
 from forerun.question.model import ModelRequest
 from forerun.question.setup import OptimizerImplementation
-from forerun.script.capture_script import join_graphs
-from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
+from forerun.tracing.step_graph import step_graph
 from forerun.tracing.trace import trace, trace_built
 
 AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
@@ -80,6 +79,10 @@ MODELS = {
 }
 
 
+def graphs_at(model, *batch_sizes):
+    return [step_graph(model, record_step(model, setup_of(), size), ()) for size in batch_sizes]
+
+
 def built(name):
     model, options = MODELS[name]
     return build_model(model if isinstance(model, str) else model(), **options)
@@ -125,16 +128,16 @@ def test_pairs_of_samples_are_counted_as_pairs():
 
 def test_steps_with_other_operations_are_not_comparable():
     model = build_model(BatchSplitter(), input_shape=(8,))
-    small, large = (record_step(model, setup_of(), size) for size in (2, 4))
+    small, large = graphs_at(model, 2, 4)
     assert are_comparable(small, small)
     assert not are_comparable(small, large)
 
 
 def test_growth_faster_than_the_batch_is_noticed():
     model = build_model(AllPairs(), input_shape=(8,))
-    small, large = (record_step(model, setup_of(), size) for size in (2, 4))
+    small, large = graphs_at(model, 2, 4)
     assert are_comparable(small, large)
-    assert not is_affine(join_traces(model, small, large, ()))
+    assert join_graphs(small, large) is None
 
 
 def test_a_graph_keeps_no_tensor_and_counts_parameters():
@@ -179,25 +182,12 @@ def test_a_weight_of_another_layer_does_not_make_a_weight_gradient():
     # The gradient of the middle layer's input is (6, 24), the shape of the last layer's weight.
     module = nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 16), nn.Linear(16, 24), nn.Linear(24, 6))
     model = build_model(module, input_shape=(8,))
-    small, large = (record_step(model, setup_of(), size) for size in (6, 12))
-    alone, joined = join_traces(model, small, None, ()), join_traces(model, small, large, ())
+    alone, large = graphs_at(model, 6, 12)
+    joined = join_graphs(alone, large)
     middle = alone.ops.module_names.index("1")
     in_middle = (alone.ops.module == middle) & (alone.ops.gemm[:, 1, 0] > 0)
     np.testing.assert_array_equal(alone.ops.step_part[in_middle], joined.ops.step_part[in_middle])
     assert (6, 24) in {tuple(sizes) for sizes in alone.ops.gemm[in_middle, 1:3, 0]}
-
-
-def test_graphs_of_two_sizes_join_to_that_of_two_traces():
-    model = build_model(SmallViT(), input_shape=(3, 32, 32))
-    small, large = (record_step(model, setup_of(), size) for size in (6, 12))
-    one, other, joined = (
-        join_traces(model, a, b, ()) for a, b in ((small, None), (large, None), (small, large))
-    )
-    of_graphs = join_graphs(one, other)
-    for part in ("ops", "memory"):
-        for field in fields(getattr(joined, part)):
-            values = (getattr(getattr(graph, part), field.name) for graph in (of_graphs, joined))
-            np.testing.assert_array_equal(*values, err_msg=field.name)
 
 
 @pytest.mark.parametrize(("precision", "element_bytes"), [("fp32", 4), ("amp", 4), ("bf16", 2), ("fp16", 2)])

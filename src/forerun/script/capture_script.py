@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forerun.base.answers import from_plain
 from forerun.base.errors import MissingExtraError, ScriptError, TraceError
 from forerun.base.isolation import TimeLimit
 from forerun.base.kept import cache_folder, temporary_folder
+from forerun.graph.affine import join_graphs
 from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
-from forerun.graph.graph import Graph, OpClass, StepPart
+from forerun.graph.graph import Graph
 from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.isolation import GUARDED_FILE
 from forerun.script.capturing.pauses import PAUSES_FILE
@@ -421,67 +420,3 @@ def _last_error(folder: Path) -> str:
 def _and_said(folder: Path) -> str:
     last = [line for line in _lines(folder) if line][-1:]
     return f"; it said: {last[0][:200]}" if last else ""
-
-
-_AFFINE = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
-_SAME = ("op_class", "count", "element_bytes", "kernel_area", "stride", "groups", "serial_steps", "law_size")
-_LEAST = -0.5
-"""Rounding of a size of whole bytes or elements."""
-
-
-def join_graphs(first: Graph, second: Graph) -> Graph | None:
-    """A graph affine in the batch size from those of two sizes; None if they do not hold the same operations.
-
-    value = constant + slope * batch. A size that grows faster than the batch has a negative constant and is refused.
-
-    Args:
-        first: Graph of one batch size.
-        second: The same step at another batch size.
-    """
-    low, high = first.only_batch_size, second.only_batch_size
-    if low is None or high is None or low == high or not _are_comparable(first, second):
-        return None
-    apart = high - low
-
-    def affine(a: Any, b: Any) -> Any:
-        slope = (b[..., 0] - a[..., 0]) / apart
-        return np.stack([a[..., 0] - slope * low, slope], axis=-1)
-
-    def work(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-        constant, slope = affine(np.asarray(a), np.asarray(b))
-        return float(constant), float(slope)
-
-    # What a kernel that a compiler makes of several rows moves may fall short.
-    names = (*_AFFINE, "joined_bytes")
-    ops: dict[str, Any] = {n: affine(getattr(first.ops, n), getattr(second.ops, n)) for n in names}
-    size_bytes = affine(first.memory.size_bytes, second.memory.size_bytes)
-    if any(value[..., 0].min(initial=0.0) < _LEAST for value in (size_bytes, *(ops[n] for n in _AFFINE))):
-        return None
-    _, m, n, k = np.moveaxis(ops["gemm"], 1, 0)
-    part = first.ops.step_part
-    in_backward = np.isin(part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT))
-    is_product = np.isin(first.ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & in_backward
-    # A weight gradient sums over the batch; its result does not grow with it.
-    is_weight = is_product & (m[:, 1] == 0) & (n[:, 1] == 0) & (k[:, 1] != 0)
-    ops["step_part"] = np.where(
-        is_weight, int(StepPart.WEIGHT_GRADIENT), np.where(is_product, int(StepPart.BACKWARD), part)
-    )
-    return replace(
-        first,
-        only_batch_size=None,
-        ops=replace(first.ops, **ops),
-        memory=replace(first.memory, size_bytes=size_bytes),
-        model_flops=work(first.model_flops, second.model_flops),
-        recomputed_flops=work(first.recomputed_flops, second.recomputed_flops),
-    )
-
-
-def _are_comparable(first: Graph, second: Graph) -> bool:
-    return all(map(np.array_equal, _columns_of_any(first), _columns_of_any(second)))
-
-
-def _columns_of_any(graph: Graph) -> list[Any]:
-    """Columns that do not change with the batch size."""
-    ops, memory = graph.ops, graph.memory
-    names = np.asarray(ops.kernel_names)[ops.kernel], np.asarray(ops.module_names)[ops.module]
-    return [*(getattr(ops, name) for name in _SAME), *names, memory.event, memory.block]

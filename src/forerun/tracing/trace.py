@@ -147,9 +147,6 @@ _KEPT_VERSION = 1
 _SAVING_VERSION = 5
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
-_BATCH_SIZES = (2, 4)
-"""Batch sizes of the traces, from two because batch norm after global pooling refuses a single value per channel."""
-
 _CACHE_BYTES = 2**30
 """Largest size of the cache of graphs on disk [bytes]; graphs of images have 20 to 200 KB."""
 
@@ -462,26 +459,22 @@ def _evict(folder: Path) -> None:
 
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
-    from forerun.tracing.affine import are_comparable, is_affine, join_traces
+    from forerun.graph.affine import graph_for
     from forerun.tracing.models.built_model import without_own_loss
     from forerun.tracing.models.meta_build import explain_failure, is_data_dependent
     from forerun.tracing.step import record_step
+    from forerun.tracing.step_graph import step_graph
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)
+
+    def graph_at(batch_size: int) -> Graph:
+        return step_graph(built, record_step(built, setup, batch_size), versions)
+
     try:
         if built.only_batch_size is not None:
-            only = record_step(built, setup, built.only_batch_size)
-            return _with_update(join_traces(built, only, None, versions), built, setup)
-        # Two batches give every size as a line; a third would cost half as much again.
-        small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
-        if not are_comparable(small, large):  # a first step may also fill the model's own caches
-            small = record_step(built, setup, _BATCH_SIZES[0])
-        if are_comparable(small, large):
-            graph = join_traces(built, small, large, versions)
-            if is_affine(graph):
-                return _with_update(graph, built, setup)
-        exact = record_step(built, setup, setup.batch_size_per_device)
-        graph = join_traces(built, exact, None, versions)
+            graph = graph_at(built.only_batch_size)
+        else:
+            graph = graph_for(graph_at, setup.batch_size_per_device)
     except ForerunError:
         raise
     except Exception as error:  # the user's model may raise anything
@@ -489,8 +482,7 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
         if plain is None:
             raise explain_failure(error, built) from error
         return trace_built(plain, setup)
-    note = "the operations of this model depend on the batch size: it is traced for each batch size"
-    return _with_update(replace(graph, notes=(*graph.notes, note)), built, setup)
+    return _with_update(graph, built, setup)
 
 
 def _with_update(graph: Graph, built: BuiltModel, setup: TrainingSetup) -> Graph:

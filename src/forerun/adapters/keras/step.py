@@ -23,16 +23,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forerun.adapters.keras.build import KerasModel
 from forerun.base.errors import ForerunError
+from forerun.graph.affine import graph_for
 from forerun.graph.graph import Graph, StepPart, at_batch
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.models.built_model import BuiltModel, inferred_loss
 from forerun.tracing.models.meta_build import explain_failure
 from forerun.tracing.optimizers import fuse_optimizer
 from forerun.tracing.recorder import RecordedRow, StepRecorder
 from forerun.tracing.step import RawTrace, record_step
+from forerun.tracing.step_graph import step_graph
 
-_BATCH_SIZES = (2, 4)
 _STATISTICS = ("moving_mean", "moving_variance")
 
 
@@ -154,18 +154,10 @@ def _main_loss(output: Any, batch: Mapping[str, Any], activation: str) -> torch.
 
 def _traced(built: BuiltModel, model: Any, setup: TrainingSetup) -> Graph:
     versions = [(name, metadata.version(name)) for name in ("torch", "keras")]
-    small, large = (_recorded(built, model, setup, size) for size in _BATCH_SIZES)
-    if not are_comparable(small, large):  # a first step may also fill the model's own caches
-        small = _recorded(built, model, setup, _BATCH_SIZES[0])
-    if are_comparable(small, large):
-        graph = join_traces(built, small, large, versions)
-        if is_affine(graph):
-            return graph
-    # Neither two batch sizes nor a line through them: branches of the model's code follow the batch.
-    exact = _recorded(built, model, setup, setup.batch_size_per_device)
-    note = "the operations of this model depend on the batch size: it is traced for each batch size"
-    graph = join_traces(built, exact, None, versions)
-    return replace(graph, notes=(*graph.notes, note))
+    return graph_for(
+        lambda size: step_graph(built, _recorded(built, model, setup, size), versions),
+        setup.batch_size_per_device,
+    )
 
 
 def _recorded(built: BuiltModel, model: Any, setup: TrainingSetup, batch_size: int) -> RawTrace:

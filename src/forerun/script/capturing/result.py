@@ -27,9 +27,9 @@ from forerun.script.capturing.source import called_name, frames_around, parsed
 from forerun.script.capturing.stand_ins import Parallelism
 from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
-from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
+from forerun.tracing.step_graph import memory_stream, op_table, product_flops
 
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
@@ -76,21 +76,21 @@ def write_result(
     batch_size = _batch_size(steps, chosen, num_micro_steps, flags["options"], frame)
     raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
     parameters, trained = steps.parameters(), steps.trained()
-    operations = op_table(raw, None, named)
+    operations = op_table(raw, named)
     graph = Graph(
         model="",
         input_shape=steps.input_shape,
         num_parameters=sum(p.numel() for p in parameters),
         num_trainable_parameters=sum(p.numel() for p in trained),
         ops=operations,
-        memory=memory_stream(raw, None),
+        memory=memory_stream(raw),
         only_batch_size=batch_size,
         parameter_names=names,
         uses_layer_norm=bool((operations.op_class == OpClass.LAYER_NORM).any()),
         unsupported_ops=tuple(sorted(raw.unsupported)),
         tokens_per_sample=_tokens_per_sample(steps, batch_size),
-        model_flops=product_flops(raw, None, recomputed=False),
-        recomputed_flops=product_flops(raw, None, recomputed=True),
+        model_flops=product_flops(raw, recomputed=False),
+        recomputed_flops=product_flops(raw, recomputed=True),
         versions=(("torch", torch.__version__.partition("+")[0]),),
     )
     write_graph(graph, folder / GRAPH_FILE)
