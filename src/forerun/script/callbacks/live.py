@@ -249,6 +249,7 @@ class LiveForecast(StepListener):
         )
         epochs_left = num_left / per_epoch if per_epoch else 0.0
         between_s = epochs_left * self._between_s / max(1.0, self.num_done / per_epoch) if per_epoch else 0.0
+        # Single steps vary more than their sum; means of independent steps less, since slow stretches last for many.
         low, high = np.quantile(blocks, [0.05, 0.95])
         mean = float(steps.mean())
         return (

@@ -24,6 +24,7 @@ from forerun.script.diagnosis.observation import (
 
 _MOST_BYTES = 64 * 2**20
 _NUMBER = r"(\d[\d,_]*\.?\d*(?:e[+-]?\d+)?)"
+# A time with its unit, and perhaps its running mean in brackets, as ImageNet's example prints it; 12:30 is a clock.
 _TIME = rf"['\"]?\s*[:=]?\s*{_NUMBER}\s*(ms|s\b)?(?![\d:])(?:[^()\n]{{0,20}}\(\s*{_NUMBER}\s*(ms|s)?\b)?"
 _STEP = re.compile(
     r"(?<![\w.-])(?<!data )(?<!total )(?<!epoch )(?<!eval )(?<!val )"
@@ -33,6 +34,7 @@ _STEP = re.compile(
 _DATA = re.compile(rf"(?<![\w.-])(?:load_)?data(?:[_ ]?time)?\s*(\(ms\)|\(s\))?{_TIME}", re.IGNORECASE)
 _UNIT = r"(samples|sequences|seq|images|img|imgs|tokens|tok|words|steps|it|iter|iters|t|w)"
 _PER = r"(?:\s*/\s*|_per_|(?=ps))(?:s(?:ec(?:ond)?)?(?![a-z])|ps)\s*(?:(?:/|_per_)\s*(gpu|device))?"
+# With the unit before or behind: "410 images/s", "samples_per_second: 410". A k stands for thousands.
 _RATE = re.compile(rf"(?<![\w.]){_NUMBER}\s*(k?)\s*{_UNIT}{_PER}", re.IGNORECASE)
 _NAMED_RATE = re.compile(rf"{_UNIT}{_PER}['\"]?\s*[:=]\s*{_NUMBER}\s*(k?)", re.IGNORECASE)
 _PER_STEP = re.compile(

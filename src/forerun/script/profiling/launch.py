@@ -29,6 +29,7 @@ _KEPT_LINES = 4000
 _TAIL_LINES = 3
 _LONGEST_TAIL = 300
 _LONGEST_LINE = 65_536
+"""Progress bars that return to the begin of a line never end it."""
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
 
@@ -200,6 +201,8 @@ def start_with_hooks(
     variables.setdefault("PYTHONUNBUFFERED", "1")
     variables.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's own remarks are not the script's output
     _children_before[settings_file] = {child.pid for child in psutil.Process().children()}
+    # A process whose parent ends, such as a worker of a crashed launcher, comes to this one and not to init, where
+    # nothing would find and end it. A terminal sends Ctrl-C to its own session alone, so the command gets it from here.
     set_process_option(ProcessOption.CHILD_SUBREAPER, 1)
     try:
         return subprocess.Popen(

@@ -109,6 +109,7 @@ class StepHooks:
                 iterator._forerun_loader = id(loader)
             return iterator
 
+        # Persistent workers keep their iterator, which begins a later epoch here and not in ``_get_iterator``.
         @surround(module._MultiProcessingDataLoaderIter, "_reset")
         def timed_again(again: Any, iterator: Any, loader: Any, first_iter: bool = False) -> None:
             if first_iter or os.getpid() != self._pid:

@@ -22,7 +22,9 @@ LEAST_PAIRS = 3
 MOST_PAIRS = 8
 _NUM_CANDIDATES = 3
 _RESERVED = 0.3
+"""Share of the runs that repeat the winner: a search without repeats mostly finds the luckiest of equal trials."""
 _FEWEST_RUNS = 20
+"""The share of fewer runs is no three pairs."""
 _MOST_TRIED = 3
 _AS_IT_IS = ScriptConfiguration(arguments={}, hooks={})
 

@@ -44,6 +44,7 @@ def expected_rate(
     batch = samples * growth
     own_workers = int(profile.loader.get("num_workers") or 0)
     num_workers = int(values.get("num_workers", own_workers))
+    # Workers that run already hide what a sample costs: it is at most their whole time, and too much is told.
     cost_s = (
         profile.loader_wait_s / samples if own_workers == 0 else profile.step_time_s * own_workers / samples
     )

@@ -62,6 +62,8 @@ class TrialStore:
             optuna.samplers.RandomSampler(seed=seed)
             if sampler == "random"
             else optuna.samplers.TPESampler(
+                # Settings of a script depend on each other, such as workers on the batch; and sessions ask while the
+                # trials of others run, whose configurations the liar counts as bad so that none is tried twice.
                 seed=seed,
                 multivariate=True,
                 constant_liar=True,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 TrialRunner = Callable[..., TrialResult]
 
 _MOST_REJECTED_IN_A_ROW = 200
+"""The sampler learns of each; where so many in a row do not fit, hardly anything does."""
 _LATEST_CRASHES = 5
 _LEAST_TIMEOUT_S = 1.0
 _LATE = 0.05
