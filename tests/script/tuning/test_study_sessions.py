@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from study_commands import environment
+from study_commands import BY_HAND, environment
 
 from forerun.question.devices.local import lock_device
 from small_clusters import node_of, small_cluster
@@ -27,22 +27,16 @@ class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.ones(4), index % 2
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_size, shuffle=True):
     torch.nn.functional.cross_entropy(model(images), labels).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    {by_hand}
     time.sleep({pause_s})
 """
-SPACE = """
-parameters:
-  batch_size: {values: [4, 8, 16, 32], map: --batch-size}
-  optimizer_implementation: {values: [foreach, forloop]}
-"""
+SPACE = "parameters: {batch_size: {values: [2, 4, 8, 16, 32], map: --batch-size}}"
 
 
 def write_study(folder: Path, *, pause_s: float) -> list[str]:
-    script = SCRIPT.format(started=str(folder / "started"), pause_s=pause_s)
+    script = SCRIPT.format(started=str(folder / "started"), pause_s=pause_s, by_hand=BY_HAND)
     (folder / "train.py").write_text(script)
     (folder / "space.yaml").write_text(SPACE)
     words = ["tune", "space.yaml", "--trial-time", "0.3s", "--no-check", "--json", "--seed", "0"]

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from study_commands import environment, run_here
+from study_commands import BY_HAND, environment, run_here
 
 SCRIPT = """
 import argparse, time
@@ -21,12 +21,11 @@ class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.ones(4), index % 2
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+OPTIMIZER
 for epoch in range(2):
     for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_size, shuffle=True):
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        UPDATE
         time.sleep(0.01)
     print(f"val_acc=0.{epoch + 5}")
 """
@@ -41,12 +40,14 @@ parameters:
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("OPTIMIZER\n", "").replace("UPDATE", BY_HAND))
     (tmp_path / "space.yaml").write_text(SPACE)
     return tmp_path
 
 
 def test_a_study_finds_the_larger_batch_checks_it_and_applies(folder):
+    script = SCRIPT.replace("OPTIMIZER", "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)")
+    (folder / "train.py").write_text(script.replace("UPDATE", "optimizer.step(); optimizer.zero_grad()"))
     digest = hashlib.sha256((folder / "train.py").read_bytes()).hexdigest()
     tuned = run_here(
         folder, "tune", "space.yaml", "--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--",
