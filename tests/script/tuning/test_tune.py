@@ -115,20 +115,18 @@ for word in sys.argv[1:]:
     name, value = word.removeprefix("--").split("=")
     globals()[name] = int(value)
 model = torch.nn.Linear(6, 2)
-optimizer = torch.optim.AdamW(model.parameters())
 for step in range(max_iters):
     loss = model(torch.randn(batch_size, 6)).sum()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    UPDATE
     time.sleep(0.01)
 print("val loss 1.5")
 """
 
 
 def test_a_script_without_a_loader_that_reads_its_own_arguments_is_tuned(folder):
-    (folder / "train.py").write_text(WITHOUT_LOADER)
-    space = "{batch_size: {values: [4, 16], map: --batch_size=}, optimizer_implementation: {values: [foreach, fused]}}"
+    (folder / "train.py").write_text(WITHOUT_LOADER.replace("UPDATE", BY_HAND))
+    space = "{batch_size: {values: [4, 8, 16], map: --batch_size=}}"
     (folder / "space.yaml").write_text(f"metric: val loss\nparameters: {space}")
     words = ("--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--")
     tuned = run_here(folder, "tune", "space.yaml", *words, sys.executable, "train.py", "--batch_size=4")
