@@ -39,7 +39,7 @@ def _refusal_of_a_name():
 
 
 @made_up.exclude(path="/models").parametrize()
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_made_up_questions_have_answers_that_the_document_describes(case, address):
     response = case.call(base_url=address, timeout=120)
     assert response.status_code < 500, response.text
@@ -50,7 +50,7 @@ def test_made_up_questions_have_answers_that_the_document_describes(case, addres
 
 
 @made_up.include(path=["/predict", "/scale"]).parametrize()
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_made_up_figures_of_real_models_have_answers(case, address):
     # What is outside the document's form is refused before a model is looked for, which the test above asks.
     if not isinstance(case.body, dict) or case.meta.generation.mode.is_negative:
