@@ -125,10 +125,10 @@ def test_a_calibration_predicts_as_it_does_in_predict(own, calibration):
 
 @pytest.mark.skipif(util.find_spec("keras") is None, reason="Keras is not installed")
 def test_a_prediction_in_keras_is_that_of_predict(own):
-    table = own(row("keras:MobileNetV3Small", "rtx-3090", framework="keras", layout="nhwc"))
+    table = own(row("keras:cnn:depth=2,base_filters=8", "rtx-3090", framework="keras", layout="nhwc"))
     found = forerun.evaluate(table)
     asked = {"device": "rtx-3090", "batch_size": 16, "image_size": 64}
-    estimate = forerun.predict("keras:MobileNetV3Small", **asked).step_time_s
+    estimate = forerun.predict("keras:cnn:depth=2,base_filters=8", **asked).step_time_s
     assert (found.predicted_s[0], found.low_s[0], found.high_s[0]) == pytest.approx(
         (estimate.value, estimate.low, estimate.high)
     )

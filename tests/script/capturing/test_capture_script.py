@@ -88,6 +88,11 @@ def captured(folder, tmp_path_factory):
         yield capture
 
 
+def briefly(text):
+    """A script that goes on for a second of the processor, not four, to see what ends an epoch: it has no epochs."""
+    return f"import forerun.script.capturing.pauses as pauses; pauses._CPU_S = 1.0\n{text.lstrip()}"
+
+
 @pytest.fixture(scope="module")
 def tied(captured):
     return captured(TIED)
@@ -259,14 +264,14 @@ def test_what_follows_an_epoch_is_seen_and_its_conditions_are_read(captured, fol
 
 
 def test_what_comes_every_so_many_steps_is_read_from_the_loop(captured):
-    facts = captured(STEPPING).facts
+    facts = captured(briefly(STEPPING)).facts
     assert facts.validation == CapturedPause(unit="steps", every=200)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
     assert (facts.max_steps, facts.precision, facts.convolution_precision) == (2000, "fp32", "tf32")
 
 
 def test_a_momentum_encoder_is_an_average_and_nested_conditions_hold_together(captured):
-    facts = captured(MOMENTUM).facts
+    facts = captured(briefly(MOMENTUM)).facts
     assert (facts.way, facts.averages, facts.max_steps) == ("pretended", True, 1000)
     assert facts.checkpoints == CapturedPause(unit="steps", every=200)
 
@@ -280,7 +285,7 @@ def test_several_optimizers_accumulate_and_a_counter_of_samples_says_how_often(c
 
 
 def test_ticks_of_many_steps_are_read_by_the_mark_that_they_leave(captured):
-    facts = captured(TICKING).facts
+    facts = captured(briefly(TICKING)).facts
     assert (facts.way, facts.max_steps, facts.compile) == ("pretended", 12_500, False)
     assert facts.checkpoints == CapturedPause(unit="steps", every=500)
 
@@ -321,12 +326,13 @@ def test_a_process_that_trains_a_network_of_its_own_is_ended(captured):
 
 
 def test_a_round_is_a_step_though_only_some_update_the_actor_and_targets_are_no_average(captured):
-    found = captured(TURNS)
+    found = captured(briefly(TURNS))
     facts = found.facts
     assert (facts.max_steps, facts.batch_size, facts.num_micro_steps, facts.averages) == (899, 32, 1, False)
     assert [part.num_uses for part in facts.optimizers] == [1, 1]
     assert set(found.graph.ops.count) == {0.5}  # of two rounds, one with both updates
-    assert captured(TURNS + 'torch.save(target.state_dict(), "target.pt")\n').facts.averages
+    saved = TURNS + 'torch.save(target.state_dict(), "target.pt")\n'
+    assert captured(briefly(saved)).facts.averages
 
 
 def test_micro_steps_go_on_over_the_end_of_an_epoch_and_previews_are_none(captured):
@@ -344,7 +350,7 @@ def test_batches_of_an_evaluation_with_gradients_are_none_of_a_step(captured):
 
 
 def test_equal_micro_steps_are_not_all_run(captured):
-    facts = captured(MANY_MICRO_STEPS).facts
+    facts = captured(briefly(MANY_MICRO_STEPS)).facts
     assert (facts.way, facts.batch_size, facts.num_micro_steps, facts.max_steps) == ("pretended", 4, 16, 30)
 
 

@@ -1,5 +1,6 @@
 """Parts of the hooks that need no script: loops read from source, and the share of a mask's blocks."""
 
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -310,17 +311,28 @@ def test_rounds_without_a_better_loss_count_no_steps():
     assert (jobs[0].epochs, jobs[0].steps_per_epoch) == (50, 1)
 
 
-def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_its_samples():
-    def loader(samples):
-        yield samples
+def loader(samples):
+    yield samples
 
-    samples = [0] * 640
+
+def through_a_loader_made_here(samples):
     for _ in loader(samples):
-        job = job_of(here(), Progress(num_steps=2, num_fetches=1, num_batches=20))
-        assert job.steps_per_epoch == 20
-    for _ in samples:  # as an object around the loader says its length
-        job = job_of(here(), Progress(num_steps=2, num_fetches=1, num_batches=20, num_samples=640))
-        assert job.steps_per_epoch == 20
+        yield here()
+
+
+def through_an_object_around_the_loader(samples):
+    for _ in samples:
+        yield here()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [(through_a_loader_made_here, {}), (through_an_object_around_the_loader, {"num_samples": 640})],
+)
+def test_a_loop_is_as_long_as_the_batches_of_its_loader_and_not_as_its_samples(script, told):
+    frames = script([0] * 640)
+    job = job_of(next(frames), Progress(num_steps=2, num_fetches=1, num_batches=20, **told))
+    assert job.steps_per_epoch == 20
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():
@@ -352,12 +364,21 @@ def test_micro_steps_are_not_steps(num_micro_steps):
                 assert (job.epochs, job.steps_per_epoch) == (5, 10 // num_micro_steps)
 
 
-def test_counted_rounds_of_an_epoch_go_through_a_loader_several_times():
+def by_counted_rounds():
     num_epochs = 3
     for _ in range(num_epochs):
         for _ in range(100):
-            job = job_of(here(), Progress(num_steps=1, num_fetches=2, num_batches=11))
-            assert (job.epochs, job.steps_per_epoch) == (num_epochs, 100)
+            yield here()
+
+
+def test_counted_rounds_of_an_epoch_go_through_a_loader_several_times():
+    frames = by_counted_rounds()
+    for frame in (
+        next(frames),
+        next(itertools.islice(frames, 99, None)),
+    ):  # of the first and the second epoch
+        job = job_of(frame, Progress(num_steps=1, num_fetches=2, num_batches=11))
+        assert (job.epochs, job.steps_per_epoch) == (3, 100)
 
 
 def by_samples():

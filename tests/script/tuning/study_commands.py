@@ -15,6 +15,10 @@ from forerun.surface.cli.main import app
 SOURCE = Path(__file__).parents[3] / "src"
 
 
+BY_HAND = "for weight in model.parameters(): weight.data, weight.grad = weight - 0.1 * weight.grad, None"
+"""An update for scripts of which no optimizer is asked: PyTorch's first takes as long to start as half of the rest."""
+
+
 def environment(**own: str) -> dict[str, str]:
     """The environment with this checkout on the import path; one thread, so that two cores are enough."""
     path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -35,3 +39,32 @@ def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.strip().splitlines()[-1]
+
+
+SCRIPT = """
+import argparse, os, time
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+args = parser.parse_args()
+with open({started!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.ones(4), index % 2
+model = torch.nn.Linear(4, 2)
+for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_size, shuffle=True):
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    {by_hand}
+    time.sleep({pause_s})
+"""
+SPACE = "parameters: {batch_size: {values: [2, 4, 8, 16, 32], map: --batch-size}}"
+
+
+def write_study(folder: Path, *, pause_s: float) -> list[str]:
+    """A script that notes its processes in ``started``, and the command that tunes it."""
+    script = SCRIPT.format(started=str(folder / "started"), pause_s=pause_s, by_hand=BY_HAND)
+    (folder / "train.py").write_text(script)
+    (folder / "space.yaml").write_text(SPACE)
+    words = ["tune", "space.yaml", "--trial-time", "0.3s", "--no-check", "--json", "--seed", "0"]
+    return [sys.executable, "-m", "forerun", *words]

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from study_commands import last_line, run_here
+from study_commands import BY_HAND, last_line, run_here
 
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
@@ -17,7 +17,7 @@ def make():
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     return torch.nn.Sequential(*layers, torch.nn.Linear(16, 2))
 """
-SCRIPT = """
+SCRIPT = f"""
 import argparse
 import torch
 from network import make
@@ -29,12 +29,10 @@ class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.ones(3, args.size, args.size), index % 2
 model = make()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(50):
     for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_size):
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        {BY_HAND}
 """
 SPACE = """
 parameters:

@@ -1,10 +1,14 @@
-"""Trials that are judged by the values they print: here, and on the nodes of a cluster."""
+"""Trials that are judged by the values they print: here, and on the nodes of a cluster, of which some die."""
 
+import json
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
-from study_commands import environment
+from study_commands import BY_HAND, environment, write_study
 
 from forerun.adapters.clusters.ray import ray_runner
 from forerun.script.callbacks.pruner import TrialPruner
@@ -36,11 +40,10 @@ with open({started!r}, "a") as file:
     file.write(f"{{os.getpid()}}\\n")
 is_first_run = len(open({started!r}).readlines()) == 1
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(1, args.values + 1):
     for images in torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2):
         model(images).sum().backward()
-        optimizer.step()
+        {by_hand}
     print(f"val_acc={{args.ceiling * (1 - 0.6 ** number):.4f}}", flush=True)
     if is_first_run and number == args.first_run_waits_after:
         time.sleep(600)
@@ -71,7 +74,7 @@ def store(tmp_path):
 
 
 def order(tmp_path, *words, **changes) -> TrialOrder:
-    (tmp_path / "train.py").write_text(SCRIPT.format(started=str(tmp_path / "started")))
+    (tmp_path / "train.py").write_text(SCRIPT.format(started=str(tmp_path / "started"), by_hand=BY_HAND))
     command = (sys.executable, str(tmp_path / "train.py"), *words)
     return TrialOrder(command=command, is_short=False, timeout_s=PATIENCE_S, **{"metric": METRIC, **changes})
 
@@ -195,3 +198,33 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
     assert (result.outcome, len(result.curve)) == ("done", 4)
     assert store.study.get_trials()[trial.number].intermediate_values == dict(values)
     assert len((tmp_path / "started").read_text().splitlines()) == 2
+
+
+def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path):
+    # Of three nodes one has died in the test before, one is killed here, and one is left.
+    cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    command = [*write_study(tmp_path, pause_s=0.2), "--ray", cluster.address, "--budget", "2 trials"]
+    # Nodes do not share the folder that the command is started in.
+    command += ["--", sys.executable, str(tmp_path / "train.py")]
+    with (tmp_path / "said").open("w") as said:
+        study = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=tmp_path)
+        # The first is the profile, here; the second a trial, on a node.
+        pid = wait_for_start(tmp_path / "started", 2, study, tmp_path / "said")
+        cluster.remove_node(node_of(cluster, pid), allow_graceful=False)
+        output, _ = study.communicate(timeout=400)
+    assert study.returncode == 0, (tmp_path / "said").read_text()
+    answer = json.loads(output)
+    assert [trial["outcome"] for trial in answer["trials"]] == ["done"] * 2
+    # The profile, two trials, and the one that died with its node, whose process died too.
+    assert len((tmp_path / "started").read_text().splitlines()) == 4
+    assert not psutil.pid_exists(pid)
+
+
+def wait_for_start(started: Path, number: int, study: subprocess.Popen[str], said: Path) -> int:
+    deadline_s = time.monotonic() + 400
+    while time.monotonic() < deadline_s and study.poll() is None:
+        lines = started.read_text().splitlines() if started.exists() else []
+        if len(lines) >= number:
+            return int(lines[number - 1])
+        time.sleep(0.05)
+    raise AssertionError(f"no trial was begun: {said.read_text()}")

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from study_commands import environment, run_here
+from study_commands import BY_HAND, environment, run_here
 
 SCRIPT = """
 import argparse, time
@@ -21,12 +21,11 @@ class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.ones(4), index % 2
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+OPTIMIZER
 for epoch in range(2):
     for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_size, shuffle=True):
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        UPDATE
         time.sleep(0.01)
     print(f"val_acc=0.{epoch + 5}")
 """
@@ -41,12 +40,14 @@ parameters:
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("OPTIMIZER\n", "").replace("UPDATE", BY_HAND))
     (tmp_path / "space.yaml").write_text(SPACE)
     return tmp_path
 
 
 def test_a_study_finds_the_larger_batch_checks_it_and_applies(folder):
+    script = SCRIPT.replace("OPTIMIZER", "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)")
+    (folder / "train.py").write_text(script.replace("UPDATE", "optimizer.step(); optimizer.zero_grad()"))
     digest = hashlib.sha256((folder / "train.py").read_bytes()).hexdigest()
     tuned = run_here(
         folder, "tune", "space.yaml", "--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--",
@@ -114,20 +115,18 @@ for word in sys.argv[1:]:
     name, value = word.removeprefix("--").split("=")
     globals()[name] = int(value)
 model = torch.nn.Linear(6, 2)
-optimizer = torch.optim.AdamW(model.parameters())
 for step in range(max_iters):
     loss = model(torch.randn(batch_size, 6)).sum()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    UPDATE
     time.sleep(0.01)
 print("val loss 1.5")
 """
 
 
 def test_a_script_without_a_loader_that_reads_its_own_arguments_is_tuned(folder):
-    (folder / "train.py").write_text(WITHOUT_LOADER)
-    space = "{batch_size: {values: [4, 16], map: --batch_size=}, optimizer_implementation: {values: [foreach, fused]}}"
+    (folder / "train.py").write_text(WITHOUT_LOADER.replace("UPDATE", BY_HAND))
+    space = "{batch_size: {values: [4, 8, 16], map: --batch_size=}}"
     (folder / "space.yaml").write_text(f"metric: val loss\nparameters: {space}")
     words = ("--budget", "3 trials", "--trial-time", "0.3s", "--json", "--seed", "1", "--")
     tuned = run_here(folder, "tune", "space.yaml", *words, sys.executable, "train.py", "--batch_size=4")

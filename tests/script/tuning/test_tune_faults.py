@@ -7,21 +7,21 @@ import sys
 import psutil
 import pytest
 from PIL import Image
-from study_commands import last_line, run_here
+from study_commands import BY_HAND, last_line, run_here
 from typer.testing import CliRunner
 
 from forerun.surface.cli.main import app
 
 TRAINING = """
 import argparse, subprocess, sys, time
-import torch
-from PIL import Image
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=2)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--ceiling", type=float, default=0.9)
 parser.add_argument("--images", default=None)
 args = parser.parse_args()
+import torch
+from PIL import Image
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 6
     def __getitem__(self, index):
@@ -30,14 +30,12 @@ class Data(torch.utils.data.Dataset):
                 Image.open(file).convert("RGB")
         return torch.ones(4), index % 2
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 BEFORE
 loader = torch.utils.data.DataLoader(Data(), batch_size=args.batch_size, shuffle=True, num_workers=WORKERS)
 for epoch in range(args.epochs):
     for images, labels in loader:
         torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        UPDATE
         time.sleep(0.004)
     print(f"LINE")
 """
@@ -49,8 +47,8 @@ parameters: {ceiling: {values: [0.2, 0.22, 0.24, 0.26, 0.28, 0.9], map: --ceilin
 ACCURACY = "val_acc={args.ceiling * (1 - 0.6 ** (epoch + 1)):.4f}"
 
 
-def training(before: str = "", line: str = ACCURACY, workers: int = 0) -> str:
-    text = TRAINING.replace("BEFORE", before).replace("LINE", line)
+def training(before: str = "", line: str = ACCURACY, workers: int = 0, update: str = BY_HAND) -> str:
+    text = TRAINING.replace("BEFORE", before).replace("UPDATE", update).replace("LINE", line)
     return text.replace("WORKERS", str(workers))
 
 
@@ -271,6 +269,8 @@ def test_compare_tells_which_configuration_failed(folder):
 
 
 def test_apply_runs_the_winner_and_lists_its_hooks(folder):
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    (folder / "train.py").write_text(training(made, update="optimizer.step(); optimizer.zero_grad()"))
     (folder / "best.yaml").write_text(
         "arguments: {--batch-size: 3}\nhooks: {optimizer_implementation: foreach, cosine_epochs: 3, compile: 'off'}"
     )

@@ -85,7 +85,7 @@ class Spans:
         return Spans.of(edges[:-1][kept], edges[1:][kept])
 
 
-_MOST_CHARS = 4 * 2**30
+_MOST_CHARS = 2 * 2**30
 """Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""
 _BREAK = 0.1
 """Share of a step from which on a gap before the next one is other work."""
