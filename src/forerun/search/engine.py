@@ -17,7 +17,6 @@ from forerun.cost.memory.peak import (
 )
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
-from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.memory import memory_constants_of, replica_bytes, worst_memory
 from forerun.prediction.models import TracedModels, cost_model_of
@@ -229,7 +228,7 @@ class Engine:
         """Options by the setup in which a run is computed on them; tensor parallelism computes in another one."""
         found: dict[TrainingSetup, list[int]] = {}
         for number in options:
-            setup = compute_setup(replace(run, cluster=self._options[number].cluster))
+            setup = replace(run, cluster=self._options[number].cluster).compute_setup
             found.setdefault(setup, []).append(number)
         return found
 
@@ -259,7 +258,7 @@ class Engine:
                 validation=None if validation is None else validation.row(row),
             )
             one = self._run(index, number, int(sizes[0]))
-            if uses_layout(one):
+            if one.uses_layout:
                 memory = self._replays_of(index, number, model, one, sizes)
             else:
                 memory = self._live_memory(number, live, memory_width(model.graph))
@@ -279,7 +278,7 @@ class Engine:
         return np.where(rest > 0, rest, sizes)
 
     def _exact(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
-        setup = compute_setup(run)
+        setup = run.compute_setup
         model = self._models.of(run)
         own = self._points(model, number, setup, sizes)
         last, samples = own.ends(), self._last_samples(number, sizes)
@@ -318,7 +317,7 @@ class Engine:
         own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
         busy = shared_times(model, run, sizes, alone, weights, exact=exact)
         # A replay counts what several devices hold already; live bytes are those of one device alone.
-        if not exact and not uses_layout(run):
+        if not exact and not run.uses_layout:
             memory_bytes = memory_bytes + [replica_bytes(run, each) for each in busy.gradient_bytes]
         micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
         if option.num_devices > 1:
@@ -382,7 +381,7 @@ class Engine:
     def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
         """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
         constants = self._constants[number]
-        if uses_layout(run):
+        if run.uses_layout:
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
             peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])

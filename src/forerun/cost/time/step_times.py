@@ -164,6 +164,19 @@ def with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, c
     return StepTimes(**values)
 
 
+def scaled(times: StepTimes, factor: Floats) -> StepTimes:
+    """Times of p points with those of device and host multiplied by a factor of each point, (p,)."""
+    return replace(
+        times,
+        step_s=factor * times.step_s,
+        device_s=factor * times.device_s,
+        host_s=factor * times.host_s,
+        memory_bound_s=factor * times.memory_bound_s,
+        kernel_s=None if times.kernel_s is None else factor[:, None] * times.kernel_s,
+        launch_s=None if times.launch_s is None else factor[:, None] * times.launch_s,
+    )
+
+
 def _times_of_formats(
     ops: DistinctOps, points: Sequence[Point], weights: CostModel, offsets: Floats, with_kernels: bool
 ) -> StepTimes:
