@@ -51,6 +51,13 @@ HERE = "here"
 
 _GIVE_SEVERAL = "give several, such as --num-devices 8"
 _SEVERAL = ("several", "fsdp")
+_OF_SEVERAL = (
+    *names_needing(Sharing, *_SEVERAL, *AXES),
+    "parallel",
+    *names_needing(DeviceLayout, *AXES),
+)
+"""Settings that have no meaning with one device."""
+
 _WIDE_BYTES = 4.0
 _FILES = {"recipe", "config"}
 _OF_CLUSTER = ("num_devices", "num_nodes", "intra", "inter")
@@ -153,7 +160,7 @@ class Run(Answer):
             )
         # One device that was asked for by number is a point of a search: settings of several wait for the next.
         if cluster.num_devices == 1 and given.get("num_devices") is None:
-            refuse(given, _of_several(), "there is one device", _GIVE_SEVERAL)
+            refuse(given, _OF_SEVERAL, "there is one device", _GIVE_SEVERAL)
         name = model if isinstance(model, str) else type(model).__name__
         run = cls(
             model=ModelRequest(model=name, **from_settings(ModelRequest, given)),
@@ -174,13 +181,13 @@ class Run(Answer):
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
-        divides = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
-        if divides and self.cluster.num_devices > 1 and self.setup.saving.unquantized is Unquantized.FP32:
+        saving = self.setup.saving
+        is_mixed = saving.unquantized is Unquantized.FP32 and self.cluster.num_devices > 1
+        if is_mixed and (self.sharing.layout.divides_model or self.sharing.strategy.stage == 3):
             raise InvalidSetupError(
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
             )
-        saving = self.setup.saving
         if FusedKernel.EXPERTS in saving.fused_kernels and saving.fp8_recipe is not Fp8Recipe.MX:
             raise InvalidSetupError(
                 "--fused-kernels experts are Transformer Engine's kernels for MXFP8; give --precision fp8 --fp8-recipe "
@@ -476,11 +483,6 @@ def _changed(part: Any, changes: Mapping[str, Any], given: Mapping[str, Any]) ->
     if "tokens" in kept or "tokens" in given:  # tokens are the length of the whole job
         gone |= {"dataset_size", "epochs", "validation_size"}
     return {name: value for name, value in kept.items() if name not in gone} | dict(given)
-
-
-def _of_several() -> list[str]:
-    """Settings that have no meaning with one device."""
-    return [*names_needing(Sharing, *_SEVERAL, *AXES), "parallel", *names_needing(DeviceLayout, *AXES)]
 
 
 def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from forerun.cost.memory.peak import (
-    MemoryConstants,
-    MemoryEstimate,
     MemoryWidth,
     estimate_memory,
     memory_width,
@@ -99,7 +97,7 @@ class CostModels:
 
 
 class Engine:
-    """Evaluates the candidates of one search; keeps replays of the allocator for the exact ones.
+    """Evaluates the candidates of one search.
 
     A step is the sum of few distinct kernels, whose times are smooth in the batch size. So all candidates of one graph
     are one grid of batch sizes and devices, worked out by arithmetic on arrays; only what is printed is worked out
@@ -128,7 +126,6 @@ class Engine:
         # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
         self._runs_of = [search.run.with_(**change) for change in self._changes]
         self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
-        self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
         self._visible_bytes = np.asarray([visible_memory_bytes(option.device) for option in self._options])
         self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
         self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
@@ -259,7 +256,7 @@ class Engine:
             )
             one = self._run(index, number, int(sizes[0]))
             if one.uses_layout:
-                memory = self._replays_of(index, number, model, one, sizes)
+                memory = self._replays_of(number, model, one, sizes)
             else:
                 memory = self._live_memory(number, live, memory_width(model.graph))
             parts.append(self._table(index, number, sizes, model, steps, memory, exact=False))
@@ -289,7 +286,7 @@ class Engine:
         validation, inference = None, run.validation_setup
         if inference is not None:
             validation = self._points(self._models.of(run, inference), number, inference, sizes)
-        memory = self._replays_of(index, number, model, run, sizes)
+        memory = self._replays_of(number, model, run, sizes)
         times = _Steps(own=own, last_s=last, last_samples=samples, validation=validation)
         return self._table(index, number, sizes, model, times, memory, exact=True)
 
@@ -375,23 +372,18 @@ class Engine:
         ends = np.stack([limit, limit * width.low, limit * width.high])
         return np.asarray(ends + constants.overhead_bytes)
 
-    def _replays_of(self, index: int, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
-        return np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+    def _replays_of(self, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
+        return np.stack([self._replayed(number, model, run, int(size)) for size in sizes], axis=1)
 
-    def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
-        """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
+    def _replayed(self, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
+        """Value, low and high of the peak, (3,)."""
         constants = self._constants[number]
         if run.uses_layout:
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
             peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])
-        # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
-        key = (index, size, replace(constants, overhead_bytes=0.0))
-        if key not in self._replays:
-            setup = replace(run.setup, batch_size_per_device=size)
-            self._replays[key] = estimate_memory(model.graph, setup, replace(constants, overhead_bytes=0.0))
-        found = self._replays[key]
-        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes]) + constants.overhead_bytes
+        found = estimate_memory(model.graph, replace(run.setup, batch_size_per_device=size), constants)
+        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes])
         if run.cluster.num_devices == 1:
             return ends
         (one,) = one_steps(model, run, [size], self._costs.of(self._options[number]))
