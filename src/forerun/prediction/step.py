@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,7 +145,7 @@ class TimedSteps:
     least_s: Floats
     transfer_s: Floats
     system_log_width: Floats
-    published: tuple[tuple[PublishedStep, ...], ...] = ()
+    published: tuple[tuple[PublishedStep, ...], ...]
 
     @property
     def step_s(self) -> Floats:
@@ -159,15 +159,7 @@ class TimedSteps:
         step_s = self.step_s[rows]
         chosen = (other.step_s > step_s) & is_busy if is_least else other.step_s < step_s
         # They are the steps of the formats asked for, whatever bounds them: the setups stay.
-        found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
-        for name in [item.name for item in fields(self)][2:]:
-            column = list(getattr(self, name)) or [()] * len(self.loop_s)
-            theirs = list(getattr(other, name)) or [()] * len(rows)
-            for row, index in zip(np.asarray(rows)[chosen], np.flatnonzero(chosen), strict=True):
-                column[row] = theirs[index]
-            is_array = isinstance(getattr(self, name), np.ndarray)
-            found[name] = np.asarray(column) if is_array else tuple(column)
-        return replace(self, **found)
+        return replace(with_rows(self, np.asarray(rows), other, chosen), setups=self.setups)
 
     def ends_s(self) -> Floats:
         """Value, low and high of the steps, (3, p) [s]."""
@@ -506,6 +498,7 @@ def _steps_of_model(
         loop_names=tuple(loop.name if loop and loop.step_cost_s else "" for loop in loops),
         log_width=np.hypot(width, [effect.log_spread if effect else 0.0 for effect in effects]),
         least_s=least_times_s(model.ops, points),
+        published=((),) * len(points),
         system_log_width=np.where(
             [tier is Provenance.CALIBRATED for tier in tiers],
             0.0,
@@ -575,7 +568,7 @@ def _prediction(
         model_log_width=float(
             np.sqrt(np.maximum(steps.log_width[index] ** 2 - steps.system_log_width[index] ** 2, 0.0))
         ),
-        published=steps.published[index] if steps.published else (),
+        published=steps.published[index],
     )
 
 
