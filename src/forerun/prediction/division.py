@@ -1,8 +1,8 @@
-"""Division of a run among its devices: its axes, and the one answer that every law of a divided step gives.
+"""Division of a run among its devices: its stages, and the one answer that every law of a divided step gives.
 
 A data parallel run is a layout whose tensor, context and pipeline axes are one. Devices that hold the whole state each
 are replicas (``replica_step``: buckets of DDP, one host for all). What divides states (ZeRO, FSDP), the model or its
-tokens divides units (``unit_step``), and so do the passes of post-training. Both read the same axes, wait for other
+tokens divides units (``unit_step``), and so do the passes of post-training. Both read the same layout, wait for other
 devices by the same law and constants, and give a ``DividedStep``.
 
 A layout with a pipeline has stages. With m micro-steps, p stages of t_s seconds each (forward and backward) and v

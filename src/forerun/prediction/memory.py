@@ -110,7 +110,7 @@ def layout_memory(
     """Memory of every stage, or of some.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run.
         constants: Overhead and factors of device and software.
         chosen: Numbers of the stages; None for all.

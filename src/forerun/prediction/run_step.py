@@ -182,7 +182,7 @@ def shared_times(
     """Steps of several devices and micro-steps from micro-steps on one device; the equation of ``run_step`` for arrays.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run; its batch size is not looked at.
         batch_sizes: Samples of a micro-step, ascending unless ``exact``, (n,).
         alone_s: Micro-steps of that setup on one device, (3, n) [s].

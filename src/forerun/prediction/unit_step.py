@@ -105,7 +105,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     """The forward and backward pass of all micro-steps, and the update, of a run with a layout.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run.
         weights: The cost model.
         table: Constants of collectives.
