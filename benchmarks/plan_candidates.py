@@ -14,7 +14,6 @@ import time
 import numpy as np
 
 import forerun
-from forerun.prediction import point_times
 from forerun.search.plan_answer import Plan, PlanPoint
 
 FAMILY = "cnn:depth=2..4,base_filters=32..64"
@@ -42,7 +41,6 @@ def asked(batch_sizes: range | list[int], **options: object) -> Plan:
 def print_times() -> None:
     """The plan beside the loop."""
     asked([64])  # traces
-    point_times.KEPT_ROWS.clear()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     found = asked(BATCH_SIZES, within="cost<=1")
     plan_s, plan_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu

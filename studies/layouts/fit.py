@@ -12,7 +12,6 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from forerun.cost.communication.constants import LayoutConstants, LayoutTable
-from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import cost_model_of
 from forerun.prediction.unit_step import layout_step
 from forerun.question.devices.cluster import parse_cluster
@@ -76,7 +75,7 @@ def logs_of(rows: Sequence[MeasuredLayout], table: LayoutTable) -> Floats:
     found = []
     for row in rows:
         assert row.step_s is not None
-        model = traced_model(row.sizes, compute_setup(row.run))
+        model = traced_model(row.sizes, row.run.compute_setup)
         found.append(
             np.log(layout_step(model, row.run, cost_model_of(row.run), table).step_s.value / row.step_s)
         )
@@ -108,7 +107,7 @@ def fit_layouts(folder: Path) -> LayoutTable:
     measured = [
         row
         for row in measured_layouts(steps, "nanotron")
-        if row.step_s is not None and uses_layout(row.run)  # replicas have constants of their own
+        if row.step_s is not None and row.run.uses_layout  # replicas have constants of their own
     ]
     one_node = [row for row in measured if row.run.cluster.num_nodes == 1 and row.run.layout.tensor > 1]
 

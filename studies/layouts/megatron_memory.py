@@ -12,7 +12,6 @@ import pandas as pd
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.memory.peak import memory_constants
-from forerun.prediction.division import with_half_weights
 from forerun.prediction.memory import layout_memory
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.model import ModelRequest
@@ -150,7 +149,7 @@ def predicted_memory(folder: Path) -> pd.DataFrame:
     """Measured and predicted bytes of tensors of the last stage of every reference run."""
     found = []
     for row in measured_memory(folder):
-        model = traced_model(row.sizes, with_half_weights(row.run.setup))
+        model = traced_model(row.sizes, row.run.setup.with_half_weights())
         try:
             last = layout_memory(model, row.run, memory_constants(row.run.cluster.device))[-1]
         except InvalidSetupError:

@@ -20,7 +20,6 @@ from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from forerun.cost.memory.peak import memory_constants, visible_memory_bytes
 from forerun.cost.time.evidence import operation_mix, step_kind
 from forerun.evidence.fitting.evaluation import errors
-from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import worst_memory
 from forerun.prediction.models import cost_model_of
 from forerun.prediction.run_step import divided_steps
@@ -67,8 +66,8 @@ def parts_of(rows: pd.DataFrame, source: str) -> dict[str, pd.DataFrame]:
 
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
     run = row.run
-    most = 3 if uses_layout(run) else row.sizes.layers  # replicas are traced whole
-    model = traced_model(row.sizes, compute_setup(run), most).model
+    most = 3 if run.uses_layout else row.sizes.layers  # replicas are traced whole
+    model = traced_model(row.sizes, run.compute_setup, most).model
     (found,) = divided_steps(model, run, [run.setup.batch_size_per_device], cost_model_of(run))
     step = found.step_s
     worst = worst_memory(
@@ -182,7 +181,7 @@ def known_networks(folder: Path) -> list[KnownNetwork]:
         for row in measured_layouts(table, source):
             if row.step_s is None:
                 continue
-            setup, device = compute_setup(row.run), row.run.cluster.device
+            setup, device = row.run.compute_setup, row.run.cluster.device
             mix = operation_mix(traced_model(row.sizes, setup).model.ops)
             kind = step_kind(setup)
             key = (device.name, kind, *np.round(mix, 2).tolist())

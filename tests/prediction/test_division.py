@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import forerun
-from forerun.prediction.division import Axes, compute_setup, is_divided
 from forerun.prediction.memory import memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.run_step import run_step
 from forerun.question.run import Run
+from forerun.question.sharing import DeviceLayout
 from forerun.search.layout_search import layout_point
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
@@ -76,14 +76,14 @@ def test_the_layouts_of_a_cluster_have_the_answers_of_predict() -> None:
 
 
 def test_axes_of_one_device_are_one() -> None:
-    assert Axes.of(run_of("h100-sxm")) == Axes()
-    assert not is_divided(run_of("h100-sxm"))
+    run = run_of("h100-sxm")
+    assert (run.layout, run.num_shards, run.is_divided) == (DeviceLayout(), 1, False)
 
 
 def test_data_parallel_devices_are_replicas_of_a_layout_of_ones() -> None:
-    assert Axes.of(run_of("8xh100-sxm")) == Axes(replicated=8)
-    assert Axes.of(run_of("8xh100-sxm", parallel="dp=8")) == Axes(replicated=8)
-    assert Axes.of(run_of("8xh100-sxm", strategy="zero1")) == Axes(replicated=8, shard=8)
+    for options, num_shards in (({}, 1), ({"parallel": "dp=8"}, 1), ({"strategy": "zero1"}, 8)):
+        run = run_of("8xh100-sxm", **options)
+        assert (run.layout, run.num_shards) == (DeviceLayout(data=8), num_shards)
 
 
 def test_only_replicas_cast_their_weights() -> None:
@@ -94,8 +94,9 @@ def test_only_replicas_cast_their_weights() -> None:
         ({"strategy": "zero1"}, "bf16"),
         ({"parallel": "tp=2"}, "bf16"),
     ):
-        assert compute_setup(Run.of(MODEL, device="8xh100-sxm", **asked, **options)).precision == precision
+        assert Run.of(MODEL, device="8xh100-sxm", **asked, **options).compute_setup.precision == precision
 
 
 def test_a_strategy_of_two_levels_divides_states_inside_a_node() -> None:
-    assert Axes.of(run_of("2x8xh100-sxm", strategy="hsdp")) == Axes(replicated=16, shard=8)
+    run = run_of("2x8xh100-sxm", strategy="hsdp")
+    assert (run.layout.replicated, run.num_shards) == (16, 8)

@@ -19,7 +19,7 @@ from forerun.cost.memory.units import unit_memory
 from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpClass
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.division import compute_setup, pipeline_s, reduced_backward, stage_units
+from forerun.prediction.division import pipeline_s, reduced_backward, stage_units
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.step import prepare
@@ -143,7 +143,7 @@ def test_a_balanced_split_leaves_blocks_to_other_stages_for_the_head(traced: Div
 def test_three_of_many_equal_blocks_say_as_much_as_all() -> None:
     run = run_of("8xh100-sxm", parallel="tp=2,pp=2,dp=2", accumulation=4)
     run = replace(run, model=replace(run.model, model="gpt:depth=5,width=128,vocabulary=512"))
-    short, whole = (DividedModel.of(MODELS.of(run, setup)) for setup in (None, compute_setup(run)))
+    short, whole = (DividedModel.of(MODELS.of(run, setup)) for setup in (None, run.compute_setup))
     assert [(len(model.blocks.names), len(model.traced.names)) for model in (short, whole)] == [
         (5, 3),
         (5, 5),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cost.time.correction import REPEAT_NOISE, PriorScales
+from forerun.cost.time.correction import PriorScales
+from forerun.cost.time.evidence import REPEAT_NOISE
 from forerun.graph.graph import OpClass
 from studies.optime.studies import condition, fit_scales, information_order
 

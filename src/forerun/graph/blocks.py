@@ -31,6 +31,7 @@ from forerun.graph.graph import (
     OpClass,
     OpTable,
     StepPart,
+    expert_products,
 )
 
 _KEPT: Kept[Blocks] = Kept(64)
@@ -214,14 +215,6 @@ def _units(graph: Graph, phase: Ints) -> tuple[tuple[str, ...], Ints]:
                 current = int(own[row])
             unit[row] = after if own[row] < 0 and row > inside[-1] else current
     return tuple(order), unit
-
-
-def expert_products(ops: OpTable) -> Bools:
-    """True for batched products of a fixed number of weights with tokens, evenly many for each, (n,)."""
-    groups, sizes = ops.gemm[:, 0], ops.gemm[:, 1:]
-    grows = (sizes[..., 1] > 0).any(axis=1)
-    found: Bools = (ops.op_class == OpClass.BMM) & (groups[:, 1] == 0) & (groups[:, 0] > 1) & grows
-    return found
 
 
 def weight_products(ops: OpTable) -> Bools:

@@ -271,6 +271,14 @@ class OpTable:
         return len(self.op_class)
 
 
+def expert_products(ops: OpTable) -> Bools:
+    """True for batched products of a fixed number of weights with tokens, evenly many for each, (n,)."""
+    groups, sizes = ops.gemm[:, 0], ops.gemm[:, 1:]
+    grows = (sizes[..., 1] > 0).any(axis=1)
+    found: Bools = (ops.op_class == OpClass.BMM) & (groups[:, 1] == 0) & (groups[:, 0] > 1) & grows
+    return found
+
+
 @_declared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStream:
@@ -407,6 +415,11 @@ class Graph:
     host_traffic: HostTraffic | None = None
     eager_memory: MemoryStream | None = None
     expert_load: ExpertLoad | None = None
+
+    @property
+    def is_keras(self) -> bool:
+        """True if it was traced from a Keras model."""
+        return any(name == "keras" for name, _ in self.versions)
 
     @property
     def size_bytes(self) -> int:

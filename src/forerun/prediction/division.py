@@ -1,8 +1,8 @@
-"""Division of a run among its devices: its axes, and the one answer that every law of a divided step gives.
+"""Division of a run among its devices: its stages, and the one answer that every law of a divided step gives.
 
 A data parallel run is a layout whose tensor, context and pipeline axes are one. Devices that hold the whole state each
 are replicas (``replica_step``: buckets of DDP, one host for all). What divides states (ZeRO, FSDP), the model or its
-tokens divides units (``unit_step``), and so do the passes of post-training. Both read the same axes, wait for other
+tokens divides units (``unit_step``), and so do the passes of post-training. Both read the same layout, wait for other
 devices by the same law and constants, and give a ``DividedStep``.
 
 A layout with a pipeline has stages. With m micro-steps, p stages of t_s seconds each (forward and backward) and v
@@ -29,122 +29,10 @@ from forerun.base.errors import InvalidSetupError
 from forerun.graph.blocks import Blocks, blocks_of
 from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
-from forerun.question.job import Batching
-from forerun.question.post_training import Algorithm
-from forerun.question.run import Run
-from forerun.question.setup import Precision, TrainingSetup
-from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit, Strategy
+from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit
 
 if TYPE_CHECKING:
     from forerun.cost.communication.constants import MeasuredLayouts, StepShape
-    from forerun.graph.shards import Shards
-
-_COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
-_WIDE_BYTES = 4.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """Numbers of devices along the axes of a run; ranks count tensor, context, data, pipeline.
-
-    Attributes:
-        tensor: Devices that divide each block.
-        context: Devices that divide the tokens of a sample.
-        expert: Devices that divide the experts.
-        whole_experts: Whether devices of tensor parallelism have whole experts.
-        pipeline: Stages of blocks.
-        replicated: Devices that have the same blocks: those of context and data parallelism.
-        shard: Devices among which the strategy divides states; 1 where each has all of them.
-        sequence_parallel: Whether devices of tensor parallelism divide the tokens between divided products.
-    """
-
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-    whole_experts: bool = False
-    pipeline: int = 1
-    replicated: int = 1
-    shard: int = 1
-    sequence_parallel: bool = False
-
-    @classmethod
-    def of(cls, run: Run) -> Axes:
-        """The axes of a run, whatever divides its work."""
-        layout, sharing = run.layout, run.sharing
-        replicated = layout.context * layout.data
-        shard = replicated if sharing.strategy.stage else 1
-        if sharing.strategy is Strategy.HSDP:
-            # A node of its own for each copy of the state, or the most devices of one that divide the replicas evenly.
-            usual = max(1, min(replicated, run.cluster.num_devices_per_node // layout.tensor))
-            shard = sharing.shard_size or max(k for k in range(1, usual + 1) if replicated % k == 0)
-        return cls(
-            tensor=layout.tensor,
-            context=layout.context,
-            expert=layout.expert,
-            whole_experts=layout.whole_experts and layout.tensor > 1,
-            pipeline=layout.pipeline,
-            replicated=replicated,
-            shard=shard,
-            sequence_parallel=layout.sequence_parallel and layout.tensor > 1,
-        )
-
-    @property
-    def shards(self) -> Shards:
-        """Devices that divide the operations of a step."""
-        from forerun.graph.shards import Shards
-
-        return Shards(
-            tensor=self.tensor,
-            context=self.context,
-            expert=self.expert,
-            whole_experts=self.whole_experts,
-            sequence_parallel=self.sequence_parallel,
-        )
-
-
-def is_divided(run: Run) -> bool:
-    """True if a step is more than one micro-step on one device."""
-    return run.cluster.num_devices > 1 or run.sharing.num_accumulation_steps > 1
-
-
-def uses_layout(run: Run) -> bool:
-    """True if a run's devices divide a model or its states by units, or several passes of post-training."""
-    sharing, algorithm = run.sharing, run.setup.post.algorithm
-    return run.cluster.num_devices > 1 and (
-        sharing.layout.divides_model or sharing.strategy.stage > 0 or algorithm is not Algorithm.SFT
-    )
-
-
-def compute_setup(run: Run) -> TrainingSetup:
-    """Setup of the operations of a device: where units are divided, mixed precision has weights in half precision.
-
-    Frameworks that divide states or models hold or gather weights in half precision and update those in fp32; replicas
-    cast them (autocast).
-    """
-    if uses_layout(run):
-        return with_half_weights(run.setup)
-    if run.setup.generates and run.samples.batching is Batching.PADDING_FREE:
-        return replace(run.setup, post=replace(run.setup.post, packs_answers=True))
-    return run.setup
-
-
-def with_half_weights(setup: TrainingSetup) -> TrainingSetup:
-    """A setup whose weights are in half precision throughout under mixed precision."""
-    return replace(setup, precision=_COMPUTED.get(setup.precision, setup.precision), keeps_gradients=False)
-
-
-def wide_factor(run: Run) -> float:
-    """Bytes of a weight that the optimizer updates over those of one that computes.
-
-    Beside adapters the frozen weights stay in half precision, and the adapters are traced in fp32.
-    """
-    widens = run.setup.precision in _COMPUTED and run.setup.saving.lora_rank is None
-    return _WIDE_BYTES / 2 if widens else 1.0
-
-
-def wide_state_factor(run: Run) -> float:
-    """Bytes of the optimizer's state over those traced: states in 8 bits are as large beside fp32 weights."""
-    return 1.0 if run.setup.optimizer == "adamw-8bit" else wide_factor(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,7 @@ from forerun.cost.time.features import double_rates, peak_rates
 from forerun.cost.time.power import device_power
 from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.weights import CostModel
-from forerun.graph.blocks import expert_products
-from forerun.graph.graph import Floats, Ints
-from forerun.prediction.division import DividedStep, is_divided
+from forerun.graph.graph import Floats, Ints, expert_products
 from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
 from forerun.prediction.models import other_calibration_note
@@ -31,7 +29,6 @@ from forerun.prediction.run_step import (
     run_step,
     step_alone,
 )
-from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import (
     PreparedModel,
     computed_as,
@@ -42,12 +39,12 @@ from forerun.prediction.step import (
 from forerun.question.devices.cluster import example_network
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.job import Job
-from forerun.question.post_training import PostTraining
-from forerun.question.recipes import recipe_notes
+from forerun.question.post_training import PLAIN
 from forerun.question.run import Run
 from forerun.question.setup import Phase, Precision, TrainingSetup
 
 if TYPE_CHECKING:
+    from forerun.prediction.division import DividedStep
     from forerun.question.devices.prices import Rental
 
 _LOADER_PART = "waiting for the data loader"
@@ -138,7 +135,6 @@ def estimate_run(
         shown_memory_bytes=memory.shown,
         notes=(
             *_notes_of_published(step.alone.published),
-            *recipe_notes(run.software),
             *_notes(model, run, step.alone.setup, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
@@ -152,7 +148,7 @@ def estimate_run(
 
 def _passes(model: PreparedModel, run: Run, step: RunStep) -> dict[str, Any]:
     """The passes of a composed step; nothing for plain training, whose laws need not be loaded."""
-    if run.setup.post == PostTraining() and run.setup.phase is not Phase.GENERATE:
+    if run.setup.post == PLAIN and run.setup.phase is not Phase.GENERATE:
         return {}
     from forerun.prediction.post_training import generation_of, passes_of
 
@@ -176,7 +172,7 @@ def _job_times(
     last_s = step.step_s
     # The last partial batch of several devices or micro-steps takes a whole step: its time is not known better.
     # A model of one batch size runs its last samples padded to that batch.
-    if rest and not is_divided(run) and model.graph.only_batch_size is None:
+    if rest and not run.is_divided and model.graph.only_batch_size is None:
         partial = replace(run.setup, batch_size_per_device=rest)
         last_s = fed_interval(run, step_alone(model, run, partial, weights).step_s, rest)
     validation_s = None
@@ -321,7 +317,11 @@ _USUAL_SIZE = (3, 224, 224)
 
 
 def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: CostModel) -> Iterator[str]:
-    device, is_keras, asked = run.cluster.device, is_keras_graph(model.graph), run.model
+    device, is_keras, asked = run.cluster.device, model.graph.is_keras, run.model
+    if run.software.config is not None or run.software.recipe is not None:
+        from forerun.question.recipes import recipe_notes
+
+        yield from recipe_notes(run.software)
     yield from model.graph.notes
     tokens, is_told = model.graph.tokens_per_sample, asked.sequence_length or run.samples.lengths
     if run.software.config is not None and tokens is not None and not is_told:
@@ -329,7 +329,7 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             f"{run.software.config} gives no length of samples: {tokens:,} tokens are assumed; --sequence-length or "
             "--lengths says otherwise"
         )
-    if expert_products(model.graph.ops).any() and {"topk", "histc"} & set(model.graph.ops.kernel_names):
+    if {"topk", "histc"} & set(model.graph.ops.kernel_names) and expert_products(model.graph.ops).any():
         load, layout = model.graph.expert_load, run.sharing.layout
         yield (
             "experts: tokens are assumed to spread evenly (--expert-load says otherwise)"
@@ -357,21 +357,10 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             f"the cost model was fitted without a measurement of {what}: the time is an order of magnitude; "
             f"calibrate with: {command}"
         )
-    effect = stack_of(model.graph, device, weights)
-    if effect is not None:
-        yield stack_note(effect, device.name)
-    elif is_keras and weights.calibrated_device is None:
-        yield (
-            f"software stack: no step of Keras on TensorFlow was measured on a {device.kind}; the time is "
-            "of the same operations in PyTorch"
-        )
-    if run.job is not None and is_keras:
-        yield (
-            "an epoch is the sum of its steps: fit on arrays, or on a tf.data.Dataset with autotuning, often waits "
-            "between epochs, by up to an epoch's time and at most 60 s (docs/methods/keras.md says how to avoid it)"
-        )
-    if run.setup.compile and is_keras:
-        yield "memory is for eager execution; torch.compile usually needs less"
+    if is_keras:
+        from forerun.prediction.stack import stack_notes
+
+        yield from stack_notes(model.graph, run, weights)
 
 
 def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> Iterator[str]:

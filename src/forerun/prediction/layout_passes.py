@@ -31,10 +31,10 @@ from forerun.cost.communication.collectives import Collective, Group, group_of
 from forerun.cost.communication.constants import LayoutTable
 from forerun.cost.memory.peak import visible_memory_bytes
 from forerun.cost.time.weights import CostModel
-from forerun.graph.blocks import blocks_of, expert_products
-from forerun.graph.graph import OpTable
+from forerun.graph.blocks import blocks_of
+from forerun.graph.graph import OpTable, expert_products
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.division import Axes, DividedStep, wide_factor, wide_state_factor
+from forerun.prediction.division import DividedStep
 from forerun.prediction.estimate import BreakdownPart, Generation
 from forerun.prediction.memory import memory_constants_of, worst_stage
 from forerun.prediction.post_training import (
@@ -161,9 +161,9 @@ def _moves_s(model: DividedModel, run: Run) -> float:
     """State of the optimizer with its master weights, of the stage that needs most, to the host and back [s]."""
     worst = worst_stage(model, run, memory_constants_of(run.cluster.device, run))
     state = sum(part.size_bytes for part in worst.parts if part.name == "optimizer state")
-    ratio = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device).state_ratio
-    wide = wide_factor(run)
-    masters = state / ratio * wide / wide_state_factor(run) if ratio and wide > 1 else 0.0
+    ratio = model.memory(run.shards, run.setup.batch_size_per_device).state_ratio
+    wide = run.wide_factor
+    masters = state / ratio * wide / run.wide_state_factor if ratio and wide > 1 else 0.0
     return 2 * (state + masters) / _MOVED_BYTES_PER_S
 
 

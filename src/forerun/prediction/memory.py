@@ -34,7 +34,6 @@ from forerun.cost.memory.peak import (
 )
 from forerun.cost.memory.replay import replay
 from forerun.graph.graph import Graph
-from forerun.prediction.division import Axes, uses_layout, wide_factor, wide_state_factor
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device, DeviceKind
@@ -111,12 +110,12 @@ def layout_memory(
     """Memory of every stage, or of some.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run.
         constants: Overhead and factors of device and software.
         chosen: Numbers of the stages; None for all.
     """
-    shards, size = Axes.of(run).shards, run.setup.batch_size_per_device
+    shards, size = run.shards, run.setup.batch_size_per_device
     memory = model.memory(shards, size)
     every = model.memory(replace(shards, expert=1, whole_experts=False), size)
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
@@ -150,7 +149,7 @@ def _stage_peak(
     holding = [unit for unit in own if not (is_interleaved and unit == last)]
     kept_before = waiting * float(memory.kept[holding].sum())
     # Outside of FSDP mixed precision has buffers for gradients that are there all the time.
-    has_buffers = run.sharing.strategy.stage < 3 and wide_factor(run) > 1
+    has_buffers = run.sharing.strategy.stage < 3 and run.wide_factor > 1
     peaks = [_passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not has_buffers)]
     # The update finds no activation left, but its temporaries may still need more than the passes did.
     peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
@@ -158,7 +157,7 @@ def _stage_peak(
     others = _other_models_bytes(run, held, float(every.weights[own].sum()))
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs + others
     allocated = static + activations + temporaries + gradients
-    loaded = float(every.weights[own].sum()) * wide_factor(run) if run.sharing.load_whole else 0.0
+    loaded = float(every.weights[own].sum()) * run.wide_factor if run.sharing.load_whole else 0.0
     if held.weights + held.buffers + loaded > allocated and loaded:
         # Nothing but weights is there yet.
         activations, temporaries, gradients, others = 0.0, 0.0, 0.0, 0.0
@@ -205,7 +204,7 @@ def _other_models_bytes(run: Run, held: _Held, weights: float) -> float:
         return 0.0
     from forerun.prediction.post_training import other_passes
 
-    number = Axes.of(run).shard if run.sharing.strategy.stage == 3 else 1
+    number = run.num_shards if run.sharing.strategy.stage == 3 else 1
     frozen = 0.0 if run.setup.saving.lora_rank is not None else weights / number
     return sum(
         held.weights + held.gradients + held.state if one.is_trained else frozen
@@ -221,7 +220,7 @@ def _update_ratio(run: Run, memory: UnitMemory) -> float:
     """
     if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
         return memory.optimizer_ratio
-    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and wide_factor(run) == 1.0
+    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and run.wide_factor == 1.0
     return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
@@ -235,15 +234,15 @@ def _communicator_bytes(run: Run) -> float:
     """Buffers of NCCL, for each axis of devices that talk; processes on processors have none [bytes]."""
     if run.cluster.device.kind is DeviceKind.CPU:
         return 0.0
-    axes = Axes.of(run)
-    sizes = (axes.tensor, axes.context, axes.replicated, axes.pipeline)
+    layout = run.layout
+    sizes = (layout.tensor, layout.context, layout.replicated, layout.pipeline)
     return _COMMUNICATOR_BYTES * float(
         sum(size > 1 for size in sizes) + (run.sharing.strategy is Strategy.HSDP)
     )
 
 
 def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage: int) -> _Held:
-    sharing, wide, number = run.sharing, wide_factor(run), Axes.of(run).shard
+    sharing, wide, number = run.sharing, run.wide_factor, run.num_shards
     # The host that updates has the fp32 weights and the states, and takes the gradients that devices share.
     offload = run.setup.saving.offload
     is_here = offload is Offload.NONE
@@ -252,7 +251,7 @@ def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage
     columns = (memory.weights, memory.gradients, every.weights, every.gradients)
     weights, gradients, all_weights, all_gradients = (float(each[own].sum()) + tied for each in columns)
     updated = is_here * wide * (all_gradients / number if sharing.strategy.stage else gradients)
-    state = updated / wide * wide_state_factor(run) * memory.state_ratio
+    state = updated / wide * run.wide_state_factor * memory.state_ratio
     is_sharded = sharing.strategy.stage == 3
     ends = [unit for unit in own if is_sharded and unit in (0, len(memory.weights) - 1)]
     whole = weights + (updated if wide > 1 else 0.0)  # in fp32 beside those that compute
@@ -274,9 +273,9 @@ def _passes(
 
     The other ones keep ``kept_before``; gradients grow where they are not summed into those that are there.
     """
-    sharing, wide = run.sharing, wide_factor(run)
+    sharing, wide = run.sharing, run.wide_factor
     is_sharded = sharing.strategy.stage == 3
-    number = Axes.of(run).shard
+    number = run.num_shards
     last = len(memory.weights) - 1
     is_block = np.asarray([unit not in (0, last) for unit in own])
     gathered = memory.weights[own] * is_block * is_sharded * (1.0 if sharing.gather_half else wide)
@@ -380,7 +379,7 @@ def run_memory(
     batch, reason = None, ""
     device_bytes = visible_memory_bytes(run.cluster.device)
     stages: tuple[StageMemory, ...] = ()
-    if uses_layout(run):
+    if run.uses_layout:
         from forerun.prediction.units import DividedModel
 
         units = DividedModel.of(model)
@@ -391,7 +390,7 @@ def run_memory(
     else:
         alone = estimate_memory(model.graph, run.setup, constants)
         held = _of_replica(model.graph, run, alone, gradient_bytes)
-    if with_largest and not uses_layout(run):
+    if with_largest and not run.uses_layout:
         # The largest batch does not depend on the batch of the question.
         largest = _LARGEST.get(
             (model.graph,),
@@ -481,7 +480,7 @@ def worst_memory(
         gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
         constants: Overhead and factors of device and software.
     """
-    if uses_layout(run):
+    if run.uses_layout:
         from forerun.prediction.units import DividedModel
 
         return worst_stage(DividedModel.of(model), run, constants)

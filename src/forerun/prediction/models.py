@@ -17,16 +17,12 @@ from forerun.base.answers import fields_of
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
 from forerun.base.kept import Kept, KeptBytes, cache_folder, write_whole
-from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
-from forerun.graph.blocks import expert_products
-from forerun.graph.graph import Graph
-from forerun.prediction.division import compute_setup, uses_layout
+from forerun.graph.graph import Graph, expert_products
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.question.job import read_expert_load
-from forerun.question.model import ModelRequest, architectures, capture_path
-from forerun.question.post_training import PostTraining
-from forerun.question.recipes import captured_facts
+from forerun.question.model import ModelRequest, architectures, capture_path, captured_facts
+from forerun.question.post_training import PLAIN
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.source import named_source
@@ -39,7 +35,6 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
 _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32
-_PLAIN = PostTraining()
 _EVEN = "even"
 
 
@@ -103,7 +98,7 @@ def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, *
     def traced(request: ModelRequest, setup: TrainingSetup) -> Graph:
         return trace(request, setup, module, **ways)
 
-    if setup.post == _PLAIN and setup.phase is not Phase.GENERATE:
+    if setup.post == PLAIN and setup.phase is not Phase.GENERATE:
         return prepare(with_experts(traced(request, setup), load, most))
     from forerun.prediction.post_training import composed_step, divided_step
 
@@ -145,7 +140,7 @@ class TracedModels:
             InvalidSetupError: The model runs at another batch size only.
             UsageError, FailureError: It cannot be built or traced.
         """
-        wanted, few = (compute_setup(run), uses_layout(run)) if setup is None else (setup, False)
+        wanted, few = (run.compute_setup, run.uses_layout) if setup is None else (setup, False)
         # A graph that holds for any batch size is kept under one of them.
         general = self._traced(run, replace(wanted, batch_size_per_device=_GENERAL_BATCH_SIZE), few)
         if general.graph.only_batch_size in (None, wanted.batch_size_per_device):
@@ -272,11 +267,13 @@ def cost_model_of(run: Run) -> CostModel:
         CostModelError: A file is damaged, or was made for other features than this version computes.
     """
     named = run.software.calibration
-    if named is None or named == HERE:
-        own = find_calibration(run.cluster.device, run.stack) if named == HERE else None
-        return own or load_weights(shipped_weights_path())
+    if named is None:
+        return load_weights(shipped_weights_path())
     from forerun.cost.communication.constants import is_layouts_file
+    from forerun.cost.time.correction import find_calibration, load_calibration
 
+    if named == HERE:
+        return find_calibration(run.cluster.device, run.stack) or load_weights(shipped_weights_path())
     if is_layouts_file(named):
         return load_weights(shipped_weights_path())
     return load_calibration(Path(named), run.cluster.device, run.stack)
@@ -306,9 +303,11 @@ def layout_table_of(run: Run) -> LayoutTable:
 
 def other_calibration_note(run: Run, weights: CostModel) -> tuple[str, ...]:
     """A note where this machine was calibrated, but with another framework."""
-    stack, other = run.stack, "keras" if run.stack == DEFAULT_STACK else DEFAULT_STACK
     if run.software.calibration != HERE or weights.calibrated_device is not None:
         return ()
+    from forerun.cost.time.correction import calibration_path
+
+    stack, other = run.stack, "keras" if run.stack == DEFAULT_STACK else DEFAULT_STACK
     if not calibration_path(run.cluster.device, other).exists():
         return ()
     return (

@@ -31,8 +31,7 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.rows import MATRIX_CLASSES, joined_kernels
-from forerun.graph.blocks import expert_products
-from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable
+from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable, expert_products
 from forerun.graph.passes import (
     Held,
     Pass,
@@ -47,7 +46,7 @@ from forerun.prediction.estimate import BreakdownPart, Generation, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.job import read_lengths
 from forerun.question.model import POSITIONS, ModelRequest, find_architecture
-from forerun.question.post_training import Algorithm, Engine, PostTraining
+from forerun.question.post_training import PLAIN, Algorithm, Engine, PostTraining
 from forerun.question.run import Run
 from forerun.question.saving import Offload
 from forerun.question.setup import Phase, Precision, TrainingSetup
@@ -157,14 +156,14 @@ def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) ->
         )
     trace = cache(trace)  # passes of one shape are one trace, also of models that are kept nowhere
     if setup.generates and request.sequence_length is None:
-        plain = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None)
+        plain = _Parts(request, replace(setup, post=PLAIN), setup.post, trace, None)
         _check_reads_tokens(trace(request, plain.inference))
     tokens = _checked_tokens(request, setup, trace)
     if tokens is not None:
         # What is trained on is filled up to the longest answer, unless it is laid end to end.
         answer = tokens.mean if setup.post.packs_answers else tokens.new
         request = replace(request, sequence_length=round(tokens.prompt + answer))
-    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, tokens)
+    parts = _Parts(request, replace(setup, post=PLAIN), setup.post, trace, tokens)
     if setup.phase is Phase.GENERATE:
         return parts.generation()
     found: Graph = _step_of(setup.post, parts)
@@ -181,9 +180,7 @@ def _checked_tokens(request: ModelRequest, setup: TrainingSetup, trace: _Trace) 
         return None
     if (request.sequence_length or 0) > _num_positions(request.model):
         # Rotary positions go on beyond the number in the configuration, which the library knows.
-        trace(
-            request, _Parts(request, replace(setup, post=PostTraining()), setup.post, trace, None).inference
-        )
+        trace(request, _Parts(request, replace(setup, post=PLAIN), setup.post, trace, None).inference)
     return tokens_of(request, setup)
 
 
@@ -200,7 +197,7 @@ def divided_step(
     if tokens is not None:  # trainers of many devices pack their samples
         request = replace(request, sequence_length=round(tokens.prompt + tokens.mean))
     post = replace(setup.post, packs_answers=True)
-    parts = _Parts(request, replace(setup, post=PostTraining()), post, trace, tokens)
+    parts = _Parts(request, replace(setup, post=PLAIN), post, trace, tokens)
     found, beside = (parts.with_head() if setup.post.algorithm.is_headed else parts).training(), {}
     if setup.post.algorithm is Algorithm.PPO:
         beside[CRITIC] = parts.with_head().training()
@@ -263,7 +260,7 @@ def generating_setup(request: ModelRequest, setup: TrainingSetup) -> TrainingSet
     def none(request: ModelRequest, setup: TrainingSetup) -> Graph:
         raise AssertionError("a setup needs no trace")
 
-    return _Parts(request, replace(setup, post=PostTraining()), setup.post, none, None).generating
+    return _Parts(request, replace(setup, post=PLAIN), setup.post, none, None).generating
 
 
 def passes_of(model: PreparedModel, step: StepPrediction) -> tuple[BreakdownPart, ...]:

@@ -38,12 +38,12 @@ from forerun.base.kept import Kept
 from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.features import software_era
 from forerun.cost.time.rows import is_mostly_double
+from forerun.cost.time.step_times import scaled
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Graph, OpClass
-from forerun.prediction.stack import scaled
 from forerun.question.devices.catalogue import load_catalog, same_die
 from forerun.question.devices.device import Device
-from forerun.question.saving import Saving
+from forerun.question.saving import NO_SAVING
 from forerun.question.setup import Phase, TrainingSetup
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
         setup: The circumstances.
     """
     shape = graph.input_shape
-    if setup.compile or setup.saving != Saving() or len(shape) != 3 or shape[1] != shape[2]:
+    if setup.compile or setup.saving != NO_SAVING or len(shape) != 3 or shape[1] != shape[2]:
         return ()
     text, systems = _table()
     name = graph.model.rpartition(":")[2].partition(".")[0]
@@ -195,34 +195,6 @@ def _table() -> tuple[str, Mapping[str, _System]]:
     return f"\n{networks}", systems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Published:
-    """Published rows of one network on one device in one kind of step, k of them.
-
-    Attributes:
-        rows: The rows.
-        log_predicted: Logarithms of their predicted steps, (k,).
-    """
-
-    rows: tuple[PublishedRow, ...]
-    log_predicted: Floats
-
-    @property
-    def residuals(self) -> Floats:
-        """log(measured / predicted), (k,)."""
-        return np.log([row.step_time_s for row in self.rows]) - self.log_predicted
-
-    @property
-    def batch_sizes(self) -> Floats:
-        """Batch sizes, (k,)."""
-        return np.asarray([row.batch_size for row in self.rows], dtype=np.float64)
-
-    @property
-    def eras(self) -> Floats:
-        """Eras of their software, (k,)."""
-        return np.asarray([software_era(row.torch_version) for row in self.rows])
-
-
 StepsOf = Callable[[Device, Sequence[TrainingSetup], str | None], Floats]
 """Steps of a network on a device with a release of PyTorch, by the cost model alone, (p,) [s]."""
 
@@ -247,34 +219,39 @@ class _Asked:
             logs[own] = np.log(self.steps_of(self.device, setups, release))
         return logs
 
-    def published(self) -> _Published:
-        """Published rows with their predictions, found once for all batch sizes."""
-
-        def make() -> _Published:
-            rows = known_rows(self.model, self.device, self.setup, self.weights)
-            return _Published(rows=rows, log_predicted=self.log_steps(rows, [row.batch_size for row in rows]))
-
+    def published(self) -> tuple[tuple[PublishedRow, ...], Floats]:
+        """Published rows and the logarithms of their predicted steps, (k,), found once for all batch sizes."""
         # Rows have batch sizes of their own: all batches of a sweep share one entry.
-        values = (replace(self.setup, batch_size_per_device=1),)
-        return _PUBLISHED.get((self.model, self.device, self.weights), values, make)
+        parts, values = (
+            (self.model, self.device, self.weights),
+            (replace(self.setup, batch_size_per_device=1),),
+        )
+        found = _PUBLISHED.find(parts, values)
+        if found is None:
+            rows = known_rows(self.model, self.device, self.setup, self.weights)
+            found = rows, self.log_steps(rows, [row.batch_size for row in rows])
+            _PUBLISHED.keep(parts, values, found)
+        return found
 
-    def at_this_batch(self, known: _Published, order: Sequence[int]) -> tuple[PublishedStep, ...]:
+    def at_this_batch(
+        self, rows: Sequence[PublishedRow], log_predicted: Floats, order: Sequence[int]
+    ) -> tuple[PublishedStep, ...]:
         """Published steps in an order, each also as it would be at the batch size asked for."""
-        sizes = [self.setup.batch_size_per_device] * len(known.rows)
-        ratios = np.exp(self.log_steps(known.rows, sizes) - known.log_predicted)
+        sizes = [self.setup.batch_size_per_device] * len(rows)
+        ratios = np.exp(self.log_steps(rows, sizes) - log_predicted)
         return tuple(
             PublishedStep(
-                source=known.rows[index].source,
-                torch_version=known.rows[index].torch_version,
-                batch_size=known.rows[index].batch_size,
-                step_time_s=known.rows[index].step_time_s,
-                at_this_batch_s=known.rows[index].step_time_s * float(ratios[index]),
+                source=rows[index].source,
+                torch_version=rows[index].torch_version,
+                batch_size=rows[index].batch_size,
+                step_time_s=rows[index].step_time_s,
+                at_this_batch_s=rows[index].step_time_s * float(ratios[index]),
             )
             for index in order
         )
 
 
-_PUBLISHED: Kept[_Published] = Kept(4_096)
+_PUBLISHED: Kept[tuple[tuple[PublishedRow, ...], Floats]] = Kept(4_096)
 
 
 def known_rows(
@@ -311,23 +288,24 @@ def with_published(
         _Asked(model, device, setup, weights, steps_of) for device, setup in zip(devices, setups, strict=True)
     ]
     known = [one.published() for one in asked]
-    if not any(one.rows for one in known):
+    if not any(rows for rows, _ in known):
         return steps
     spreads = shipped_evidence().spreads
     log_factor, width = np.zeros(len(known)), steps.log_width.copy()
     published: list[tuple[PublishedStep, ...]] = [()] * len(known)
-    for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
-        if not one.rows:
+    for index, ((rows, log_predicted), setup) in enumerate(zip(known, setups, strict=True)):
+        if not rows:
             continue
+        batch_sizes = np.asarray([row.batch_size for row in rows], dtype=np.float64)
         # Batches err alike by their ratio, so their distance counts in doublings.
-        doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
+        doublings = np.log2(batch_sizes / setup.batch_size_per_device)
         system = float(steps.system_log_width[index]) / Z_90
         # Rounding can leave the whole a little below its part.
         model_variance = max((float(width[index]) / Z_90) ** 2 - system**2, 0.0)
         per_sample = np.log(steps.step_s[index] / setup.batch_size_per_device)
-        log_filled = np.abs(one.log_predicted - np.log(one.batch_sizes) - per_sample)
+        log_filled = np.abs(log_predicted - np.log(batch_sizes) - per_sample)
         log_factor[index], variance = posterior_of_system(
-            one.residuals,
+            np.log([row.step_time_s for row in rows]) - log_predicted,
             spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2,
             model_variance,
             system**2,
@@ -335,8 +313,9 @@ def with_published(
         width[index] = Z_90 * np.sqrt(variance)
         if with_steps:
             # The nearest batch first; within half a doubling the newest software says most.
-            order = np.lexsort((-one.eras, np.abs(doublings).round()))
-            published[index] = asked[index].at_this_batch(one, order.tolist())
+            eras = np.asarray([software_era(row.torch_version) for row in rows])
+            order = np.lexsort((-eras, np.abs(doublings).round()))
+            published[index] = asked[index].at_this_batch(rows, log_predicted, order.tolist())
     return replace(
         steps,
         times=scaled(steps.times, np.exp(log_factor)),

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
-from forerun.prediction.division import DividedStep, as_measured, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.step import (
     PreparedModel,
@@ -41,6 +41,9 @@ from forerun.prediction.step import (
 from forerun.question.job import MOST_WORKERS, InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
+
+if TYPE_CHECKING:  # of several devices, which most runs do not have
+    from forerun.prediction.division import DividedStep
 
 _SHARED: Kept[Floats] = Kept(65_536)
 _ALONE = (np.nan, np.nan)
@@ -80,7 +83,7 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
     if run.software.calibration is not None and run.cluster.num_devices == 1:
         _refuse_measured_layouts(run.software.calibration)
     several = None
-    if is_divided(run):
+    if run.is_divided:
         (several,) = divided_steps(model, run, [run.setup.batch_size_per_device], weights)
     alone = step_alone(model, run, run.setup, weights) if several is None else several.alone
     busy_s = alone.step_s if several is None else several.step_s
@@ -111,7 +114,7 @@ def divided_steps(
     from forerun.prediction.models import layout_table_of
 
     table = layout_table_of(run)
-    if uses_layout(run):
+    if run.uses_layout:
         # Loaded where it is needed: other steps are answered sooner without it.
         from forerun.prediction.layout_passes import whole_step
         from forerun.prediction.units import DividedModel
@@ -122,7 +125,11 @@ def divided_steps(
 
     ones = one_steps(model, run, batch_sizes, weights)
     found = [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
-    return found if table.measured is None else [as_measured(step, table.measured) for step in found]
+    if table.measured is None:
+        return found
+    from forerun.prediction.division import as_measured
+
+    return [as_measured(step, table.measured) for step in found]
 
 
 def step_alone(model: PreparedModel, run: Run, setup: TrainingSetup, weights: CostModel) -> StepPrediction:
@@ -139,6 +146,8 @@ def fed_times(run: Run, step_s: Floats, num_samples: Floats | Ints) -> Floats:
 
 def fed_interval(run: Run, step_s: Interval, num_samples: int | None = None) -> Interval:
     """A step with the wait for the loader, of all its samples on one device or of so many."""
+    if run.loader is None:
+        return step_s
     samples = run.batch_size_per_device if num_samples is None else num_samples
     ends = fed_times(run, np.asarray([[step_s.value], [step_s.low], [step_s.high]]), np.asarray([samples]))
     return Interval(*(float(end[0]) for end in ends))
@@ -173,7 +182,7 @@ def shared_times(
     """Steps of several devices and micro-steps from micro-steps on one device; the equation of ``run_step`` for arrays.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run; its batch size is not looked at.
         batch_sizes: Samples of a micro-step, ascending unless ``exact``, (n,).
         alone_s: Micro-steps of that setup on one device, (3, n) [s].
@@ -183,7 +192,7 @@ def shared_times(
     Raises:
         UnknownDeviceError: A link that is needed is not known.
     """
-    if not is_divided(run) or run.setup.phase is not Phase.TRAIN:
+    if not run.is_divided or run.setup.phase is not Phase.TRAIN:
         none = np.zeros(len(batch_sizes))
         return SharedTimes(
             step_s=alone_s, gradient_bytes=none, activity=none + np.nan, compute_fraction=none + np.nan
@@ -226,7 +235,7 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
 def _ratio(model: PreparedModel, run: Run, found: DividedStep, weights: CostModel) -> Floats:
     """A column of ``_ratios``."""
     # Where the operations are those of the whole model, its step alone is known already.
-    alone = found.alone if found.model is model else step_alone(model, run, compute_setup(run), weights)
+    alone = found.alone if found.model is model else step_alone(model, run, run.compute_setup, weights)
     ends = [getattr(found.step_s, end) / getattr(alone.step_s, end) for end in ("value", "low", "high")]
     return np.asarray(
         [*ends, found.gradient_bytes, *(activity_of(found.model, run, found) if found.stages else _ALONE)]
@@ -243,7 +252,7 @@ def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedSt
         run: The run.
         step: The step of one device or of several.
     """
-    alone, share = (step.alone, step.busy_share) if isinstance(step, DividedStep) else (step, 1.0)
+    alone, share = (step, 1.0) if isinstance(step, StepPrediction) else (step.alone, step.busy_share)
     points = points_of(model, [run.cluster.device], [alone.setup], run.software.torch_version)
     compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s

@@ -8,18 +8,14 @@ The figures of Keras come from the study of Keras on TensorFlow in the public ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from forerun.cost.time.step_times import StepTimes
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Floats, Graph, HostTraffic
+from forerun.graph.graph import Graph, HostTraffic
 from forerun.question.devices.cluster import host_link
 from forerun.question.devices.device import Device, DeviceKind
-
-
-def is_keras_graph(graph: Graph) -> bool:
-    """True if a graph was traced from a Keras model."""
-    return any(name == "keras" for name, _ in graph.versions)
+from forerun.question.run import Run
 
 
 def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | None:
@@ -27,24 +23,11 @@ def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | 
 
     A calibration with Keras holds the times of its operations; only the cost of its loop is added.
     """
-    if not is_keras_graph(graph):
+    if not graph.is_keras:
         return None
     if weights.calibrated_stack == "keras":
         return calibrated_effect(weights)
     return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
-
-
-def scaled(times: StepTimes, factor: Floats) -> StepTimes:
-    """Times of p points with those of device and host multiplied by a factor of each point, (p,)."""
-    return replace(
-        times,
-        step_s=factor * times.step_s,
-        device_s=factor * times.device_s,
-        host_s=factor * times.host_s,
-        memory_bound_s=factor * times.memory_bound_s,
-        kernel_s=None if times.kernel_s is None else factor[:, None] * times.kernel_s,
-        launch_s=None if times.launch_s is None else factor[:, None] * times.launch_s,
-    )
 
 
 HOST_UPDATE_BYTES_PER_S = 109e9
@@ -54,7 +37,7 @@ Adam over 10 billion parameters takes 2.57 s, 28 bytes each. Source: Ren et al. 
 """
 
 
-def host_wait_s(traffic: HostTraffic | None, device: Device, step_s: float) -> float:
+def host_wait_s(traffic: HostTraffic, device: Device, step_s: float) -> float:
     """Wait beside the step of the device [s].
 
     Weights come and gradients go while the device computes; the links to and from the host work at the same time. What
@@ -63,12 +46,10 @@ def host_wait_s(traffic: HostTraffic | None, device: Device, step_s: float) -> f
     t = max(0, max(weights, gradients) / link - step) + update / host + updated weights / link.
 
     Args:
-        traffic: Transfers of one step, None without offload.
+        traffic: Transfers of one step.
         device: The device, whose bus fixes the link to the host.
         step_s: Step of the device, given that everything is there [s].
     """
-    if traffic is None:
-        return 0.0
     rate = host_link(device).usable_bytes_per_s
     coming = traffic.forward_bytes + traffic.backward_bytes
     hidden_s = max(coming, traffic.gradient_bytes) / rate
@@ -136,3 +117,22 @@ def stack_note(effect: StackEffect, device: str) -> str:
     if device in effect.devices:
         return text
     return f"{text}; no step of {effect.name} was measured on {device}: the effect is that of other GPUs"
+
+
+def stack_notes(graph: Graph, run: Run, weights: CostModel) -> Iterator[str]:
+    """Remarks for the reader on a model of Keras."""
+    device = run.cluster.device
+    if (effect := stack_of(graph, device, weights)) is not None:
+        yield stack_note(effect, device.name)
+    elif weights.calibrated_device is None:
+        yield (
+            f"software stack: no step of Keras on TensorFlow was measured on a {device.kind}; the time is "
+            "of the same operations in PyTorch"
+        )
+    if run.job is not None:
+        yield (
+            "an epoch is the sum of its steps: fit on arrays, or on a tf.data.Dataset with autotuning, often waits "
+            "between epochs, by up to an epoch's time and at most 60 s (docs/methods/keras.md says how to avoid it)"
+        )
+    if run.setup.compile:
+        yield "memory is for eager execution; torch.compile usually needs less"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun.base.units import format_flops_per_s
-from forerun.cost.time.correction import REPEAT_NOISE
 from forerun.cost.time.evidence import (
     ORDER_OF_MAGNITUDE,
+    REPEAT_NOISE,
     Z_90,
     operation_mix,
     shipped_evidence,
@@ -29,14 +29,16 @@ from forerun.cost.time.features import (
 )
 from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops, in_double, is_mostly_double
-from forerun.cost.time.step_times import StepTimes, step_times, with_rows
+from forerun.cost.time.step_times import StepTimes, scaled, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
 from forerun.prediction.published import PublishedStep, known_rows, with_published
-from forerun.prediction.stack import host_wait_s, is_keras_graph, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.question.setup import PURE_OF, Layout, Phase, Precision, TrainingSetup
+
+if TYPE_CHECKING:  # of another framework than PyTorch
+    from forerun.prediction.stack import StackEffect
 
 _PART_NAMES = {
     OpClass.CONV: "convolution",
@@ -143,7 +145,7 @@ class TimedSteps:
     least_s: Floats
     transfer_s: Floats
     system_log_width: Floats
-    published: tuple[tuple[PublishedStep, ...], ...] = ()
+    published: tuple[tuple[PublishedStep, ...], ...]
 
     @property
     def step_s(self) -> Floats:
@@ -157,15 +159,7 @@ class TimedSteps:
         step_s = self.step_s[rows]
         chosen = (other.step_s > step_s) & is_busy if is_least else other.step_s < step_s
         # They are the steps of the formats asked for, whatever bounds them: the setups stay.
-        found: dict[str, Any] = {"times": with_rows(self.times, np.asarray(rows), other.times, chosen)}
-        for name in [item.name for item in fields(self)][2:]:
-            column = list(getattr(self, name)) or [()] * len(self.loop_s)
-            theirs = list(getattr(other, name)) or [()] * len(rows)
-            for row, index in zip(np.asarray(rows)[chosen], np.flatnonzero(chosen), strict=True):
-                column[row] = theirs[index]
-            is_array = isinstance(getattr(self, name), np.ndarray)
-            found[name] = np.asarray(column) if is_array else tuple(column)
-        return replace(self, **found)
+        return replace(with_rows(self, np.asarray(rows), other, chosen), setups=self.setups)
 
     def ends_s(self) -> Floats:
         """Value, low and high of the steps, (3, p) [s]."""
@@ -369,8 +363,7 @@ def _measured_steps(
     return with_published(found, model, devices, measured, weights, steps_of, with_steps=with_kernels)
 
 
-_AUTOCAST_OF = {Precision.FP16: Precision.AMP, Precision.BF16: Precision.AMP_BF16}
-_PURE_OF = {autocast: pure for pure, autocast in _AUTOCAST_OF.items()}
+_AUTOCAST_OF = {pure: autocast for autocast, pure in PURE_OF.items()}
 _MOST_IN_PURE_HALF = 12
 """Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
@@ -394,11 +387,10 @@ def _bounds_of_formats(
     if weights.calibrated_device is not None or not np.isin(model.ops.op_class, CONVOLUTIONS).any():
         return
 
-    def known(asked: Sequence[TrainingSetup]) -> list[bool]:
-        return [weights.knows_settings(point) for point in points_of(model, devices, asked, torch_version)]
+    def is_known(row: int, setup: TrainingSetup) -> bool:
+        (point,) = points_of(model, [devices[row]], [setup], torch_version)
+        return weights.knows_settings(point)
 
-    own = known(setups)
-    pure = [_in_pure_half(setup) for setup in setups]
     mixed = [
         row
         for row, setup in enumerate(setups)
@@ -408,16 +400,20 @@ def _bounds_of_formats(
         tf32 = [replace(setups[row], precision=Precision.TF32, convolution_precision=None) for row in mixed]
         yield mixed, tf32, True
     # Autocast first: half precision throughout is bounded by what it is then.
+    pure = {row: _in_pure_half(setup) for row, setup in enumerate(setups) if setup.precision in PURE_OF}
     least = [
         row
-        for row, (setup, holds, other) in enumerate(zip(setups, own, known(pure), strict=True))
-        if setup.precision in _PURE_OF
-        and not holds
-        and (other or (setup.phase is not Phase.TRAIN and not setup.compile))
+        for row, other in pure.items()
+        if not is_known(row, setups[row])
+        and (is_known(row, other) or (other.phase is not Phase.TRAIN and not other.compile))
     ]
     if least:
         yield least, [pure[row] for row in least], True
-    most = [row for row, setup in enumerate(setups) if setup.precision in _AUTOCAST_OF and not own[row]]
+    most = [
+        row
+        for row, setup in enumerate(setups)
+        if setup.precision in _AUTOCAST_OF and not is_known(row, setup)
+    ]
     if most:
         yield (
             most,
@@ -428,8 +424,8 @@ def _bounds_of_formats(
 
 def _in_pure_half(setup: TrainingSetup) -> TrainingSetup:
     most = _MOST_IN_PURE_HALF if setup.phase is not Phase.TRAIN else setup.batch_size_per_device
-    precision = _PURE_OF.get(setup.precision, setup.precision)
-    return replace(setup, precision=precision, batch_size_per_device=min(setup.batch_size_per_device, most))
+    size = min(setup.batch_size_per_device, most)
+    return replace(setup, precision=PURE_OF[setup.precision], batch_size_per_device=size)
 
 
 def _in_known_formats(
@@ -445,7 +441,7 @@ def _in_known_formats(
             return setup
         # Those in fp64 stay what they are.
         has_convolutions = (np.isin(model.ops.op_class, CONVOLUTIONS) & ~in_double(model.ops)).any()
-        if not is_open or is_keras_graph(model.graph) or not has_convolutions:
+        if not is_open or model.graph.is_keras or not has_convolutions:
             return setup
         return replace(setup, convolution_precision=Precision.TF32)
     if setup.of_convolutions is not Precision.TF32:
@@ -477,25 +473,32 @@ def _steps_of_model(
     nearness, _ = weights.nearness_to_runs(model.ops, setups)
     # What is known of the run itself needs no law: only repeats of it differ.
     width = np.hypot(width * np.sqrt(1.0 - nearness**2), Z_90 * REPEAT_NOISE * nearness)
-    effects = [stack_of(model.graph, device, weights) for device in devices]
+    effects: list[StackEffect | None] = [None] * len(devices)
+    # The cost model was measured in PyTorch, with models that the device holds: all else is beside it.
+    if model.graph.is_keras:
+        from forerun.prediction.stack import stack_of
+
+        effects = [stack_of(model.graph, device, weights) for device in devices]
     loops = [
         effect if setup.phase is Phase.TRAIN else None for effect, setup in zip(effects, setups, strict=True)
     ]
     if any(effects):
         times = scaled(times, np.asarray([effect.factor if effect else 1.0 for effect in effects]))
+    transfer_s = np.zeros(len(devices))
+    if (traffic := model.graph.host_traffic) is not None:
+        from forerun.prediction.stack import host_wait_s
+
+        timed = zip(devices, times.step_s, strict=True)
+        transfer_s = np.asarray([host_wait_s(traffic, device, float(step_s)) for device, step_s in timed])
     return TimedSteps(
         setups=asked,
         times=times,
-        transfer_s=np.asarray(
-            [
-                host_wait_s(model.graph.host_traffic, device, float(step_s))
-                for device, step_s in zip(devices, times.step_s, strict=True)
-            ]
-        ),
+        transfer_s=transfer_s,
         loop_s=np.asarray([loop.step_cost_s if loop else 0.0 for loop in loops]),
         loop_names=tuple(loop.name if loop and loop.step_cost_s else "" for loop in loops),
         log_width=np.hypot(width, [effect.log_spread if effect else 0.0 for effect in effects]),
         least_s=least_times_s(model.ops, points),
+        published=((),) * len(points),
         system_log_width=np.where(
             [tier is Provenance.CALIBRATED for tier in tiers],
             0.0,
@@ -565,7 +568,7 @@ def _prediction(
         model_log_width=float(
             np.sqrt(np.maximum(steps.log_width[index] ** 2 - steps.system_log_width[index] ** 2, 0.0))
         ),
-        published=steps.published[index] if steps.published else (),
+        published=steps.published[index],
     )
 
 

@@ -30,18 +30,15 @@ from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats
 from forerun.graph.shards import Shards
 from forerun.prediction.division import (
-    Axes,
     DividedStep,
     Overlap,
     StageTime,
     as_measured,
     check_layout,
-    compute_setup,
     fully_sharded_backward,
     fully_sharded_forward,
     pipeline_s,
     reduced_backward,
-    wide_factor,
 )
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
@@ -75,7 +72,7 @@ class _Groups:
 
 def forward_s(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable, times: int = 1) -> float:
     """A pass without gradients of all micro-steps through all stages, over ``times`` their samples [s]."""
-    shards, setup = Axes.of(run).shards, compute_setup(run)
+    shards, setup = run.shards, run.compute_setup
     setup = replace(setup, batch_size_per_device=times * setup.batch_size_per_device)
     (both,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory, units = model.memory(shards, setup.batch_size_per_device), model.stages(run.layout)
@@ -108,7 +105,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     """The forward and backward pass of all micro-steps, and the update, of a run with a layout.
 
     Args:
-        model: The step traced in ``compute_setup``.
+        model: The step traced in the run's ``compute_setup``.
         run: The run.
         weights: The cost model.
         table: Constants of collectives.
@@ -124,7 +121,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
             "leave --parallel out, or give a model whose sizes grow with the batch"
         )
     check_layout(layout, model.traced, len(blocks.names), model.model.graph.model, micro_steps)
-    shards, setup = Axes.of(run).shards, compute_setup(run)
+    shards, setup = run.shards, run.compute_setup
     (times,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
     memory = model.memory(shards, setup.batch_size_per_device)
     # What is divided among all replicas is a part of all experts, however these are divided.
@@ -154,7 +151,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     held = every if run.sharing.strategy.stage else memory
     # A stage updates its share of the weights, of which one device holds the state of a part.
     shares = [float(held.gradients[list(own)].sum()) / max(whole_bytes, 1.0) for own in units]
-    updates = [times.optimizer_s * share / Axes.of(run).shard * wide_factor(run) for share in shares]
+    updates = [times.optimizer_s * share / run.num_shards * run.wide_factor for share in shares]
     slowest = max(range(len(stages)), key=lambda k: stages[k].total_s)
     last = max(range(len(stages)), key=lambda k: synchronised[k].exposed_s + updates[k])
     hidden_s = synchronised[last].busy_s - synchronised[last].exposed_s
@@ -250,19 +247,19 @@ _COMMUNICATION = (
 
 
 def _groups(run: Run, constants: LayoutConstants) -> _Groups:
-    axes = Axes.of(run)
+    layout, shard = run.layout, run.num_shards
 
     def group(number: int, distance: int) -> Group:
         return group_of(run.cluster, number, distance, constants)
 
     return _Groups(
-        tensor=group(axes.tensor, 1),
-        context=group(axes.context, axes.tensor),
-        expert=group(axes.expert, 1 if axes.whole_experts else axes.tensor),
-        data=group(axes.replicated, axes.tensor),
-        shard=group(axes.shard, axes.tensor),
-        replicas=group(axes.replicated // axes.shard, axes.tensor * axes.shard),
-        pipeline=group(axes.pipeline, axes.tensor * axes.replicated),
+        tensor=group(layout.tensor, 1),
+        context=group(layout.context, layout.tensor),
+        expert=group(layout.expert, 1 if layout.whole_experts else layout.tensor),
+        data=group(layout.replicated, layout.tensor),
+        shard=group(shard, layout.tensor),
+        replicas=group(layout.replicated // shard, layout.tensor * shard),
+        pipeline=group(layout.pipeline, layout.tensor * layout.replicated),
     )
 
 
@@ -488,7 +485,7 @@ def _gathering(
     sharing = run.sharing
     if sharing.strategy.stage < 3 or groups.data.num_devices == 1:
         return Overlap(0.0, 0.0)
-    wide = wide_factor(run)
+    wide = run.wide_factor
     last = len(memory.weights) - 1
     blocks = [unit for unit in own if unit not in (0, last)]
     ends = [unit for unit in own if unit in (0, last)]
@@ -543,7 +540,7 @@ def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -
         and groups.shard.num_devices > 1
         and sharing.fsdp_version is not FsdpVersion.ZERO_COPY
     ):
-        wide = wide_factor(run)
+        wide = run.wide_factor
         weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
         reduced = gradients * (1.0 if sharing.reduce_half else wide)
         gathered = weights * (1.0 if sharing.gather_half else wide)
@@ -571,8 +568,8 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
     later = 1.0 - 1.0 / sharing.num_accumulation_steps
     if sharing.strategy.stage == 3 and sharing.reduce_once:
         return 3.0 * later * gradients  # whole, in half precision
-    number = Axes.of(run).shard if sharing.strategy.stage >= 2 else 1
-    found: Floats = later * gradients * (1.0 + 2.0 * wide_factor(run)) / number
+    number = run.num_shards if sharing.strategy.stage >= 2 else 1
+    found: Floats = later * gradients * (1.0 + 2.0 * run.wide_factor) / number
     return found
 
 
@@ -581,7 +578,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     stage, group = run.sharing.strategy.stage, groups.data
     if stage == 3 or group.num_devices == 1:
         return Overlap(0.0, 0.0)
-    wide = 1.0 if run.sharing.reduce_half else wide_factor(run)
+    wide = 1.0 if run.sharing.reduce_half else run.wide_factor
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
 

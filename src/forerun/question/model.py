@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from forerun.question.settings import setting
 from forerun.question.setup import Layout
+
+if TYPE_CHECKING:
+    from forerun.graph.captured import CaptureFacts
 
 CAPTURE_PREFIX = "capture:"
 _READING_TOKENS = (
@@ -227,3 +230,22 @@ def flat_names(names: Any) -> Iterator[str]:
     elif isinstance(names, list | tuple):
         for part in names:
             yield from flat_names(part)
+
+
+def is_captured(model: Any) -> bool:
+    """True for a model such as ``capture:graph.forerun``."""
+    return isinstance(model, str) and model.startswith(CAPTURE_PREFIX)
+
+
+def captured_facts(model: Any) -> CaptureFacts | None:
+    """Facts of a captured script; None for other models.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    path = capture_path(model)
+    if path is None:
+        return None
+    from forerun.graph.captured import read_capture_facts
+
+    return read_capture_facts(path)

@@ -133,6 +133,10 @@ class PostTraining:
         return float(number) if name == "mean" and number.isdigit() and int(number) else None
 
 
+PLAIN = PostTraining()
+"""A step on given samples."""
+
+
 class PostTrainingOptions(TypedDict, total=False):
     """Settings of post-training and generation."""
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.received import parsed_json, parsed_yaml
 from forerun.question.model import (
-    CAPTURE_PREFIX,
     architectures,
     base_name,
-    capture_path,
+    captured_facts,
     find_architecture,
+    is_captured,
     is_keras,
     own_settings,
 )
@@ -38,7 +38,7 @@ from forerun.question.setup import Layout, OptimizerImplementation, Phase, Preci
 from forerun.question.sharing import AXES, EXPERT_AXIS, Sharing, Strategy, parse_parallel
 
 if TYPE_CHECKING:
-    from forerun.graph.captured import CaptureFacts
+    pass
 
 _AWAITED = ("several", "fsdp", *AXES, *EXPERT_AXIS)
 """Needs of settings that more devices, or another division of them, may bring."""
@@ -611,25 +611,6 @@ _KINDS: Mapping[str, type[StrEnum]] = {
 _OF_INPUT = ("image_size", "input_shape", "sequence_length")
 _SAME_KERNELS = ({"fp32", "tf32"}, {"bf16", "fp16"}, {"amp", "amp-bf16"})
 """Precisions that share a graph."""
-
-
-def is_captured(model: Any) -> bool:
-    """True for a model such as ``capture:graph.forerun``."""
-    return isinstance(model, str) and model.startswith(CAPTURE_PREFIX)
-
-
-def captured_facts(model: Any) -> CaptureFacts | None:
-    """Facts of a captured script; None for other models.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
-    path = capture_path(model)
-    if path is None:
-        return None
-    from forerun.graph.captured import read_capture_facts
-
-    return read_capture_facts(path)
 
 
 def with_captured_settings(model: Any, given: Mapping[str, Any], *, one_device: bool) -> dict[str, Any]:

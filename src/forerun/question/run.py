@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
@@ -21,9 +21,8 @@ from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.job import Batching, InputPipeline, Job, Samples, job_from, loader_from, read_lengths
 from forerun.question.model import ModelRequest, capture_path, own_settings, own_stack
 from forerun.question.options import RunOptions
-from forerun.question.post_training import PostTraining
-from forerun.question.recipes import config_model, recipe_settings, with_captured_settings
-from forerun.question.saving import Fp8Recipe, FusedKernel, Offload, Saving, Unquantized, saving_from
+from forerun.question.post_training import Algorithm, PostTraining
+from forerun.question.saving import NO_SAVING, Fp8Recipe, FusedKernel, Offload, Unquantized, saving_from
 from forerun.question.settings import (
     changed_fields,
     checked,
@@ -34,6 +33,7 @@ from forerun.question.settings import (
     told,
 )
 from forerun.question.setup import (
+    PURE_OF,
     AttentionKernel,
     Phase,
     Precision,
@@ -41,13 +41,24 @@ from forerun.question.setup import (
     TrainingSetup,
     settings_of_release,
 )
-from forerun.question.sharing import AXES, DeviceLayout, Sharing, parse_parallel, sharing_from
+from forerun.question.sharing import AXES, DeviceLayout, Sharing, Strategy, parse_parallel, sharing_from
+
+if TYPE_CHECKING:
+    from forerun.graph.shards import Shards
 
 HERE = "here"
 """The name of this machine's device."""
 
 _GIVE_SEVERAL = "give several, such as --num-devices 8"
 _SEVERAL = ("several", "fsdp")
+_OF_SEVERAL = (
+    *names_needing(Sharing, *_SEVERAL, *AXES),
+    "parallel",
+    *names_needing(DeviceLayout, *AXES),
+)
+"""Settings that have no meaning with one device."""
+
+_WIDE_BYTES = 4.0
 _FILES = {"recipe", "config"}
 _OF_CLUSTER = ("num_devices", "num_nodes", "intra", "inter")
 _LENGTHS = {"dataset", "dataset_size", "tokens"}
@@ -121,15 +132,23 @@ class Run(Answer):
                 in the rest of the question.
         """
         given: Mapping[str, Any] = checked(options, RunOptions)
-        model = config_model(given.get("config")) if model is None else model
+        # Files of tools and captured scripts are read by a module that other questions do without.
+        if model is None:
+            from forerun.question.recipes import config_model
+
+            model = config_model(given.get("config"))
         cluster = cluster_from(device, given)
         waiting: dict[str, Any] = {}
         if capture_path(model) is not None:
+            from forerun.question.recipes import with_captured_settings
+
             # A script that ran on several devices says so itself, unless the user names a number.
             is_one = cluster.num_devices == 1 and given.get("num_devices") is None
             given = with_captured_settings(model, given, one_device=is_one)
             cluster = cluster_from(device, given)
         if given.keys() & _FILES:
+            from forerun.question.recipes import recipe_settings
+
             given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
         if given.get("lengths") is not None and _LENGTHS.isdisjoint(given):
             counted = read_lengths(given["lengths"]).num_samples
@@ -141,7 +160,7 @@ class Run(Answer):
             )
         # One device that was asked for by number is a point of a search: settings of several wait for the next.
         if cluster.num_devices == 1 and given.get("num_devices") is None:
-            refuse(given, _of_several(), "there is one device", _GIVE_SEVERAL)
+            refuse(given, _OF_SEVERAL, "there is one device", _GIVE_SEVERAL)
         name = model if isinstance(model, str) else type(model).__name__
         run = cls(
             model=ModelRequest(model=name, **from_settings(ModelRequest, given)),
@@ -162,13 +181,13 @@ class Run(Answer):
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
-        divides = self.sharing.layout.divides_model or self.sharing.strategy.stage == 3
-        if divides and self.cluster.num_devices > 1 and self.setup.saving.unquantized is Unquantized.FP32:
+        saving = self.setup.saving
+        is_mixed = saving.unquantized is Unquantized.FP32 and self.cluster.num_devices > 1
+        if is_mixed and (self.sharing.layout.divides_model or self.sharing.strategy.stage == 3):
             raise InvalidSetupError(
                 "--unquantized fp32 cannot be used where devices share the weights of a block, which have one format "
                 "there; leave it out"
             )
-        saving = self.setup.saving
         if FusedKernel.EXPERTS in saving.fused_kernels and saving.fp8_recipe is not Fp8Recipe.MX:
             raise InvalidSetupError(
                 "--fused-kernels experts are Transformer Engine's kernels for MXFP8; give --precision fp8 --fp8-recipe "
@@ -182,7 +201,9 @@ class Run(Answer):
                 f"{quantize}; give one device, or leave it out"
             )
         self._check_samples()
-        if self.stack == "keras" and (self.setup.saving != Saving() or self.setup.precision is Precision.FP8):
+        if self.stack == "keras" and (
+            self.setup.saving != NO_SAVING or self.setup.precision is Precision.FP8
+        ):
             raise InvalidSetupError(
                 "ways to save memory and fp8 work for PyTorch models only, got a Keras model; leave them out"
             )
@@ -227,6 +248,70 @@ class Run(Answer):
             )
         number = self.cluster.num_devices // others
         return found if found.data == number else replace(found, data=number)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if a step is more than one micro-step on one device."""
+        return self.cluster.num_devices > 1 or self.sharing.num_accumulation_steps > 1
+
+    @property
+    def uses_layout(self) -> bool:
+        """True if the devices divide the model or its states by units, or several passes of post-training."""
+        sharing, algorithm = self.sharing, self.setup.post.algorithm
+        return self.cluster.num_devices > 1 and (
+            sharing.layout.divides_model or sharing.strategy.stage > 0 or algorithm is not Algorithm.SFT
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """Devices among which the strategy divides states; 1 where each has all of them."""
+        layout, sharing = self.layout, self.sharing
+        if sharing.strategy is not Strategy.HSDP:
+            return layout.replicated if sharing.strategy.stage else 1
+        # A node of its own for each copy of the state, or the most devices of one that divide the replicas evenly.
+        usual = max(1, min(layout.replicated, self.cluster.num_devices_per_node // layout.tensor))
+        return sharing.shard_size or max(k for k in range(1, usual + 1) if layout.replicated % k == 0)
+
+    @property
+    def shards(self) -> Shards:
+        """Devices that divide the operations of a step."""
+        from forerun.graph.shards import Shards
+
+        layout = self.layout
+        return Shards(
+            tensor=layout.tensor,
+            context=layout.context,
+            expert=layout.expert,
+            whole_experts=layout.whole_experts and layout.tensor > 1,
+            sequence_parallel=layout.sequence_parallel and layout.tensor > 1,
+        )
+
+    @property
+    def compute_setup(self) -> TrainingSetup:
+        """Setup of the operations of a device: where units are divided, mixed precision has weights in half precision.
+
+        Frameworks that divide states or models hold or gather weights in half precision and update those in fp32;
+        replicas cast them (autocast).
+        """
+        if self.uses_layout:
+            return self.setup.with_half_weights()
+        if self.setup.generates and self.samples.batching is Batching.PADDING_FREE:
+            return replace(self.setup, post=replace(self.setup.post, packs_answers=True))
+        return self.setup
+
+    @property
+    def wide_factor(self) -> float:
+        """Bytes of a weight that the optimizer updates over those of one that computes, where units are divided.
+
+        Beside adapters the frozen weights stay in half precision, and the adapters are traced in fp32.
+        """
+        widens = self.setup.precision in PURE_OF and self.setup.saving.lora_rank is None
+        return _WIDE_BYTES / 2 if widens else 1.0
+
+    @property
+    def wide_state_factor(self) -> float:
+        """Bytes of the optimizer's state over those traced: states in 8 bits are as large beside fp32 weights."""
+        return 1.0 if self.setup.optimizer == "adamw-8bit" else self.wide_factor
 
     @property
     def num_replicas(self) -> int:
@@ -305,6 +390,8 @@ class Run(Answer):
             UsageError: A setting is not known, or is impossible for the run.
         """
         if any(changes.get(name) is not None for name in _FILES):
+            from forerun.question.recipes import recipe_settings
+
             to = self.cluster if device is None else cluster_from(device, {})
             held, waiting = recipe_settings(
                 changes, model or self.model.model, to.device.architecture, to.num_devices
@@ -396,11 +483,6 @@ def _changed(part: Any, changes: Mapping[str, Any], given: Mapping[str, Any]) ->
     if "tokens" in kept or "tokens" in given:  # tokens are the length of the whole job
         gone |= {"dataset_size", "epochs", "validation_size"}
     return {name: value for name, value in kept.items() if name not in gone} | dict(given)
-
-
-def _of_several() -> list[str]:
-    """Settings that have no meaning with one device."""
-    return [*names_needing(Sharing, *_SEVERAL, *AXES), "parallel", *names_needing(DeviceLayout, *AXES)]
 
 
 def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:

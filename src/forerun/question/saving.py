@@ -283,6 +283,10 @@ class Saving:
                 )
 
 
+NO_SAVING = Saving()
+"""Plain training."""
+
+
 class SavingOptions(TypedDict, total=False):
     """Ways to save memory by name."""
 

@@ -321,14 +321,12 @@ def _checked(item: Declared, value: Any) -> Any:
         if not isinstance(value, bool):
             raise InvalidSetupError(f"{words} is either true or false, got {value!r}")
         return value
-    if item.kind is int:
-        return _bounded(words, whole(words, value), setting)
-    if item.kind is float:
-        return _bounded(words, _number(words, value), setting)
+    if item.kind in (int, float):
+        return _number(words, value, item.kind, setting)
     if item.kind is tuple and item.element is not int:
         return tuple(value)
     if item.kind is tuple:
-        return tuple(_bounded(words, whole(words, part), setting) for part in value)
+        return tuple(_number(words, part, int, setting) for part in value)
     return value
 
 
@@ -357,24 +355,21 @@ def whole(name: str, value: Any) -> int:
     Raises:
         InvalidSetupError: The value is not a whole number.
     """
+    return _number(name, value, int)
+
+
+def _number(name: str, value: Any, kind: type[int | float], setting: Setting | None = None) -> Any:
+    """A number within the bounds of a setting."""
     try:
         # True is a number to Python, and none to a user.
-        found = None if isinstance(value, (bool, str)) else int(value)
+        found = None if isinstance(value, (bool, str)) else kind(value)
     except (TypeError, ValueError, OverflowError):
         found = None
-    if found is None or found != value:
-        raise InvalidSetupError(f"{name} must be a whole number, got {value!r}")
-    return found
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        found = None if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        found = None
-    if found is None or not isfinite(found):
-        raise InvalidSetupError(f"{name} must be a finite number, got {value!r}")
-    return found
+    if found is None or (found != value if kind is int else not isfinite(found)):
+        raise InvalidSetupError(
+            f"{name} must be a {'whole' if kind is int else 'finite'} number, got {value!r}"
+        )
+    return found if setting is None else _bounded(name, found, setting)
 
 
 def _bounded(name: str, value: Any, setting: Setting) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.post_training import Algorithm, PostTraining, PostTrainingOptions
-from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
+from forerun.question.post_training import PLAIN, Algorithm, PostTraining, PostTrainingOptions
+from forerun.question.saving import NO_SAVING, FusedKernel, MasterWeights, Offload, Saving, Unquantized
 from forerun.question.settings import check_numbers, setting
 
 MAX_BATCH_SIZE = 10_000_000
@@ -43,6 +43,10 @@ class Precision(StrEnum):
     def is_half(self) -> bool:
         """True if matrix products read 2-byte operands."""
         return self not in (Precision.FP32, Precision.TF32, Precision.FP64)
+
+
+PURE_OF = {Precision.AMP: Precision.FP16, Precision.AMP_BF16: Precision.BF16}
+"""Half precision throughout in place of autocast to it."""
 
 
 class Layout(StrEnum):
@@ -230,8 +234,8 @@ class TrainingSetup:
     zero_grad_to_none: bool = True
     autocast_backward: bool = False
     keeps_gradients: bool = False
-    saving: Saving = field(default_factory=Saving)
-    post: PostTraining = field(default_factory=PostTraining)
+    saving: Saving = NO_SAVING
+    post: PostTraining = PLAIN
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -252,8 +256,11 @@ class TrainingSetup:
                 f"--attention-kernel {self.attention_kernel} needs fused attention, got attention in parts; leave "
                 "--no-fused-attention out"
             )
-        self._check_saving()
-        self._check_post_training()
+        # Plain training has no contradictions; a search makes thousands of setups.
+        if self.saving != NO_SAVING or not self.compile_loss:
+            self._check_saving()
+        if self.post != PLAIN or self.phase is Phase.GENERATE:
+            self._check_post_training()
 
     @property
     def of_convolutions(self) -> Precision:
@@ -282,6 +289,11 @@ class TrainingSetup:
                 "--new-tokens, --answer-lengths and --engine belong to a step that generates; ask for --phase "
                 "generate, or for --algorithm grpo or ppo"
             )
+
+    def with_half_weights(self) -> TrainingSetup:
+        """This setup with weights in half precision throughout under mixed precision."""
+        precision = PURE_OF.get(self.precision, self.precision)
+        return replace(self, precision=precision, keeps_gradients=False)
 
     @property
     def widens_unquantized(self) -> bool:

@@ -261,6 +261,8 @@ def sharing_from(given: Mapping[str, Any], num_devices: int) -> Sharing:
     Raises:
         InvalidSetupError: A setting has no meaning beside the others, or the devices cannot be divided so.
     """
+    if SharingOptions.__annotations__.keys().isdisjoint(given):  # nothing to hold against the rest
+        return Sharing()
     found = Sharing(**from_settings(Sharing, given), layout=layout_from(given, num_devices))
     _check_strategy(found, given)
     _check_groups(found, num_devices)
@@ -488,6 +490,11 @@ class DeviceLayout:
     def num_sharing(self) -> int:
         """Devices that share a sample."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def replicated(self) -> int:
+        """Devices that have the same blocks: those of context and data parallelism."""
+        return self.context * self.data
 
     @property
     def divides_model(self) -> bool:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from forerun.cost.memory.peak import (
-    MemoryConstants,
-    MemoryEstimate,
     MemoryWidth,
     estimate_memory,
     memory_width,
@@ -17,7 +15,6 @@ from forerun.cost.memory.peak import (
 )
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Floats, Ints
-from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.memory import memory_constants_of, replica_bytes, worst_memory
 from forerun.prediction.models import TracedModels, cost_model_of
@@ -100,7 +97,7 @@ class CostModels:
 
 
 class Engine:
-    """Evaluates the candidates of one search; keeps replays of the allocator for the exact ones.
+    """Evaluates the candidates of one search.
 
     A step is the sum of few distinct kernels, whose times are smooth in the batch size. So all candidates of one graph
     are one grid of batch sizes and devices, worked out by arithmetic on arrays; only what is printed is worked out
@@ -129,7 +126,6 @@ class Engine:
         # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
         self._runs_of = [search.run.with_(**change) for change in self._changes]
         self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
-        self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
         self._visible_bytes = np.asarray([visible_memory_bytes(option.device) for option in self._options])
         self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
         self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
@@ -229,7 +225,7 @@ class Engine:
         """Options by the setup in which a run is computed on them; tensor parallelism computes in another one."""
         found: dict[TrainingSetup, list[int]] = {}
         for number in options:
-            setup = compute_setup(replace(run, cluster=self._options[number].cluster))
+            setup = replace(run, cluster=self._options[number].cluster).compute_setup
             found.setdefault(setup, []).append(number)
         return found
 
@@ -259,8 +255,8 @@ class Engine:
                 validation=None if validation is None else validation.row(row),
             )
             one = self._run(index, number, int(sizes[0]))
-            if uses_layout(one):
-                memory = self._replays_of(index, number, model, one, sizes)
+            if one.uses_layout:
+                memory = self._replays_of(number, model, one, sizes)
             else:
                 memory = self._live_memory(number, live, memory_width(model.graph))
             parts.append(self._table(index, number, sizes, model, steps, memory, exact=False))
@@ -279,7 +275,7 @@ class Engine:
         return np.where(rest > 0, rest, sizes)
 
     def _exact(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
-        setup = compute_setup(run)
+        setup = run.compute_setup
         model = self._models.of(run)
         own = self._points(model, number, setup, sizes)
         last, samples = own.ends(), self._last_samples(number, sizes)
@@ -290,7 +286,7 @@ class Engine:
         validation, inference = None, run.validation_setup
         if inference is not None:
             validation = self._points(self._models.of(run, inference), number, inference, sizes)
-        memory = self._replays_of(index, number, model, run, sizes)
+        memory = self._replays_of(number, model, run, sizes)
         times = _Steps(own=own, last_s=last, last_samples=samples, validation=validation)
         return self._table(index, number, sizes, model, times, memory, exact=True)
 
@@ -318,7 +314,7 @@ class Engine:
         own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
         busy = shared_times(model, run, sizes, alone, weights, exact=exact)
         # A replay counts what several devices hold already; live bytes are those of one device alone.
-        if not exact and not uses_layout(run):
+        if not exact and not run.uses_layout:
             memory_bytes = memory_bytes + [replica_bytes(run, each) for each in busy.gradient_bytes]
         micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
         if option.num_devices > 1:
@@ -376,23 +372,18 @@ class Engine:
         ends = np.stack([limit, limit * width.low, limit * width.high])
         return np.asarray(ends + constants.overhead_bytes)
 
-    def _replays_of(self, index: int, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
-        return np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+    def _replays_of(self, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
+        return np.stack([self._replayed(number, model, run, int(size)) for size in sizes], axis=1)
 
-    def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
-        """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
+    def _replayed(self, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
+        """Value, low and high of the peak, (3,)."""
         constants = self._constants[number]
-        if uses_layout(run):
+        if run.uses_layout:
             of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
             peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
             return np.asarray([peak.value, peak.low, peak.high])
-        # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
-        key = (index, size, replace(constants, overhead_bytes=0.0))
-        if key not in self._replays:
-            setup = replace(run.setup, batch_size_per_device=size)
-            self._replays[key] = estimate_memory(model.graph, setup, replace(constants, overhead_bytes=0.0))
-        found = self._replays[key]
-        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes]) + constants.overhead_bytes
+        found = estimate_memory(model.graph, replace(run.setup, batch_size_per_device=size), constants)
+        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes])
         if run.cluster.num_devices == 1:
             return ends
         (one,) = one_steps(model, run, [size], self._costs.of(self._options[number]))

@@ -17,8 +17,9 @@ from forerun.base.stages import stage
 from forerun.base.tables import read_rows
 from forerun.prediction.models import TracedModels
 from forerun.question.job import DATASETS, Dataset, Job
+from forerun.question.model import captured_facts
 from forerun.question.options import RunOptions
-from forerun.question.recipes import captured_facts, recipe_notes
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run, check_format, cluster_from
 from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision

@@ -16,7 +16,6 @@ from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.model import is_keras
 from forerun.question.options import RunOptions, with_common_settings
-from forerun.question.recipes import with_captured_settings
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.sharing import Strategy
@@ -111,6 +110,8 @@ def estimates(
     Raises:
         UsageError, FailureError: As in ``predict``.
     """
+    from forerun.question.recipes import with_captured_settings
+
     for change in search.changes():
         try:
             # Refuses what a captured script has decided; other models keep all open.

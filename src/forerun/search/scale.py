@@ -15,8 +15,9 @@ from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, price
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device, LinkKind
+from forerun.question.model import captured_facts
 from forerun.question.options import ScaleOptions, with_common_settings
-from forerun.question.recipes import captured_facts, recipe_notes
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
 from forerun.question.sharing import Strategy

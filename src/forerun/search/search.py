@@ -32,8 +32,8 @@ from typing import Any
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.base.units import parse_amount
 from forerun.question.devices.prices import amount_in_usd
-from forerun.question.model import is_keras, own_settings
-from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
+from forerun.question.model import captured_facts, is_captured, is_keras, own_settings
+from forerun.question.recipes import own_precision, with_captured_settings
 from forerun.question.run import Run
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 from forerun.tracing.trace import full_name

@@ -30,7 +30,7 @@ from forerun.base.stages import stage
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, capture_path, find_architecture, is_keras
-from forerun.question.saving import Fp8Recipe, Saving, Unquantized
+from forerun.question.saving import NO_SAVING, Fp8Recipe, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.source import Question, find_source, is_isolated, named_source, run_isolated
 
@@ -515,7 +515,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
     if definition is None:
         return None
     # A change to the ways to save memory leaves the graphs of plain steps valid.
-    ways = () if setup.saving == Saving() else (_SAVING_VERSION,)
+    ways = () if setup.saving == NO_SAVING else (_SAVING_VERSION,)
     key = {
         "request": asdict(request),
         "definition": definition,

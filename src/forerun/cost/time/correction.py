@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import UsageError
-from forerun.cost.time.evidence import shipped_evidence
+from forerun.cost.time.evidence import REPEAT_NOISE, shipped_evidence
 from forerun.cost.time.features import Point
 from forerun.cost.time.law import SMOOTH_STEP
 from forerun.cost.time.rows import DistinctOps
@@ -63,9 +63,6 @@ Floats = npt.NDArray[np.float64]
 
 _NUM_SHARED = 5
 _NUM_SIZES = 2
-
-REPEAT_NOISE = 0.02
-"""Standard deviation of the log time between repeats of one run."""
 
 ADDED_S = 4e-3
 """Time that a step takes more where the additive column is one, if the step is no shorter than that [s]."""

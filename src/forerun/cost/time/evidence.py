@@ -48,6 +48,9 @@ NEAR_MIX = 0.25
 Z_90 = 1.645
 """Half-width of a 90 % interval in standard deviations."""
 
+REPEAT_NOISE = 0.02
+"""Standard deviation of the log time between repeats of one run."""
+
 _CLOSED_GROUPS = sorted(set(GROUP_OF_CLASS[list(LAW_CLASSES)].tolist()))
 _WIDEST = 1.5
 """Logarithm of the widest half-width: beyond it only the figure of an order of magnitude is said."""

@@ -13,7 +13,7 @@ GPUs can predict others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -256,60 +256,49 @@ def double_rates(device: Device) -> tuple[float, float] | None:
 
 def point_arrays(points: Sequence[Point]) -> PointArrays:
     """Columns of device figures and flags for many points."""
-
-    def column(value: Callable[[Device, TrainingSetup], float]) -> Floats:
-        values = [value(point.device, point.setup) for point in points]
-        return np.asarray(values, dtype=np.float64)[:, None]
-
-    def rate(place: int) -> Floats:
-        return column(lambda device, setup: peak_rates(device, setup.precision)[place]) * sustained
-
-    def double_rate(place: int) -> Floats:
-        # A device without a known rate is answered at that of fp32, and the answer says so.
-        vector = NumberFormat.FP32
-        rates = column(lambda d, _: (double_rates(d) or (d.peak_flops_per_s[vector],) * 2)[place])
-        return rates * sustained
-
-    sustained = column(lambda device, setup: sustained_share(device, setup.precision))
+    found = [_figures(point.device, point.setup) for point in points]
+    columns = np.asarray([list(each.values()) for each in found], dtype=np.float64).T[:, :, None]
     return PointArrays(
-        batch_size=column(lambda _, setup: setup.batch_size_per_device),
-        peak_half=rate(0),
-        peak_full=rate(1),
-        peak_convolution=column(
-            lambda d, s: _full_rate(d, s.of_convolutions) * sustained_share(d, s.of_convolutions)
-        ),
-        peak_vector=rate(2),
-        peak_double=double_rate(0),
-        peak_double_vector=double_rate(1),
-        bandwidth=column(lambda device, _: device.memory_bandwidth_bytes_per_s),
-        num_units=column(lambda device, _: device.num_compute_units),
-        l2_bytes=column(lambda device, _: device.l2_cache_bytes),
-        # No cache is slower than the memory behind it, whatever the rule of bytes a cycle says of small parts.
-        l2_bandwidth=column(
-            lambda d, _: max(
-                _L2_BYTES_PER_CYCLE * d.num_compute_units * d.boost_clock_hz, d.memory_bandwidth_bytes_per_s
-            )
-        ),
-        clock_share=sustained,
-        product_share=column(lambda device, _: largest_product_share(device)),
-        attention_cost=column(lambda device, _: attention_cost(device)),
-        is_gpu=column(lambda device, _: device.kind is DeviceKind.GPU),
-        half_has_matrix_units=column(lambda d, s: multiplies_half(d, s.precision)),
-        full_has_matrix_units=column(
-            lambda d, s: _uses_matrix_units(d, s.precision) and not s.precision.is_half
-        ),
-        convolution_has_matrix_units=column(lambda d, s: _uses_matrix_units(d, s.of_convolutions)),
-        is_compiled=column(lambda _, setup: setup.compile),
-        has_direct_groups=column(
-            lambda d, s: (
-                s.layout is Layout.NHWC and multiplies_half(d, s.precision) and s.phase is Phase.TRAIN
-            )
-        ),
-        is_pure_half=column(lambda _, setup: setup.precision in _PURE_HALF),
-        is_autocast=column(lambda _, setup: setup.precision.is_autocast),
-        is_inference=column(lambda _, setup: setup.phase is not Phase.TRAIN),
+        **dict(zip(found[0], columns, strict=True)),
         features=np.asarray([_point_row(point) for point in points]),
     )
+
+
+def _figures(device: Device, setup: TrainingSetup) -> dict[str, float]:
+    """Figures and flags of a point, by their names in ``PointArrays``."""
+    precision, convolutions = setup.precision, setup.of_convolutions
+    half, full, vector = peak_rates(device, precision)
+    # A device without a known rate is answered at that of fp32, and the answer says so.
+    double, double_vector = double_rates(device) or (vector, vector)
+    sustained, bandwidth = sustained_share(device, precision), device.memory_bandwidth_bytes_per_s
+    on_units = multiplies_half(device, precision)
+    l2_bandwidth = _L2_BYTES_PER_CYCLE * device.num_compute_units * device.boost_clock_hz
+    return {
+        "batch_size": setup.batch_size_per_device,
+        "peak_half": half * sustained,
+        "peak_full": full * sustained,
+        "peak_convolution": _full_rate(device, convolutions) * sustained_share(device, convolutions),
+        "peak_vector": vector * sustained,
+        "peak_double": double * sustained,
+        "peak_double_vector": double_vector * sustained,
+        "bandwidth": bandwidth,
+        "num_units": device.num_compute_units,
+        "l2_bytes": device.l2_cache_bytes,
+        # No cache is slower than the memory behind it, whatever the rule of bytes a cycle says of small parts.
+        "l2_bandwidth": max(l2_bandwidth, bandwidth),
+        "clock_share": sustained,
+        "product_share": largest_product_share(device),
+        "attention_cost": attention_cost(device),
+        "is_gpu": device.kind is DeviceKind.GPU,
+        "half_has_matrix_units": on_units,
+        "full_has_matrix_units": not precision.is_half and _uses_matrix_units(device, precision),
+        "convolution_has_matrix_units": _uses_matrix_units(device, convolutions),
+        "is_compiled": setup.compile,
+        "has_direct_groups": setup.layout is Layout.NHWC and on_units and setup.phase is Phase.TRAIN,
+        "is_pure_half": precision in _PURE_HALF,
+        "is_autocast": precision.is_autocast,
+        "is_inference": setup.phase is not Phase.TRAIN,
+    }
 
 
 def reach_table() -> npt.NDArray[np.float32]:

@@ -7,8 +7,8 @@ points of one model at once. The members of an ensemble are averaged in log spac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ from forerun.question.setup import Phase, Precision, TrainingSetup
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
+
+_Columns = TypeVar("_Columns", bound=Any)
 
 # Thirty million years: a longer step comes from a damaged file.
 _LONGEST_S = 1e15
@@ -150,18 +152,37 @@ def _monotonic_times(
     return found
 
 
-def with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
-    """Times in which some rows are replaced by rows of other times."""
+def with_rows(times: _Columns, rows: npt.NDArray[np.int64], other: _Columns, chosen: Any) -> _Columns:
+    """Columns of a dataclass in which some rows are replaced by rows of another one's."""
     if not chosen.any():
         return times
     values = {}
-    for field in fields(StepTimes):
-        value = getattr(times, field.name)
-        if value is not None:
+    for field in fields(times):
+        value, theirs = getattr(times, field.name), getattr(other, field.name)
+        if is_dataclass(value):
+            value = with_rows(value, rows, theirs, chosen)
+        elif isinstance(value, tuple):
+            replaced = {int(row): theirs[at] for at, row in enumerate(rows) if chosen[at]}
+            value = tuple((dict(enumerate(value)) | replaced).values())
+        elif value is not None:
             value = value.copy()
-            value[rows[chosen]] = getattr(other, field.name)[chosen]
+            value[rows[chosen]] = theirs[chosen]
         values[field.name] = value
-    return StepTimes(**values)
+    found: _Columns = replace(times, **values)
+    return found
+
+
+def scaled(times: StepTimes, factor: Floats) -> StepTimes:
+    """Times of p points with those of device and host multiplied by a factor of each point, (p,)."""
+    return replace(
+        times,
+        step_s=factor * times.step_s,
+        device_s=factor * times.device_s,
+        host_s=factor * times.host_s,
+        memory_bound_s=factor * times.memory_bound_s,
+        kernel_s=None if times.kernel_s is None else factor[:, None] * times.kernel_s,
+        launch_s=None if times.launch_s is None else factor[:, None] * times.launch_s,
+    )
 
 
 def _times_of_formats(

@@ -217,11 +217,11 @@ class SystemOffsets(ABC):
                 boards[board.name] = board
         asked = {name: self._offsets_of_die(settings, board) for name, board in boards.items()}
         found = {name: own for name, own in asked.items() if own is not None}
-        gained = {
+        asked_of = {
             (better, lesser): _gained(boards[better], boards[lesser], settings.precision)
             for better, lesser in permutations(found, 2)
-            if outdoes(boards[better], boards[lesser])
         }
+        gained = {pair: gain for pair, gain in asked_of.items() if np.isfinite(gain).all()}
         for _ in range(_SWEEPS):
             largest = 0.0
             for (better, lesser), gain in gained.items():
@@ -244,23 +244,20 @@ class SystemOffsets(ABC):
             chosen = [index for index in equal if distances[index] <= FARTHEST_MACHINE] or equal
         if not chosen:
             return None
-        found: Floats64 = np.mean([self._latents(index) for index in chosen], axis=0)
+        latents = np.stack([network.latents[chosen] for network in self.networks], axis=1)
+        found: Floats64 = latents.astype(np.float64).mean(axis=0)
         return found
-
-    def _latents(self, index: int) -> Floats64:
-        return np.stack([network.latents[index] for network in self.networks]).astype(np.float64)
 
 
 def _gained(board: Device, other: Device, precision: Precision) -> Floats64:
     """Log of the peak and bandwidth of a board over those of another, infinite unless it outdoes that one, (2,)."""
     if not outdoes(board, other):
         return np.full(2, np.inf)
-
-    def rates(device: Device) -> Floats64:
-        peak = product_rate(device, precision) * sustained_share(device, precision)
-        return np.asarray([peak, device.memory_bandwidth_bytes_per_s])
-
-    return np.asarray(np.log(rates(board) / rates(other)))
+    peak, theirs = (
+        product_rate(each, precision) * sustained_share(each, precision) for each in (board, other)
+    )
+    bandwidth = board.memory_bandwidth_bytes_per_s / other.memory_bandwidth_bytes_per_s
+    return np.log([peak / theirs, bandwidth])
 
 
 def _excess(offsets: Floats64, theirs: Floats64, gained: Floats64) -> Floats64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.answers import from_plain
+from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.evidence import number_format
@@ -307,15 +307,7 @@ def save_weights(weights: CostModel, path: Path) -> None:
     header = {
         "format_version": WEIGHTS_FORMAT_VERSION,
         "features": FEATURES,
-        "systems": weights.systems,
-        "provenance": dict(weights.provenance),
-        "class_offsets": weights.class_offsets,
-        "circumstance_offsets": weights.circumstance_offsets,
-        "size_law": None if weights.size_law is None else asdict(weights.size_law),
-        "overall_offset": weights.overall_offset,
-        "runs": [asdict(run) for run in weights.runs],
-        "devices": weights.devices,
-        "architectures": weights.architectures,
+        **{name: value for name, value in fields_of(weights).items() if name != "networks"},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(tensors_file(header, tensors, _ENTRY))
@@ -357,38 +349,16 @@ def _load(path: Path, _changed_ns: int, _size: int) -> CostModel:
         if not isinstance(header, dict):
             raise ValueError("its header is no table")
         _check_version(header, path)
-        known = from_plain(_Header, header, least=-np.inf)
-        check_facts(known.provenance)
-        from_plain(Mapping[str, int], known.provenance.get("rows", {}), "provenance rows")
-        _check_lists(known)
-        return CostModel(
-            networks=_networks(tensors, known),
-            **{name: getattr(known, name) for name in _FIELDS_OF_HEADER},
-        )
+        own = {name: value for name, value in header.items() if name not in ("format_version", "features")}
+        found: CostModel = from_plain(CostModel, {**own, "networks": ()}, least=-np.inf)
+        check_facts(found.provenance)
+        from_plain(Mapping[str, int], found.provenance.get("rows", {}), "provenance rows")
+        _check_lists(found)
+        return replace(found, networks=_networks(tensors, found))
     except DAMAGE as error:
         raise CostModelError(
             f"the fitted cost model {path.name} is damaged: {in_a_line(error)}; reinstall forerun or fit it again"
         ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    """The header of a file; names as in ``CostModel``."""
-
-    format_version: int
-    features: tuple[str, ...]
-    systems: tuple[str, ...]
-    provenance: Mapping[str, Any]
-    class_offsets: tuple[float, ...] = ()
-    circumstance_offsets: tuple[float, ...] = ()
-    size_law: SizeLaw | None = None
-    overall_offset: float = 0.0
-    runs: tuple[MeasuredRun, ...] = ()
-    devices: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
-
-
-_FIELDS_OF_HEADER = [field.name for field in fields(_Header)][2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +424,7 @@ def check_facts(provenance: Mapping[str, Any]) -> None:
         raise ValueError("provenance measured_devices: expected kinds of runs, got an empty word")
 
 
-def _check_lists(header: _Header) -> None:
+def _check_lists(header: CostModel) -> None:
     lengths = {"class_offsets": len(OpClass), "circumstance_offsets": NUM_CIRCUMSTANCES + len(OpClass)}
     logs = {"overall_offset": (header.overall_offset,), "log_factor": [run.log_factor for run in header.runs]}
     for name, length in lengths.items():
@@ -472,7 +442,7 @@ def _check_lists(header: _Header) -> None:
     parsed_systems(header.systems)
 
 
-def _networks(tensors: Mapping[str, Any], header: _Header) -> tuple[NetworkWeights, ...]:
+def _networks(tensors: Mapping[str, Any], header: CostModel) -> tuple[NetworkWeights, ...]:
     count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
     count = min(max(count, 1), len(tensors) + 1)
     # Networks of older files see every input in every class.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -226,7 +226,7 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         typer.echo(format_of_job(form, shown.rows(answer)))
     elif form == "table":
         page = loaded(shown.page) if isinstance(shown.page, str) else shown.page
-        with _in_currency(currency):
+        with nullcontext() if currency is None else _in_currency(currency):
             for part in _parts(page, answer, debug=debug):
                 if isinstance(part, str):
                     typer.echo(part)
@@ -270,11 +270,8 @@ def _form(given: dict[str, Any], *, jobs: bool) -> str:
 
 
 @contextmanager
-def _in_currency(currency: Currency | None) -> Iterator[None]:
+def _in_currency(currency: Currency) -> Iterator[None]:
     """Amounts of a page in a currency, with its rate below them."""
-    if currency is None:
-        yield
-        return
     from forerun.surface.report.wording import amounts_in
 
     with amounts_in(currency):

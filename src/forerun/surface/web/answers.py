@@ -13,14 +13,12 @@ from pydantic import ValidationError
 import forerun
 from forerun.base.errors import ForerunError, UsageError
 from forerun.base.kept import KeptBytes
-from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.models import kept_model_names, model_names, trace_model
 from forerun.question.devices import load_catalog
 from forerun.question.devices.prices import Rental, cheapest_rental, currencies, load_prices
 from forerun.question.job import DATASETS
-from forerun.question.model import ModelRequest
+from forerun.question.model import ModelRequest, captured_facts, is_captured
 from forerun.question.options import RunOptions
-from forerun.question.recipes import captured_facts, is_captured
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.setup import TrainingSetup
@@ -250,6 +248,6 @@ def _runs(kind: Kind, arguments: dict[str, Any]) -> Iterator[Run]:
 
 
 def _traces(run: Run) -> Iterator[Trace]:
-    yield run.model, compute_setup(run), uses_layout(run)
+    yield run.model, run.compute_setup, run.uses_layout
     if run.validation_setup is not None:
         yield run.model, run.validation_setup, False
