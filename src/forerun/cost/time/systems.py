@@ -142,8 +142,7 @@ class SystemOffsets(ABC):
         meet half-way, and one that nobody measured yields. Half precision has no larger ones than single where kin were
         measured in it. Those of a calibration are the machine's, and the nearest one holds.
 
-        Evidence: devices left out of the fit, 32 groups of steps: 17.8 to 17.2 % (16.6 might half precision lose half
-        of the traffic it spares: 0.5 of it is one row, a Titan RTX in AMP); sources, 58 groups: 18.2 %.
+        Evidence: devices left out of the fit, 32 groups of steps: 17.8 to 17.2 %; sources, 58 groups: 18.2 %.
         """
         wanted, device = _asked_system(point), point.device
         found: Floats64 = np.zeros((len(self.networks), NUM_LATENTS))
