@@ -541,7 +541,7 @@ def _notes(
         if found.best.parameters.high > _UNDETERMINED * found.best.parameters.low:
             notes.append(
                 f"{found.question}: the runs do not tell how to divide work between parameters and tokens, as those of "
-                "one number of tokens a parameter never do; the loss is that of the size named; vary the tokens of a size"
+                "one number of tokens a parameter never do; the loss is that of the size named"
             )
         sizes = found.best.parameters.value / max(run.parameters for run in runs)
         tokens = found.best.tokens.value / max(run.tokens for run in runs)
