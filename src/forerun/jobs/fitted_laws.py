@@ -296,7 +296,7 @@ _INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}
 
 
 _UNIT = re.compile(r"\s*[(\[_]\s*([kmbgt])(?:illions?|rillions?)?\s*[)\]]?$")
-"""What a column is counted in, behind its name: params (M), tokens_b."""
+"""Unit of a column, behind its name: params (M), tokens_b."""
 
 
 def _alike(header: Sequence[str], field: str) -> list[str]:
@@ -435,7 +435,7 @@ def _runs_of_table(path: Path, columns: Mapping[str, str]) -> list[FinishedRun]:
 
 
 def _factor(column: str) -> float:
-    """What one of a column's numbers stands for, by its name."""
+    """Factor of the numbers of a column, by its name."""
     unit = _UNIT.search(column.lower())
     return _THOUSANDS[unit[1]] if unit else 1.0
 
