@@ -57,9 +57,6 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-_named = AliasChoices
-"""Names of a column; the first is ours."""
-
 _OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s",
         "checkpoint_s", "num_devices", "num_nodes", "intra", "inter", "phase", "price_usd_per_hour",
         "precision", "optimizer", "image_size", "accumulation")  # fmt: skip
@@ -102,7 +99,7 @@ class JobEntry(_RunSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(min_length=1, validation_alias=_named("name", "job", "job_name"))]
+    name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
     model: str | None = None
     points: Annotated[dict[str, dict[int, Positive]] | None, BeforeValidator(_points)] = None
     table: Path | None = None
@@ -117,12 +114,14 @@ class JobEntry(_RunSettings):
     samples: Positive | None = None
     target: Positive | None = None
     curve: Path | None = None
-    num_devices: Annotated[int, Field(ge=1, validation_alias=_named("num_devices", "gpus", "num_gpus"))] = 1
+    num_devices: Annotated[
+        int, Field(ge=1, validation_alias=AliasChoices("num_devices", "gpus", "num_gpus"))
+    ] = 1
     max_devices: Annotated[int, Field(ge=1)] | None = None
     elastic: bool = True
     preemptible: bool = True
     min_run: Seconds = 0.0
-    arrival: Annotated[Seconds, Field(validation_alias=_named("arrival", "submit_time"))] = 0.0
+    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time"))] = 0.0
     deadline: Seconds | None = None
     weight: Positive = 1.0
     restart: Seconds = 60.0
