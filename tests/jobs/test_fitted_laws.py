@@ -129,8 +129,8 @@ def test_a_table_with_rates_and_batches_has_their_best(table):
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
-        ({"budgets": ["1e21"]}, InvalidSetupError, "such as 1e21flop or 500gpuh, got '1e21'"),
-        ({"budgets": ["500gpuh"]}, InvalidSetupError, "hours of a device are of one device"),
+        ({"budgets": ["1e21"]}, InvalidSetupError, "such as 1e21flop, 500gpuh or 10000usd, got '1e21'"),
+        ({"budgets": ["500gpuh"]}, InvalidSetupError, "hours and prices are of one device"),
         ({"target": "accuracy>=0.9"}, InvalidSetupError, "a law of scaling is of a loss"),
         ({"model": "gpt2"}, InvalidSetupError, "both the model and the device"),
     ],
@@ -143,4 +143,28 @@ def test_questions_that_cannot_be_answered(table, asked, error, message):
 def test_a_row_without_a_loss_is_named(table):
     table.write_text(ROWS.replace("2.437", ""))
     with pytest.raises(RecordError, match=r"runs.csv, line 6: expected a loss, or the run's curve"):
+        forecast_scaling(table)
+
+
+def test_sizes_as_people_write_them_are_the_same_runs(tmp_path):
+    sizes = (70, 125, 250, 410, 760)
+    losses = [1.69 + 406.4 / (n * 1e6) ** 0.34 + 410.7 / (2e7 * n) ** 0.28 for n in sizes]
+    written = {
+        "params,tokens,loss": "{0}M,{1}B,{2}",
+        "params (M),tokens_b,val loss": "{0},{1},{2}",
+        "model_size,training_tokens,final_val_loss": "{0}e6,{1}e9,{2}",
+    }
+    found = []
+    for header, row in written.items():
+        table = tmp_path / "runs.csv"
+        rows = [row.format(n, n * 0.02, loss) for n, loss in zip(sizes, losses, strict=True)]
+        table.write_text("\n".join([header, *rows]))
+        found.append(forecast_scaling(table, budgets=["1e21flop"]))
+    bests = [one.answers[0].best for one in found]
+    assert bests[0] == bests[1] == bests[2]
+    # One number of tokens a parameter: the best size is open, the loss of the size that is named is not.
+    assert bests[0].loss.low < 2.33 < bests[0].loss.high < bests[0].loss.low + 0.2
+    assert any("do not tell how to divide" in note for note in found[0].notes)
+    table.write_text("epoch,loss\n1,2\n")
+    with pytest.raises(RecordError, match=r"got epoch, loss; rename that of the parameters"):
         forecast_scaling(table)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
@@ -155,10 +155,15 @@ def _steps_per_epoch(run: str | Path, curve: Curve) -> float | None:
     return float(curve.epochs[-1] / by_epoch.epochs[-1])
 
 
+_UNDETERMINED = 100.0
+"""Ends of an interval of sizes so many times apart say that the runs do not tell the best size."""
+
 _FAR = 10.0
 """A size or a number of tokens this many times beyond those of the runs is called far."""
 
-_BUDGET = re.compile(r"(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>flops?|gpuh|h)", re.IGNORECASE)
+_BUDGET = re.compile(
+    r"(?P<dollar>\$?)(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>flops?|gpuh|h|usd|\$|)", re.IGNORECASE
+)
 _USUAL_BUDGET_TIMES = 10.0
 _SAMPLES_OF_A_PRICE = 1_000_000
 
@@ -249,13 +254,23 @@ class ScalingForecast(Answer):
 
 
 _Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+def _count(value: Any) -> Any:
+    """A count as text, such as 70M or 1.4B; what is none is left to the field's own check."""
+    found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([kmbgt])", str(value).strip().lower())
+    return float(found[1]) * _THOUSANDS[found[2]] if found else value
+
+
+_Count = Annotated[_Above, BeforeValidator(_count)]
 
 
 class _RunRow(BaseModel):
     """A run: its size, its tokens or its work, and its loss, its perplexity or the file of its curve."""
 
-    parameters: _Above
-    tokens: _Above | None = None
+    parameters: _Count
+    tokens: _Count | None = None
     flop: _Above | None = None
     loss: _Above | None = None
     perplexity: _Above | None = None
@@ -267,7 +282,7 @@ class _RunRow(BaseModel):
 _COUNT = r"(?:(?:n|num|total|model|train|training)_)*"
 _CHECKED = r"(?:^|[/._ -])(?:val|valid|validation|eval|test)"
 _WRITTEN = {
-    "parameters": rf"{_COUNT}param(?:eter)?s?(?:_count)?|n",
+    "parameters": rf"{_COUNT}(?:non_embedding_)?param(?:eter)?s?(?:_count)?|n|(?:model_)?size",
     "tokens": rf"{_COUNT}tokens(?:_seen)?|d",
     "flop": rf"{_COUNT}flops?|compute|budget|c",
     "loss": r"(?:\w+[_ ])?loss",
@@ -280,8 +295,13 @@ _WRITTEN = {
 _INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}
 
 
+_UNIT = re.compile(r"\s*[(\[_]\s*([kmbgt])(?:illions?|rillions?)?\s*[)\]]?$")
+"""Unit of a column, behind its name: params (M), tokens_b."""
+
+
 def _alike(header: Sequence[str], field: str) -> list[str]:
-    return [name for name in header if re.fullmatch(_WRITTEN[field], re.split(r"[/.]", name.lower())[-1])]
+    plain = {name: _UNIT.sub("", re.split(r"[/.]", name.lower())[-1]) for name in header}
+    return [name for name in header if re.fullmatch(_WRITTEN[field], plain[name])]
 
 
 def _columns(header: Sequence[str], file: str) -> dict[str, str]:
@@ -301,6 +321,14 @@ def _columns(header: Sequence[str], file: str) -> dict[str, str]:
                 f"{file}: {', '.join(near)} may each be the {field}; name one of them '{field}'"
             )
         found[field] = near[0]
+    lacking = [
+        f for f, other in (("parameters", "parameters"), ("tokens", "flop")) if not {f, other} & {*found}
+    ]
+    if lacking:
+        raise RecordError(
+            f"{file}: expected the columns parameters, tokens (or flop) and loss (or perplexity, or run), got "
+            f"{', '.join(header)}; rename that of the {lacking[0]}"
+        )
     return found
 
 
@@ -393,14 +421,23 @@ def _runs_of_table(path: Path, columns: Mapping[str, str]) -> list[FinishedRun]:
                     f"{curve.name}: expected the curve of a loss, got {curve.metric}, which rises"
                 )
             loss = final_error(curve.values)
+        size = row.parameters * _factor(columns["parameters"])
         if tokens is None and row.flop is not None:
-            tokens = row.flop / (FLOP_PER_TOKEN * row.parameters)
+            tokens = row.flop / (FLOP_PER_TOKEN * size)
+        elif tokens is not None:
+            tokens *= _factor(columns["tokens"])
+        settings = {"learning_rate": row.learning_rate, "batch_size": row.batch_size}
         if loss is None or tokens is None:
             wanted = "a loss, or the run's curve" if loss is None else "tokens, or the run's flop"
             raise RecordError(f"{path.name}, line {number}: expected {wanted}, got neither")
-        settings = {"learning_rate": row.learning_rate, "batch_size": row.batch_size}
-        found.append(FinishedRun(parameters=row.parameters, tokens=tokens, loss=loss, **settings))
+        found.append(FinishedRun(parameters=size, tokens=tokens, loss=loss, **settings))
     return found
+
+
+def _factor(column: str) -> float:
+    """Factor of the numbers of a column, by its name."""
+    unit = _UNIT.search(column.lower())
+    return _THOUSANDS[unit[1]] if unit else 1.0
 
 
 def _rate(model: Any, device: str, price: float | None, setup: Mapping[str, Any]) -> DeviceRate:
@@ -430,20 +467,25 @@ def _rate(model: Any, device: str, price: float | None, setup: Mapping[str, Any]
 def _flop(text: str, rates: Sequence[DeviceRate]) -> float:
     """A budget in FLOP; hours count on the only device."""
     match = _BUDGET.fullmatch(text.strip().replace(",", ""))
-    if match is None:
+    unit = "" if match is None else (match["unit"] or match["dollar"]).lower()
+    if match is None or not unit:
         raise InvalidSetupError(
-            f"expected a budget such as 1e21flop or 500gpuh, got '{text}'; name the number and its unit"
+            f"expected a budget such as 1e21flop, 500gpuh or 10000usd, got '{text}'; name the number and its unit"
         )
     number = float(match["number"])
     if number <= 0:
         raise InvalidSetupError(f"expected a budget above zero, got '{text}'")
-    if match["unit"].lower().startswith("flop"):
+    if unit.startswith("flop"):
         return number
     if len(rates) != 1:
         raise InvalidSetupError(
-            f"hours of a device are of one device, got the budget '{text}' and {len(rates)} devices; give one with "
+            f"hours and prices are of one device, got the budget '{text}' and {len(rates)} devices; give one with "
             "--on and --model, or the budget in FLOP"
         )
+    if unit in ("usd", "$"):
+        if rates[0].price_usd_per_hour is None:
+            raise InvalidSetupError(f"no price of {rates[0].device} is known for '{text}'; give --price")
+        number *= rates[0].num_devices / rates[0].price_usd_per_hour
     return number * 3600 * rates[0].flop_per_s.value
 
 
@@ -496,6 +538,11 @@ def _notes(
         if found.best is None:
             notes.append(f"{found.question} lies below what the law says that any budget reaches")
             continue
+        if found.best.parameters.high > _UNDETERMINED * found.best.parameters.low:
+            notes.append(
+                f"{found.question}: the runs do not tell how to divide work between parameters and tokens, as those of "
+                "one number of tokens a parameter never do; the loss is that of the size named"
+            )
         sizes = found.best.parameters.value / max(run.parameters for run in runs)
         tokens = found.best.tokens.value / max(run.tokens for run in runs)
         if max(sizes, tokens) > _FAR:

@@ -125,7 +125,11 @@ def _target_rows(answer: RunForecast, target: float) -> list[tuple[str, str, str
         return [(f"target {target:g}", f"reached at {unit} {found.reached_epoch:g}", "")]
     rows = [
         (f"target {target:g} by the end", format_percent(found.probability_at_end), ""),
-        _reached_row(f"{unit}s to the target", found.epochs_to_target, "{:,.1f}".format),
+        _reached_row(
+            f"{unit}s to the target",
+            found.epochs_to_target,
+            ("{:,.1f}" if unit == "epoch" else "{:,.0f}").format,
+        ),
     ]
     if steps is not None and unit == "epoch":
         ranks = [epoch * steps for epoch in found.epochs_to_target]
@@ -135,7 +139,7 @@ def _target_rows(answer: RunForecast, target: float) -> list[tuple[str, str, str
 
 def _reached_row(title: str, ranks: Sequence[float], form: Callable[[float], str]) -> tuple[str, str, str]:
     early, middle, late = (_by_end(rank, form) for rank in ranks)
-    return title, middle, f"{early} to {late}"
+    return title, middle, "" if early == late == _NEVER else f"{early} to {late}"
 
 
 def _clock_columns(has_target: bool) -> Columns[TimeToTarget]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import UsageError
-from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
+from forerun.jobs.schedule_jobs import BY_DURATION, KnownJob, Links, Say, known_jobs
 from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.jobs.scheduling.live import configured_cluster
@@ -343,20 +343,20 @@ class _ScaledSpeed:
 
 
 def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:
-    scripts = {item.job.name: item.script for item in known}
+    by_name = {item.job.name: item for item in known}
     numbers = device_numbers({d.job: d.placement for d in main.first_decisions})
     plans = []
     for port, decision in enumerate(main.first_decisions, start=FIRST_PORT):
         parts = numbers[decision.job]
-        given, batch = decision.allocation, decision.batch_size
-        lines = torchrun_lines(parts, scripts[decision.job], port) if parts else []
+        given, batch, item = decision.allocation, decision.batch_size, by_name[decision.job]
+        lines = torchrun_lines(parts, item.script, port) if parts else []
         plans.append(
             JobPlan(
                 job=decision.job,
                 device="" if given is None else given.device,
                 num_devices=0 if given is None else given.num_workers,
                 nodes=parts,
-                batch_size=None if given is None or batch is None else round(batch),
+                batch_size=None if batch is None or item.source == BY_DURATION else round(batch),
                 reason=decision.reason,
                 commands=tuple(lines),
             )

@@ -39,6 +39,9 @@ MEASURED_SPREAD = 0.05
 FITTED_SPREAD = 0.10
 """The same for a speed fitted to a table: the form's own error on the steps of the Pollux artifact is 8 to 10 %."""
 
+BY_DURATION = "that their duration says"
+"""Source of the speed of jobs of which only the time is known; such a job has no batch to tell."""
+
 TARGET_SPREAD = 0.3
 """The same for epochs to a target: a third is what forecasts in mid-run are off by on the curves of that artifact."""
 
@@ -196,8 +199,15 @@ def _speeds(
     entry: JobEntry, cluster: SharedCluster, links: Links
 ) -> tuple[dict[str, SpeedModel], float, str]:
     """Speed by kind of device, its spread, and where it is from."""
+    if entry.duration is not None:
+        return _measured(entry, cluster), MEASURED_SPREAD, BY_DURATION
     if entry.points is not None:
-        return _measured(entry, cluster), MEASURED_SPREAD, "measured points"
+        last = max(max(points) for points in entry.points.values())
+        most = min(entry.max_devices or inf, max(group.num_devices for group in cluster.groups))
+        beyond = (
+            f"measured points, carried on beyond {last} devices" if entry.elastic and most > last > 1 else ""
+        )
+        return _measured(entry, cluster), MEASURED_SPREAD, beyond or "measured points"
     if entry.table is not None:
         return _fitted(entry, entry.table, cluster), FITTED_SPREAD, f"fitted to {entry.table.name}"
     return *predicted_speeds(entry, cluster, links), "predicted"

@@ -92,7 +92,7 @@ def test_a_wall_clock_is_counted_from_its_first_row(tmp_path):
     [
         ("", "expected a header and rows"),
         ("epoch,accuracy\n", "expected a header and rows"),
-        ("accuracy\n0.1\n0.2\n", "at least two columns"),
+        ("price\n0.1\n0.2\n", "at least two columns"),
         ("epoch,accuracy\n1,0.5\n2,good\n", "expected a number in column 'accuracy', row 3, got 'good'"),
         (
             "epoch,accuracy\n1,0.5\n3,0.6\n2,0.7\n",
@@ -100,13 +100,18 @@ def test_a_wall_clock_is_counted_from_its_first_row(tmp_path):
         ),
         ("epoch,step,loss\n1,10,2\n1,5,1\n2,20,1\n", "steps must rise from row to row within an epoch"),
         ("epoch,accuracy\n1,nan\n2,nan\n", "every value of 'accuracy' is NaN"),
-        ("price,accuracy\n1,0.5\n2,0.6\n", "expected a column 'epoch' or 'step'"),
+        ("price,area\n1,0.5\n2,0.6\n", "expected a column 'epoch' or 'step'"),
         ("epoch,lr\n1,0.5\n2,0.6\n", "expected a metric beside epoch"),
     ],
 )
 def test_a_file_that_is_no_curve_is_one_clear_message(tmp_path, text, words):
     with pytest.raises(RecordError, match=words):
         read_curve(write(tmp_path, text))
+
+
+def test_values_alone_are_one_an_epoch(tmp_path):
+    curve = read_curve(write(tmp_path, "val_accuracy\n0.1\n0.2\n0.4\n"))
+    assert (curve.metric, curve.epochs.tolist()) == ("val_accuracy", [1.0, 2.0, 3.0])
 
 
 def test_an_unknown_metric_lists_the_known_ones(tmp_path):

@@ -287,6 +287,23 @@ def test_a_target_that_no_run_can_reach_is_refused(curve, target, words):
         ask(curve, target=parse_target(target))
 
 
+def test_a_target_in_per_cent_holds_for_shares_and_for_per_cent():
+    shares = accuracy_curve()
+    logged = accuracy_curve(values=100 * shares.values)
+    said = [ask(c, target=parse_target("accuracy>=92%")).probability_at_end for c in (shares, logged)]
+    assert said[0] == pytest.approx(said[1], abs=0.02)
+
+
+def test_a_run_that_overfits_is_stopped_and_its_best_named():
+    epochs = np.arange(1.0, 31)
+    values = 1.2 + 0.9 * np.exp(-epochs / 4) + 0.02 * np.maximum(0.0, epochs - 9)
+    curve = Curve(name="r", metric="val_loss", epochs=epochs, values=values, is_rising=False)
+    advice = stop_advice(ask(curve, end_epoch=60), None)
+    assert advice.should_stop
+    assert "worse since its best" in advice.reason
+    assert not stop_advice(ask(curve.first(9), end_epoch=60), None).should_stop
+
+
 def test_a_score_without_a_known_top_may_have_any_target():
     epochs = np.arange(1.0, 21)
     curve = Curve(name="r", metric="reward", epochs=epochs, values=40 * epochs**0.5, is_rising=True)

@@ -82,7 +82,7 @@ def test_no_jobs_and_names_that_occur_twice(tmp_path):
     ("name", "text", "error", "message"),
     [
         ("none.csv", None, UsageError, "expected a file of jobs at"),
-        ("jobs.txt", "a", UsageError, "ends in .csv, .yaml or .yml, got 'jobs.txt'"),
+        ("jobs.txt", "a", UsageError, "ends in .csv, .yaml or .json, got 'jobs.txt'"),
         ("jobs.yaml", "a: [", InvalidSetupError, "jobs.yaml is no YAML"),
         ("jobs.yaml", "jobs: 3", InvalidSetupError, "expected a list of jobs"),
         ("jobs.yaml", "", InvalidSetupError, "expected at least one job"),
@@ -112,3 +112,14 @@ def test_settings_of_a_run_stand_beside_a_model():
     ):
         with pytest.raises(InvalidSetupError, match=word):
             check_entries([{**row, **wrong}])
+
+
+def test_jobs_of_known_duration_under_other_names_and_as_json(tmp_path):
+    file = tmp_path / "jobs.json"
+    file.write_text('[{"job": "a", "gpus": 2, "duration": "2h", "submit_time": 60}]')
+    (job,) = read_jobs(file)
+    assert (job.name, job.num_devices, job.arrival, job.samples) == ("a", 2, 60.0, 7200.0)
+    assert (job.points, job.elastic) == ({"": {2: 1.0}}, False)
+    file.write_text('[{"name": "a", "duration": "2h", "steps": 5}]')
+    with pytest.raises(InvalidSetupError, match="duration stands alone, got steps beside it"):
+        read_jobs(file)

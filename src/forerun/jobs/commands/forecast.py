@@ -402,7 +402,7 @@ def scaling(
         list[str] | None,
         typer.Option(
             metavar="WORK",
-            help="Work, such as 1e21flop, or hours of a device, such as 500gpuh; may be repeated. "
+            help="Work, such as 1e21flop, hours of a device, such as 500gpuh, or 10000usd; may be repeated. "
             "[default: ten times the largest run, without a target]",
             show_default=False,
         ),

@@ -110,7 +110,7 @@ def _page(answer: Schedule) -> Iterator[Any]:
     width=_WIDTH,
 )
 def jobs(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="CSV or YAML file of jobs.")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="CSV, YAML or JSON file of jobs.")],
     cluster: ClusterOption,
     settings: dict[str, Any],
     policy: PolicyOption = None,
@@ -169,7 +169,7 @@ def live(
     settings: dict[str, Any],
     debug: bool,
     jobs: Annotated[
-        Path | None, typer.Argument(metavar="[JOBS]", help="CSV or YAML file of further jobs.")
+        Path | None, typer.Argument(metavar="[JOBS]", help="CSV, YAML or JSON file of further jobs.")
     ] = None,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Policy that decides.")] = "foresight",
     watch: Annotated[

@@ -246,11 +246,13 @@ class Target:
         metric: Name of the metric.
         value: The value.
         is_rising: Whether it is reached from below.
+        is_percent: Whether the value was given in per cent, and holds for a metric that is logged so, too.
     """
 
     metric: str
     value: float
     is_rising: bool
+    is_percent: bool = False
 
     def is_reached_by(self, value: float) -> bool:
         """True if a value is as good as the target."""
@@ -282,7 +284,9 @@ def parse_target(text: str) -> Target:
         raise InvalidSetupError(
             f"a target must compare a metric with a number, such as 'accuracy>=0.92' or 'loss<=1.5', got '{text}'"
         )
-    return Target(metric=found[1], value=value / 100 if found[4] else value, is_rising=is_rising)
+    is_percent = bool(found[4])
+    value = value / 100 if is_percent else value
+    return Target(metric=found[1], value=value, is_rising=is_rising, is_percent=is_percent)
 
 
 def _sense(metric: str, sign: str) -> bool | None:

@@ -31,7 +31,14 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import encoding_of
-from forerun.jobs.forecasting.curve import Curve, Floats, MetricKind, is_rising_metric, metric_kind
+from forerun.jobs.forecasting.curve import (
+    Curve,
+    Floats,
+    MetricKind,
+    is_falling_metric,
+    is_rising_metric,
+    metric_kind,
+)
 from forerun.jobs.forecasting.log_files import (
     TRAINER_STATE,
     LogColumns,
@@ -242,7 +249,7 @@ def read_columns(file: Path) -> dict[str, Floats]:
     is_monitor = names[:3] == ["r", "l", "t"]  # of Stable-Baselines3: reward, steps and time of each episode
     if is_monitor:
         names[:3] = "reward", "step", "elapsed_s"
-    if len(names) < 2:
+    if len(names) < 2 and not _is_metric(names[0]):
         raise RecordError(
             f"{file}: expected at least two columns, epoch or step and a metric, got only '{names[0]}'"
         )
@@ -303,8 +310,10 @@ def curve_of_columns(
     if epoch is not None and step is not None and _falls(columns[epoch]) and not _falls(columns[step]):
         epoch, counted = None, ("epochs begin anew while steps go on: points stand at their steps",)
     if epoch is None and step is None:
-        if not any("loss" in column.lower() for column in columns):
-            raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
+        if not any(map(_is_metric, columns)):
+            raise RecordError(
+                f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}; call the one that counts so"
+            )
         epoch, counted = "epoch", ("no column of epochs or steps: each row is taken as an epoch",)
         columns = {epoch: np.arange(1.0, len(next(iter(columns.values()))) + 1), **columns}
     elif epoch is None and step is not None and "token" in step.lower():
@@ -438,6 +447,10 @@ def _default_metric(columns: Mapping[str, Floats], names: list[str]) -> str:
         )
 
     return min(names, key=rank)
+
+
+def _is_metric(name: str) -> bool:
+    return is_rising_metric(name) or is_falling_metric(name)
 
 
 def _falls(places: Floats) -> bool:

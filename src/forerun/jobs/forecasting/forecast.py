@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -152,6 +152,8 @@ def forecast_curve(
     """
     cleaned = _usable(curve)
     seen = cleaned.curve
+    if target is not None and target.is_percent and seen.is_rising and np.max(np.abs(seen.values)) > 1:
+        target = replace(target, value=100 * target.value)
     scale = _scale(seen, target)
     if target is not None and target.is_rising != seen.is_rising:
         raise InvalidSetupError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.answers import Answer, fields_of
-from forerun.jobs.forecasting.curve import Curve, Floats, clean, final_error
+from forerun.jobs.forecasting.curve import Curve, Floats, clean, evaluation_noise, final_error
 from forerun.jobs.forecasting.forecast import CurveForecast, finished_of
 from forerun.jobs.forecasting.next_trial import chance_to_win
 from forerun.jobs.forecasting.prior import CUTS
@@ -18,6 +18,8 @@ from forerun.prediction.estimate import Interval
 
 HOPELESS = 0.05
 """Probability of reaching the target below which a run is advised to stop."""
+
+_CLEAR_SPREADS = 3.0
 
 _WORTH_SHARE = 0.01
 """A rest of the run that removes less than this share of the present error, at its likely best, buys nothing."""
@@ -67,8 +69,9 @@ def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
 
 
 def _verdict(forecast: CurveForecast, best: float, gain_rest: float, sign: float) -> tuple[bool, str]:
+    curve = forecast.curve
     if forecast.reached_epoch is not None:
-        return True, f"the target was reached at {forecast.curve.unit} {forecast.reached_epoch:g}"
+        return True, f"the target was reached at {curve.unit} {forecast.reached_epoch:g}"
     if forecast.target is not None and forecast.probability_at_end <= HOPELESS:
         return True, (
             f"the target is reached by the end with a probability of at most {HOPELESS:.0%}: likely end "
@@ -78,7 +81,23 @@ def _verdict(forecast: CurveForecast, best: float, gain_rest: float, sign: float
     level = (1.0 - best) if sign > 0 and best <= 1 else abs(best)
     if forecast.target is None and likely_best - best < _WORTH_SHARE * level:
         return True, "even the favourable end of the interval is hardly better than the best so far"
+    if forecast.target is None and gain_rest == 0 and (best_at := _past_best(curve)) is not None:
+        return True, f"it has been worse since its best, {curve.best:.4g} at {curve.unit} {best_at:g}"
     return False, f"the rest of the run is expected to gain {gain_rest:.3g}"
+
+
+def _past_best(curve: Curve) -> float | None:
+    """Place of the best point of a run that has turned, as one that overfits does; None of any other.
+
+    The last fifth of the points, four or more, are each worse than the best by over three times the spread of single
+    evaluations, and their later half by more than their earlier half.
+    """
+    losses = -curve.values if curve.is_rising else curve.values
+    best_at, num_late = int(np.argmin(losses)), max(4, round(0.2 * len(losses)))
+    late = losses[-num_late:]
+    clear = losses[best_at] + _CLEAR_SPREADS * evaluation_noise(losses)
+    has_turned = late.min() > clear and late[num_late // 2 :].mean() > late[: num_late // 2].mean()
+    return float(curve.epochs[best_at]) if has_turned else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,12 +175,13 @@ class ScalingLaw:
 
     def _frontier(self, log_flop: Floats) -> Frontier:
         x, y = self._best_size(log_flop)
-        losses = np.exp(_log_losses(self.draws, x, y))
+        sizes = [np.exp(place[0] + middle) for place, middle in zip((x, y), self.middle, strict=True)]
         return Frontier(
             flop=_interval(np.exp(log_flop)),
             parameters=_interval(np.exp(x + self.middle[0])),
             tokens=_interval(np.exp(y + self.middle[1])),
-            loss=_interval(losses * self._scatter()),
+            # Of that size and no other: what each draw thinks best elsewhere is not what is trained.
+            loss=self.loss(*sizes),
         )
 
     def _scatter(self) -> Floats:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -79,6 +80,7 @@ class JobEntry(_RunSettings):
         batch_size: Samples of a step on all devices.
         batch_size_max: Largest batch a policy may choose; needs ``noise_scale``.
         noise_scale: Gradient noise scale in samples.
+        duration: Time on the devices asked for, in place of speed, batch and work; the job keeps their number [s].
         epochs, dataset, dataset_size, steps, samples: The work; epochs need a dataset or its size.
         target, curve: Loss at which the job is done, and the CSV of its losses so far (column loss, one row an epoch);
             ``epochs`` is then the most it may take.
@@ -97,13 +99,14 @@ class JobEntry(_RunSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
     model: str | None = None
     points: Annotated[dict[str, dict[int, Positive]] | None, BeforeValidator(_points)] = None
     table: Path | None = None
     batch_size: Annotated[int, Field(ge=1)]
     batch_size_max: Annotated[int, Field(ge=1)] | None = None
     noise_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    duration: Seconds | None = None
     epochs: Positive | None = None
     dataset: str | None = None
     dataset_size: Annotated[int, Field(ge=1)] | None = None
@@ -111,12 +114,14 @@ class JobEntry(_RunSettings):
     samples: Positive | None = None
     target: Positive | None = None
     curve: Path | None = None
-    num_devices: Annotated[int, Field(ge=1)] = 1
+    num_devices: Annotated[
+        int, Field(ge=1, validation_alias=AliasChoices("num_devices", "gpus", "num_gpus"))
+    ] = 1
     max_devices: Annotated[int, Field(ge=1)] | None = None
     elastic: bool = True
     preemptible: bool = True
     min_run: Seconds = 0.0
-    arrival: Seconds = 0.0
+    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time"))] = 0.0
     deadline: Seconds | None = None
     weight: Positive = 1.0
     restart: Seconds = 60.0
@@ -132,16 +137,31 @@ class JobEntry(_RunSettings):
         own = {"precision": self.precision, "optimizer": self.optimizer, "image_size": self.image_size}
         return cast(RunOptions, {**own, **given})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_duration(cls, row: Any) -> Any:
+        """A job of a known time is one sample a second on the devices asked for, as many as seconds."""
+        if not isinstance(row, Mapping) or row.get("duration") is None:
+            return row
+        more = {"model", "points", "table", "batch_size", "epochs", "steps", "samples", "elastic"} & {*row}
+        if more:
+            raise ValueError(
+                f"duration stands alone, got {', '.join(sorted(more))} beside it; leave one of both out"
+            )
+        number = int(next((row[name] for name in ("num_devices", "gpus", "num_gpus") if name in row), 1))
+        fixed = {"points": {number: 1.0}, "batch_size": 1, "elastic": False}
+        return {**row, **fixed, "samples": _seconds(row["duration"])}
+
     @model_validator(mode="after")
     def _is_complete(self) -> JobEntry:
+        if (self.target is None) != (self.curve is None) or (self.target is not None and self.epochs is None):
+            raise ValueError("a target needs the curve so far and epochs, the most it may take")
         if sum(given is not None for given in (self.model, self.points, self.table)) != 1:
             raise ValueError("expected one of model, points and table for its speed")
         if sum(given is not None for given in (self.epochs, self.steps, self.samples)) != 1:
             raise ValueError("expected one of epochs, steps and samples for its work")
         if self.epochs is not None and (self.dataset is None) == (self.dataset_size is None):
             raise ValueError("epochs need a dataset or its dataset_size, one of the two")
-        if (self.target is None) != (self.curve is None) or (self.target is not None and self.epochs is None):
-            raise ValueError("a target needs the curve so far and epochs, the most it may take")
         if self.batch_size_max is not None:
             if self.noise_scale is None:
                 raise ValueError(
@@ -181,8 +201,11 @@ def read_jobs(path: str | Path) -> list[JobEntry]:
     if not path.is_file():
         raise UsageError(f"expected a file of jobs at '{path}', but there is none")
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".yaml", ".yml"):
-        raise UsageError(f"a file of jobs ends in .csv, .yaml or .yml, got '{path.name}'; convert it")
+    if suffix not in (".csv", ".yaml", ".yml", ".json"):
+        raise UsageError(
+            f"a file of jobs ends in .csv, .yaml or .json, got '{path.name}'; convert it, or, of what has run, "
+            "replay it with 'forerun schedule trace'"
+        )
     try:
         rows = list(filter(None, csv_cells(path).values())) if suffix == ".csv" else _yaml_rows(path)
     except UnicodeDecodeError as error:
@@ -220,12 +243,13 @@ def _yaml_rows(path: Path) -> list[dict[str, Any]]:
         read = parsed_yaml(text)
     except ValueError as error:
         raise InvalidSetupError(f"{path.name} is no YAML: {error}") from error
-    rows = read.get("jobs") if isinstance(read, dict) else read
+    rows = read.get("jobs", read) if isinstance(read, dict) else read
     if rows is None:
         return []
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        got = f", got a mapping with {', '.join(map(str, rows))}" if isinstance(rows, dict) else ""
         raise InvalidSetupError(
-            f"{path.name}: expected a list of jobs, each a mapping, or such a list under 'jobs'"
+            f"{path.name}: expected a list of jobs, each a mapping, or such a list under 'jobs'{got}"
         )
     return rows
 

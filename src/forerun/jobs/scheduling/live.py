@@ -225,7 +225,10 @@ def _from_file(path: Path, now_s: float) -> LiveCluster:
             f"commands print, got '{path}', and there is no such file"
         )
     try:
-        document = parse_document(path.read_text(encoding="utf-8-sig"), path.name)
+        kinds = ", or ".join(" and ".join(system.keys) for system in systems)
+        text = path.read_text(encoding="utf-8-sig")
+        again = f"write one object with {kinds}, each as its command prints it as JSON"
+        document = parse_document(text, path.name, again)
     except UnicodeDecodeError as error:
         raise RecordError(f"{path.name} is no text in UTF-8: {error}; save it as such") from error
     keys = document if isinstance(document, dict) else {}
@@ -233,10 +236,7 @@ def _from_file(path: Path, now_s: float) -> LiveCluster:
     for system in systems:
         if set(system.keys) <= set(keys):
             return system.read(keys, now_s)
-    raise RecordError(
-        f"{path.name}: expected an object with {', or '.join(' and '.join(system.keys) for system in systems)}, got "
-        f"{', '.join(keys) or 'a list'}"
-    )
+    raise RecordError(f"{path.name}: expected an object with {kinds}, got {', '.join(keys) or 'a list'}")
 
 
 def configured_cluster(path: Path) -> SharedCluster:
@@ -288,8 +288,8 @@ def shared_cluster(groups: Mapping[str, Sequence[LiveNode]]) -> SharedCluster:
     )
 
 
-def parse_document(text: str, what: str) -> Any:
-    """A JSON document.
+def parse_document(text: str, what: str, again: str = "write it again") -> Any:
+    """A JSON document; ``again`` is the advice where it is none.
 
     Raises:
         RecordError: It is empty, cut off, or no JSON.
@@ -301,9 +301,9 @@ def parse_document(text: str, what: str) -> Any:
     except json.JSONDecodeError as error:
         is_cut = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
         why = f"it ends after {len(text):,} characters, in the middle" if is_cut else str(error)
-        raise RecordError(f"{what} is no whole JSON document: {why}; write it again") from error
+        raise RecordError(f"{what} is no whole JSON document: {why}; {again}") from error
     except (ValueError, RecursionError) as error:  # a number of too many digits, or a thousand brackets
-        raise RecordError(f"{what} is no JSON document that can be read: {error}; write it again") from error
+        raise RecordError(f"{what} is no JSON document that can be read: {error}; {again}") from error
 
 
 def wanted_list(document: Any, key: str, what: str) -> list[dict[str, Any]]:
