@@ -118,7 +118,15 @@ def parse_time_s(flag: str, text: str) -> float:
         raise InvalidSetupError(f"{flag}: {error}") from error
 
 
+def _count(text: str) -> float:
+    from forerun.question.job import parse_count
+
+    number = parse_count(text)
+    return int(number) if number.is_integer() else number
+
+
 _READERS: Mapping[str, Callable[[str], Any]] = {
+    "dataset_size": _count,
     "input_shape": parse_input_shape,
     "price_usd_per_hour": _price,
 }
@@ -229,6 +237,10 @@ def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: An
     except typer.BadParameter as error:
         if found := _REFUSAL.match(error.message):
             error.message = f"it must be {found[1]}, got {value!r}"
+            if value.startswith("--"):
+                error.message += (
+                    f"; a value stands before the next option, as {parameter.opts[0]} {parameter.metavar}"
+                )
         raise
 
 
