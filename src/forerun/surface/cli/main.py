@@ -195,14 +195,12 @@ def _verbs_with(error: Any) -> str:
     if option is None or context is None:
         return _place_of_word(error)
     group = context.find_root()
-    verbs = (
-        (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
-    )
     plain = option.replace("_", "-")
     meant = _OTHER_NAMES.get(f"{context.info_name}{plain}") or _OTHER_NAMES.get(plain)
     if meant is not None:
         return f"for {option} write {meant}; "
-    having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
+    verbs = {name: group.command.get_command(group, name) for name in ("predict", "plan", "scale", "layouts")}
+    having = [name for name, verb in verbs.items() if verb and any(option in p.opts for p in verb.params)]
     return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
 
 

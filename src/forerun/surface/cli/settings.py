@@ -41,17 +41,9 @@ _HEADINGS = {
 """Headings of the help by group, in their order."""
 
 _OUTPUT = {
-    "--json",
-    "--plot",
-    "--debug",
-    "--help",
-    "--no-cache",
-    "--format",
-    "--out",
-    "--timeout",
-    "--in-process",
+    "--json", "--plot", "--debug", "--help", "--no-cache", "--format", "--out", "--timeout", "--in-process",
     "--unsafe-files",
-}
+}  # fmt: skip
 
 _SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
 _MOST_NUMBER = 100_000
