@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.job import parse_tokens
+from forerun.question.job import parse_count
 from forerun.question.run import Run
 from forerun.question.saving import Saving
 
@@ -45,10 +45,10 @@ def test_a_library_of_kernels_brings_its_loss():
 def test_tokens_are_samples_and_steps():
     run = run_of(sequence_length=4096, tokens="15B")
     assert run.job.num_samples == -(-15_000_000_000 // 4096)
-    assert parse_tokens("1.5T") == 1.5e12
+    assert parse_count("1.5T") == 1.5e12
     for wrong in ("15G", "many", 0, "-3M"):
         with pytest.raises(InvalidSetupError, match="300M, 15B"):
-            parse_tokens(wrong)
+            parse_count(wrong)
 
 
 @pytest.mark.parametrize(

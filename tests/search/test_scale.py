@@ -92,6 +92,9 @@ def test_predict_of_several_devices_agrees_with_the_curve_and_its_parts_add_up()
     assert found.step_time_s.value == pytest.approx(point.step_time_s.value)
     assert found.num_steps_per_epoch == point.num_steps_per_epoch
     assert sum(part.time_s for part in found.breakdown) == pytest.approx(found.step_time_s.value)
+    assert all(
+        layer.share * found.step_time_s.value == pytest.approx(layer.time_s) for layer in found.top_layers
+    )
     assert sum(part.size_bytes for part in found.memory_parts) == pytest.approx(found.peak_memory_bytes.value)
     assert found.cost_usd.value == pytest.approx(8 * found.job_time_s.value / 3600)
     named = forerun.predict(MODEL, device="v100-sxm2-16gb", num_devices=8, batch_size=64)

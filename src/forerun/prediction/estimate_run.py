@@ -36,7 +36,7 @@ from forerun.prediction.step import (
     is_order_of_magnitude,
     layer_times,
 )
-from forerun.question.devices.cluster import example_network
+from forerun.question.devices.cluster import Cluster, example_network
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.job import Job
 from forerun.question.post_training import PLAIN
@@ -119,7 +119,7 @@ def estimate_run(
         ),
         published=step.alone.published,
         unsupported_ops=model.graph.unsupported_ops,
-        top_layers=layer_times(step.several.model if step.several else model, step.alone),
+        top_layers=layer_times(step.several.model if step.several else model, step.alone, step.step_s.value),
         memory_parts=memory.parts,
         device_memory_bytes=memory.device_bytes,
         num_parameters=model.graph.num_parameters,
@@ -398,10 +398,17 @@ def _notes_of_several(run: Run, memory: RunMemory) -> Iterator[str]:
     )
     if memory.max_batch is not None and not memory.stages:
         yield "the largest batch is for one device alone"
+    if (note := node_note(cluster)) is not None:
+        yield note
+
+
+def node_note(cluster: Cluster) -> str | None:
+    """The remark on more devices than one node has, where none other is named."""
     most = _MOST_IN_A_RACK if cluster.device.bus == "NVLink-C2C" else _MOST_IN_A_NODE
-    if cluster.num_nodes == 1 and cluster.num_devices > most:
-        name = example_network(cluster.device) or " LINK"
-        yield f"all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter{name}"
+    if cluster.num_nodes > 1 or cluster.num_devices <= most:
+        return None
+    name = example_network(cluster.device) or " LINK"
+    return f"all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter{name}"
 
 
 _Times = TypeVar("_Times", float, Floats)

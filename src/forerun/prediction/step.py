@@ -587,24 +587,27 @@ def _breakdown(
     return tuple(BreakdownPart(name, time_s) for name, time_s in ordered)
 
 
-def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3) -> tuple[LayerTime, ...]:
+def layer_times(
+    model: PreparedModel, prediction: StepPrediction, step_s: float, limit: int = 3
+) -> tuple[LayerTime, ...]:
     """The modules that cause most device time, forward, backward and weight gradients together.
 
-    A row's share of its distinct kernel is its share of the launches. Equal blocks that were traced once are summed.
+    A row's share of its distinct kernel is its share of the launches; that of a module is one of ``step_s``, the whole
+    step [s]. Equal blocks that were traced once are summed.
     """
     ops, graph_ops = model.ops, model.graph.ops
     per_launch = prediction.kernel_s / ops.count
     row_s = per_launch[ops.group_of_row] * graph_ops.count
     sums = np.bincount(graph_ops.module, weights=row_s, minlength=len(graph_ops.module_names))
     order = [i for i in np.argsort(-sums) if graph_ops.module_names[i]][:limit]
-    total, alike = prediction.step_s.value, Counter(model.graph.blocks)
+    alike = Counter(model.graph.blocks)
 
     def name(module: str) -> str:
         others = next((n - 1 for block, n in alike.items() if f"{module}.".startswith(f"{block}.")), 0)
         return f"{module} and {others} alike" if others else module
 
     return tuple(
-        LayerTime(name(graph_ops.module_names[i]), float(sums[i]), float(sums[i] / total)) for i in order
+        LayerTime(name(graph_ops.module_names[i]), float(sums[i]), float(sums[i] / step_s)) for i in order
     )
 
 

@@ -74,20 +74,20 @@ def find_dataset(name: str) -> Dataset:
     return found
 
 
-def parse_tokens(amount: str | float) -> float:
-    """A number of tokens from a number or a text with a letter for thousand, million, billion or trillion.
+def parse_count(amount: str | float) -> float:
+    """A number of tokens or samples from a number or a text with a letter for thousand, million, billion or trillion.
 
-    >>> parse_tokens("15B"), parse_tokens("1.5T"), parse_tokens(300_000)
+    >>> parse_count("15B"), parse_count("1.5T"), parse_count(300_000)
     (15000000000.0, 1500000000000.0, 300000.0)
 
     Raises:
         InvalidSetupError: It is no such number, or none at all.
     """
     match = _COUNT.fullmatch(str(amount).strip().replace(",", ""))
-    tokens = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
-    if not 1 <= tokens <= 1e18:
-        raise InvalidSetupError(f"expected a number of tokens such as 300M, 15B or 1.5T, got {str(amount)!r}")
-    return tokens
+    count = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
+    if not 1 <= count <= 1e18:
+        raise InvalidSetupError(f"expected a number such as 50000, 300M, 15B or 1.5T, got {str(amount)!r}")
+    return count
 
 
 _job = partial(setting, group="job")
@@ -104,6 +104,7 @@ class Job:
     num_samples: int = _job(
         name="dataset_size",
         help="Training samples of one epoch, for a dataset that forerun does not know.",
+        metavar="1M",
         low=1,
         high=10**15,
     )
@@ -222,7 +223,7 @@ def _job_of_tokens(given: Mapping[str, Any]) -> Job:
         raise InvalidSetupError(
             "--tokens needs the tokens of one sample: give --sequence-length, such as 4096"
         )
-    tokens = parse_tokens(given["tokens"])
+    tokens = parse_count(given["tokens"])
     # A budget of tokens is one pass, however often the data behind it repeats.
     own = {"num_samples": max(1, ceil(tokens / length)), "num_epochs": 1.0, "num_tokens": tokens}
     return Job(**{**from_settings(Job, given), **own})

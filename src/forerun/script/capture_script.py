@@ -367,7 +367,7 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             "command of one process"
         )
     if not steps and not any(end["num_backwards"] for end in ends):
-        why = f"it ended without a training step of PyTorch{_and_said(folder)}"
+        why = f"it ended without a training step of PyTorch{_and_said(folder)}; a model in it is named as FILE.py:NAME"
         return _Outcome(failure=why, is_final=not pretends)
     return _Outcome(
         failure=f"it ended{done}, and a capture needs three; give it more data or more epochs",

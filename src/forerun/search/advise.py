@@ -241,12 +241,12 @@ def ways_to_fit(estimate: Estimate) -> tuple[Way, ...]:
     """
     if estimate.fits != "no":
         return ()
-    found = list(_ways(estimate, smaller(estimate)))
+    found = list(_ways(estimate, _said(smaller(estimate))))
     found += islice(_ways(estimate, _said(divided(estimate))), 1)
     if not found:
         found += islice(_ways(estimate, _said(together(estimate), "together ")), 1)
     found += islice(_ways(estimate, shared(estimate)), 1)
-    return (*found, *islice(_ways(estimate, larger_devices(estimate)), _MOST_DEVICES))
+    return (*found, *islice(_ways(estimate, _said(larger_devices(estimate))), _MOST_DEVICES))
 
 
 def ways_to_save(estimate: Estimate) -> tuple[Way, ...]:

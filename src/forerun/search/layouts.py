@@ -12,6 +12,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.models import TracedModels
 from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
+from forerun.question.devices.catalogue import load_catalog
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions, with_common_settings
@@ -140,8 +141,10 @@ def _change_first(best: LayoutPoint, points: Sequence[LayoutPoint]) -> str:
     lost = best.reason.partition("; ")[2].split(", ")[0]
     name = lost.rpartition(" %")[0].rpartition(" ")[0]
     words = f"{lost}: {_REMEDIES[name]}" if name in _REMEDIES else "computation takes nearly all of the step"
-    # What more memory would bring is said only where it is worth a purchase.
-    fastest = min(points, key=lambda point: point.step_time_s.value)
+    # What more memory would bring is said only where it is worth a purchase, and there is a device that has it.
+    most_bytes = max(device.memory_bytes for device in load_catalog().values() if device.kind == "gpu")
+    buyable = [point for point in points if point.peak_memory_bytes.value <= most_bytes]
+    fastest = min(buyable, key=lambda point: point.step_time_s.value)
     if fastest.fits == "no" and fastest.step_time_s.value < 0.97 * best.step_time_s.value:
         gain = best.step_time_s.value / fastest.step_time_s.value - 1
         size = fastest.peak_memory_bytes.value / 1024**3

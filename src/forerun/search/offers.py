@@ -242,18 +242,19 @@ def smaller(estimate: Estimate) -> Iterator[Offer]:
     """Single changes that need less memory."""
     run, largest = estimate.run, _largest_batch(estimate)
     if largest:
-        batch = run.setup.batch_size_per_device
-        yield Offer(change={"batch_size": largest}, meaning=f"batch size {largest} instead of {batch}")
+        instead = f" instead of {run.setup.batch_size_per_device}"
+        yield Offer(change={"batch_size": largest}, meaning=instead)
         change = _micro_steps(run, largest)
         if change:
-            words = f"the same batch in {change['accumulation']} micro-steps of {change['batch_size']}"
-            yield Offer(change=change, meaning=words)
+            yield Offer(change=change, meaning=", the same batch in micro-steps")
     # Recomputation leaves the weights and what belongs to them.
     if run.setup.saving.recompute == "none" and _state_bytes(estimate) < estimate.device_memory_bytes:
-        yield Offer(change={"recompute": "full"}, meaning="recomputing activations in the backward pass")
+        yield Offer(
+            change={"recompute": "full"}, meaning=", which computes activations again in the backward pass"
+        )
     if run.setup.precision in _LIGHT:
         half = half_of(run.cluster.device)
-        words = f"{half} instead of {run.setup.precision}, which changes the arithmetic"
+        words = f" instead of {run.setup.precision}, which changes the arithmetic"
         yield Offer(change={"precision": half}, meaning=words)
 
 
@@ -328,13 +329,11 @@ def shared(estimate: Estimate) -> Iterator[Offer]:
         return
     for number in _NUMBERS:
         if state / number < memory:
-            words = (
-                f"{number} of these devices with fsdp, which divides weights, gradients and optimizer state"
-            )
+            words = f"--on {number}x{run.cluster.device.name} --strategy fsdp"
             change = {"num_devices": number, "strategy": "fsdp"}
-            yield Offer(change=change, meaning=words)
+            yield Offer(change=change, meaning=f"{words}, where {_STRATEGIES[Strategy.FSDP]}")
             if run.setup.saving.recompute == "none":
-                yield Offer(change={**change, "recompute": "full"}, meaning=f"{words}, and recomputation")
+                yield Offer(change={**change, "recompute": "full"}, meaning=f"{words} --recompute full")
 
 
 def larger_devices(estimate: Estimate) -> Iterator[Offer]:
@@ -350,7 +349,7 @@ def larger_devices(estimate: Estimate) -> Iterator[Offer]:
                 found.append((rental.usd_per_hour / rental.price.num_devices, device))
     for usd_per_hour, device in sorted(found, key=lambda pair: pair[0]):
         size = format_bytes(device.memory_bytes)
-        words = f"{device.name} with {size}, from ${usd_per_hour:.2f}/h"
+        words = f" with {size}, from ${usd_per_hour:.2f}/h"
         yield Offer(change={"device": device.name}, meaning=words)
 
 

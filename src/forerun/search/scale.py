@@ -11,7 +11,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
-from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, price_note
+from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, node_note, price_note
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device, LinkKind
@@ -310,10 +310,7 @@ def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> S
 
 def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[str]:
     notes = [*recipe_notes(run.software)]
-    if not several_nodes:
-        notes.append(
-            "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
-        )
+    notes += filter(None, [None if several_nodes else node_note(run.cluster)])
     if run.cluster.intra_link is not None and run.cluster.intra_link.kind is LinkKind.HOST:
         notes.append("each process is assumed to have a processor of its own")
     if run.sharing.strategy.stage or run.sharing.strategy is Strategy.MIRRORED:
@@ -331,8 +328,13 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
         )
     if run.job is None:
         notes.append("epochs and cost need a dataset: --dataset NAME or --dataset-size N")
-    elif (price := price_note(run)) is not None:
-        notes.append(price)
+    else:
+        sizes = [(point.num_devices, point.num_nodes) for point in points]
+        prices = {size: price_note(replace(run, cluster=run.cluster.with_devices(*size))) for size in sizes}
+        for words in dict.fromkeys(filter(None, prices.values())):
+            of = ", ".join(str(number) for (number, _), price in prices.items() if price == words)
+            whose = f"price of {of} device{'' if of == '1' else 's'}"
+            notes.append(words.replace("price", whose, 1) if len(set(prices.values())) > 1 else words)
     return notes
 
 

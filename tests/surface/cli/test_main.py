@@ -160,9 +160,19 @@ def test_words_of_other_tools_are_told_the_option_that_is_meant(words, meant):
 
 @pytest.mark.parametrize(
     ("words", "place"),
-    [(("hardware", "h100"), "its questions: list, show, here"), (("prices", "h100"), "as --on NAME")],
+    [
+        (("hardware", "h100"), "its questions: list, show, here"),
+        (("hardware", "list", "h100"), "questions beside it: list, show, here"),
+        (("prices", "h100"), "as --on NAME"),
+        (("compare", "a", "b", "--on", "t4"), "forerun plan 'MODEL;MODEL' --on NAME"),
+        (("calibrate", "--on", "t4"), "--device cuda:0"),
+        (("evaluate",), "'RECORDS': table or store of measured steps"),
+        (("predict", "cnn", "--on", "t4", "--lora", "--compile"), "as --lora RANK"),
+        (("predict", "cnn", "--on", "t4", "--dataset-size", "1.5"), "must be a whole number"),
+        (("predict", "a.py:Net(width=3)", "--on", "t4"), "a.py:Net is called without arguments"),
+    ],
 )
-def test_a_device_without_a_place_leads_to_one(words, place):
+def test_a_word_without_a_place_leads_to_one(words, place):
     assert place in invoke(*words).stderr
 
 

@@ -24,7 +24,14 @@ def test_a_unit_that_both_ends_share_is_named_once():
 
 @pytest.mark.parametrize(
     ("amount", "words"),
-    [(0, "$0.00"), (0.01234, "$0.0123"), (4.2, "$4.20"), (999.5, "$999.50"), (12345.6, "$12,346")],
+    [
+        (0, "$0.00"),
+        (0.8, "$0.800"),
+        (0.01234, "$0.0123"),
+        (4.2, "$4.20"),
+        (999.5, "$999.50"),
+        (12345.6, "$12,346"),
+    ],
 )
 def test_money(amount, words):
     assert format_usd(amount) == words

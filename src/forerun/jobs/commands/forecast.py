@@ -107,7 +107,7 @@ class ForecastOptions(DeviceOptions, total=False):
     ]
     dataset_size: Annotated[
         int | None,
-        Setting(help="With --model: training samples of an epoch.", group="job"),
+        Setting(help="With --model: training samples of an epoch.", metavar="1M", group="job"),
     ]
     backtest_file: Annotated[
         Path | None,

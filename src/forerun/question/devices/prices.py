@@ -394,12 +394,8 @@ class Currency:
             return f"{self.sign}{amount:,.0f}"
         if amount >= 1 or amount == 0:
             return f"{self.sign}{amount:.2f}"
-        # Without an exponent, which the smallest amounts have otherwise.
-        return (
-            f"{self.sign}{amount:.3g}"
-            if amount >= 1e-4
-            else f"{self.sign}{amount:.{2 - math.floor(math.log10(amount))}f}"
-        )
+        # Three digits without an exponent, which the smallest amounts have otherwise.
+        return f"{self.sign}{amount:.{2 - math.floor(math.log10(amount))}f}"
 
     def format_price(self, price_usd: float) -> str:
         """A price of dollars to the hundredth: '$0.50'."""

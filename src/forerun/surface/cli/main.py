@@ -178,6 +178,13 @@ def _parser_message(error: Exception) -> str:
     found = cast(typer.BadParameter, error)  # has all that the other errors of the parser have
     message = found.format_message().strip().rstrip(".")
     message = message[:1].lower() + message[1:]
+    # What is missing is explained by its own help.
+    if (
+        needed := getattr(getattr(found, "param", None), "help", None)
+        if message.startswith("missing ")
+        else None
+    ):
+        message += f": {needed[:1].lower()}{needed[1:].rstrip('.')}"
     command = found.ctx.command_path if found.ctx is not None else "forerun"
     return f"{message}; {_verbs_with(found)}see '{command} --help'"
 
@@ -188,13 +195,12 @@ def _verbs_with(error: Any) -> str:
     if option is None or context is None:
         return _place_of_word(error)
     group = context.find_root()
-    verbs = (
-        (name, group.command.get_command(group, name)) for name in ("predict", "plan", "scale", "layouts")
-    )
-    meant = _OTHER_NAMES.get(option.replace("_", "-"))
+    plain = option.replace("_", "-")
+    meant = _OTHER_NAMES.get(f"{context.info_name}{plain}") or _OTHER_NAMES.get(plain)
     if meant is not None:
         return f"for {option} write {meant}; "
-    having = [name for name, verb in verbs if verb and any(option in part.opts for part in verb.params)]
+    verbs = {name: group.command.get_command(group, name) for name in ("predict", "plan", "scale", "layouts")}
+    having = [name for name, verb in verbs.items() if verb and any(option in p.opts for p in verb.params)]
     return f"{option} is an option of forerun {' and forerun '.join(having)}; " if having else ""
 
 
@@ -204,9 +210,12 @@ def _place_of_word(error: Any) -> str:
         return ""
     if questions := getattr(error.ctx.command, "commands", None):
         return f"its questions: {', '.join(questions)}; "
-    is_further = "extra argument" in error.format_message()
-    takes_device = is_further and any("--on" in part.opts for part in error.ctx.command.params)
-    return "a device is named as --on NAME; " if takes_device else ""
+    if "extra argument" not in error.format_message():
+        return ""
+    if any("--on" in part.opts for part in error.ctx.command.params):
+        return "a device is named as --on NAME; "
+    beside = getattr(error.ctx.parent.command, "commands", None) if error.ctx.parent.parent else None
+    return f"questions beside it: {', '.join(beside)}; " if beside else ""
 
 
 # Words of other tools, and of people, for what has another name here.
@@ -239,6 +248,11 @@ _OTHER_NAMES = {
         ("--max-steps --steps", "--epochs 1 --dataset-size N, N = steps x global batch"),
         ("--per-device-train-batch-size", "--batch-size 8"),
         ("--zero", "--strategy zero2"),
+        (
+            "compare--on",
+            "forerun plan 'MODEL;MODEL' --on NAME; two answers of predict --json are compared as A.json B.json",
+        ),
+        ("calibrate--on", "--device cuda:0 on that machine; forerun predict --on NAME answers without it"),
         ("--fsdp", "--strategy fsdp"),
     )
     for name in names.split()

@@ -49,8 +49,9 @@ class _Planned:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """Changes that would make the chosen candidate faster and were not asked about."""
-        if self.plan.chosen is None:
+        """Changes that would make the chosen or nearest candidate faster and were not asked about."""
+        best = self.plan.chosen or self.plan.nearest_miss
+        if best is None:
             return ()
         from forerun.question.job import JobOptions
         from forerun.question.options import RunOptions
@@ -58,7 +59,6 @@ class _Planned:
         from forerun.search.advise import ways_to_save
         from forerun.search.predict import predict
 
-        best = self.plan.chosen
         # The job decides nothing about a step, and its dataset may be one that the plan assumed.
         of_runs = declared(RunOptions).keys() - declared(JobOptions).keys() - _OF_CHOICE
         own = {
@@ -83,7 +83,7 @@ def _page(found: _Planned) -> Iterator[Any]:
 
     yield plan_page(found.plan)
     if found.ways:
-        yield "Also worth trying with the chosen one"
+        yield f"Also worth trying with the {'chosen' if found.plan.chosen else 'nearest'} one"
     for way in found.ways:
         yield f"  -  {way.words}: {100 * way.gain:.0f} % less time"
 

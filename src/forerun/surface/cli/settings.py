@@ -41,17 +41,9 @@ _HEADINGS = {
 """Headings of the help by group, in their order."""
 
 _OUTPUT = {
-    "--json",
-    "--plot",
-    "--debug",
-    "--help",
-    "--no-cache",
-    "--format",
-    "--out",
-    "--timeout",
-    "--in-process",
+    "--json", "--plot", "--debug", "--help", "--no-cache", "--format", "--out", "--timeout", "--in-process",
     "--unsafe-files",
-}
+}  # fmt: skip
 
 _SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
 _MOST_NUMBER = 100_000
@@ -118,7 +110,15 @@ def parse_time_s(flag: str, text: str) -> float:
         raise InvalidSetupError(f"{flag}: {error}") from error
 
 
+def _count(text: str) -> float:
+    from forerun.question.job import parse_count
+
+    number = parse_count(text)
+    return int(number) if number.is_integer() else number
+
+
 _READERS: Mapping[str, Callable[[str], Any]] = {
+    "dataset_size": _count,
     "input_shape": parse_input_shape,
     "price_usd_per_hour": _price,
 }
@@ -229,6 +229,10 @@ def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: An
     except typer.BadParameter as error:
         if found := _REFUSAL.match(error.message):
             error.message = f"it must be {found[1]}, got {value!r}"
+            if value.startswith("--"):
+                error.message += (
+                    f"; a value stands before the next option, as {parameter.opts[0]} {parameter.metavar}"
+                )
         raise
 
 

@@ -59,23 +59,15 @@ _CHART_FILES = {
 """Functions that draw an answer to a file."""
 
 _BARS: Mapping[str, tuple[str, Callable[[Any], list[tuple[str, float]]]]] = {
-    "Estimate": (
-        "time of one step [ms]",
-        lambda found: [(part.name, 1e3 * part.time_s) for part in found.breakdown],
-    ),
+    "Estimate": ("time of one step [ms]", lambda found: [(p.name, 1e3 * p.time_s) for p in found.breakdown]),
     "RunComparison": (
         "change of the time of one step [ms]",
         lambda found: [(part.name, 1e3 * (part.after - part.before)) for part in found.time_parts],
     ),
-    "AdvicePlan": (
-        "faster by [%]",
-        lambda found: [(change.settings, 100 * change.gain) for change in found.changes],
-    ),
+    "AdvicePlan": ("faster by [%]", lambda found: [(c.settings, 100 * c.gain) for c in found.changes]),
     "LayoutPlan": (
         "time of one step [s]",
-        lambda found: [
-            (f"{point.parallel} {point.strategy}", point.step_time_s.value) for point in found.best
-        ],
+        lambda found: [(f"{p.parallel} {p.strategy}", p.step_time_s.value) for p in found.best],
     ),
 }
 """Axis and bars of an answer by the name of its class."""
@@ -197,13 +189,8 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _sweep_rows(sweep: Any) -> list[dict[str, Any]]:
-    arrays = (
-        "step_time_s",
-        "step_time_low_s",
-        "step_time_high_s",
-        "throughput_samples_per_s",
-        "peak_memory_bytes",
-    )
+    times = [f"step_time_{end}s" for end in ("", "low_", "high_")]
+    arrays = (*times, "throughput_samples_per_s", "peak_memory_bytes")
     return [
         {
             "device": device, "precision": precision, "batch_size": size,
@@ -253,22 +240,13 @@ def plot_of(answer: Any) -> Any:
 
 def _sweep_chart(sweep: Any) -> Any:
     """Throughput against the batch size, a line for each device and precision."""
-    rows = rows_of(sweep)
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {
-        (row["device"], row["precision"]): [] for row in rows
-    }
-    for row in rows:
-        groups[row["device"], row["precision"]].append(row)
     from forerun.surface.report.figure import new_figure
 
     figure = new_figure(width_in=6, height_in=4)
     axes = figure.add_subplot()
-    for names, line in groups.items():
-        axes.plot(
-            [row["batch_size"] for row in line],
-            [row["throughput_samples_per_s"] for row in line],
-            marker="o", label=", ".join(names),
-        )  # fmt: skip
+    for device, of_device in zip(sweep.devices, sweep.throughput_samples_per_s, strict=True):
+        for precision, rates in zip(sweep.precisions, of_device, strict=True):
+            axes.plot(sweep.batch_sizes, rates, marker="o", label=f"{device}, {precision}")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("batch size")
     axes.set_ylabel("samples/s")

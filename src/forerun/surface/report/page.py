@@ -16,6 +16,7 @@ from rich.text import Text
 
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
 from forerun.prediction.estimate import Estimate, Interval
+from forerun.question.setup import MAX_BATCH_SIZE
 from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import (
     bound_sentence,
@@ -91,15 +92,14 @@ def _title(estimate: Estimate) -> Text:
     devices = f"{estimate.num_devices} x " if estimate.num_devices > 1 else ""
     rate, samples = estimate.tokens_per_s, estimate.throughput_samples_per_s.value
     tokens = "" if rate is None else f" of {format_whole(round(rate.value / samples))} tokens"
+    whole, trained = map(format_count, (estimate.num_parameters, estimate.num_trainable_parameters))
     return Text.assemble(
         (estimate.model, "bold"),
         " on ",
         (f"{devices}{estimate.device_title}", "bold"),
         f"\n{setup_words(estimate)}",
-        f"\n{format_count(estimate.num_parameters)} parameters",
-        ", "
-        if estimate.num_trainable_parameters == estimate.num_parameters
-        else f" ({format_count(estimate.num_trainable_parameters)} trained), ",
+        f"\n{whole} parameters",
+        ", " if trained == whole else f" ({trained} trained), ",
         f"{format_flops(estimate.flops_per_sample)} a sample{tokens}",
     )
 
@@ -156,8 +156,10 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
     if estimate.device_memory_bytes > 0:
         text.append(f" of {format_bytes(estimate.device_memory_bytes)}")
     text.append(f": {fit_sentence(estimate.fits)}", style="bold")
-    if estimate.max_batch_size is not None:
-        largest = estimate.max_batch_size
+    largest = estimate.max_batch_size
+    # That of one device alone may be larger than the batch that does not fit; and beyond the bound it says nothing.
+    most = estimate.batch_size_per_device if estimate.fits == "no" else MAX_BATCH_SIZE
+    if largest is not None and largest.value < most:
         text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
     if (shown := estimate.shown_memory_bytes) is not None:
         text.append(f"; nvidia-smi shows {range_words(shown, format_bytes)}")

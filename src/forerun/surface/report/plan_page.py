@@ -165,7 +165,8 @@ def _binding(plan: Plan) -> list[Text]:
     if plan.binding is None and any(_is_quicker(plan, point) for point in plan.unpriced):
         return [Text("  No limit binds: only devices whose price is not known, listed below, are faster.")]
     if plan.binding is None:
-        return [Text(f"  No limit binds: nothing has less {plan.minimize}.")]
+        sure = "that surely fits " if any(_is_quicker(plan, point) for point in plan.points) else ""
+        return [Text(f"  No limit binds: nothing {sure}has less {plan.minimize}.")]
     return [Text.assemble("  Binding: ", (plan.binding, "bold"))]
 
 
@@ -182,7 +183,7 @@ def _relaxation_words(plan: Plan, item: PlanRelaxation) -> str:
     quantity = _quantity_of(item.limit)
     verb, word = ("raise", "more") if item.factor > 1 else ("lower", "less")
     change = f"{verb} {item.limit} to {format_quantity(item.bound, quantity.kind)}"
-    share = f"{format_percent(abs(item.factor - 1))} {word}"
+    share = f"{_far_words(item.factor - 1) or format_percent(abs(item.factor - 1))} {word}"
     gain = f", {plan.minimize} falls by {format_percent(item.gain)}" if item.gain is not None else ""
     return f"{change} ({share}): {point_words(item.point)}{gain}"
 
@@ -194,7 +195,7 @@ def _sensitivity(plan: Plan) -> list[Text]:
     if found.stays_best:
         rank = "and stays the best" if found.keeps_limits else "though nothing would be better"
     else:
-        rank = f"{point_words(found.rivals[0])} would be better by {format_percent(found.regret)}"
+        rank = f"and {point_words(found.rivals[0])} would be better by {format_percent(found.regret)}"
     return [Text(f"  At the bad end of its interval {held}, {rank}.")]
 
 
@@ -296,11 +297,15 @@ def _broken_words(broken: BrokenLimit) -> str:
         return f"{broken.limit} (not known)"
     kind = "memory" if broken.limit == DEVICE_MEMORY else _quantity_of(broken.limit).kind
     value = format_quantity(broken.value, kind)
+    far, near = _far_words(broken.excess), format_percent(broken.excess)
     if broken.limit == DEVICE_MEMORY:
-        return (
-            f"{value} for the {format_bytes(broken.bound)} of the device (+{format_percent(broken.excess)})"
-        )
-    return f"{broken.limit} by {format_percent(broken.excess)} ({value})"
+        return f"{value} for the {format_bytes(broken.bound)} of the device ({far or f'+{near}'})"
+    return f"{broken.limit} {far or f'by {near}'} ({value})"
+
+
+def _far_words(excess: float) -> str:
+    """A factor, which says more than per cent from the double on; empty below."""
+    return f"{1 + excess:.3g} times" if excess >= 1 else ""
 
 
 def _quantity_of(limit: str) -> Quantity:

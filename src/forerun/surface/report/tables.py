@@ -40,8 +40,8 @@ class _Blocks(Table):
             yield from super().__rich_console__(console, options)
             return
         kept = self._num_telling()
-        if 2 * (sum(widths[:kept]) + _GAP * kept) > options.max_width:
-            kept = 1
+        while kept > 1 and 2 * (sum(widths[:kept]) + _GAP * kept) > options.max_width:
+            kept -= 1
         blocks = [[*range(kept)]]
         for index, width in enumerate(widths[kept:], start=kept):
             taken = sum(widths[each] + _GAP for each in blocks[-1])

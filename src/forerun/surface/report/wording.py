@@ -108,8 +108,8 @@ def plot_title(estimate: Estimate) -> str:
 def _recipe(estimate: Estimate) -> str:
     words = [
         estimate.precision,
-        # The order of an image's channels says nothing to those who train on tokens or sound.
-        *([] if estimate.tokens_per_s or _reads_sound(estimate.model) else [estimate.layout]),
+        # The order of an image's channels says nothing to those who train on tokens, sound or rows.
+        *([estimate.layout] if _reads_images(estimate) else []),
         "compiled" if estimate.compile else "eager",
         _PHASES.get(estimate.phase, estimate.phase),
     ]
@@ -118,9 +118,12 @@ def _recipe(estimate: Estimate) -> str:
     return ", ".join(words)
 
 
-def _reads_sound(model: str) -> bool:
-    known = find_architecture(model)
-    return known is not None and known.model_class.endswith("CTC")
+def _reads_images(estimate: Estimate) -> bool:
+    known = find_architecture(estimate.model)
+    is_sound = known is not None and known.model_class.endswith("CTC")
+    return not (estimate.tokens_per_s or is_sound) and any(
+        p.name == "convolution" for p in estimate.breakdown
+    )
 
 
 def fit_sentence(fits: str | None) -> str:

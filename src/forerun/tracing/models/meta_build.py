@@ -313,7 +313,10 @@ _OTHER_DEVICE = re.compile(
 )
 _TORCH = Path(torch.__file__).parent
 _FORERUN = Path(__file__).parents[1]
-_OF_OPERATIONS = (_FORERUN / "recorder.py", _FORERUN / "meta_results.py", Path(__file__))
+_OF_OPERATIONS = (
+    *(_FORERUN / f"{name}.py" for name in ("recorder", "meta_results", "cuda_semantics")),
+    Path(__file__),
+)
 """Code inside of every operation, so that the line of a model that calls it stands before."""
 
 
@@ -349,8 +352,8 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
         )
     if isinstance(exc, (RuntimeError, ValueError, AssertionError, IndexError)) and _is_about_sizes(exc, text):
         return InvalidSetupError(
-            f"{built.name} cannot take inputs of {shape}: {first_line(exc)}{place_of(exc)}; "
-            "give the input_shape (or image_size, sequence_length) it was made for"
+            f"{built.name} cannot take inputs of {shape}: {first_line(exc).rstrip('.')}{place_of(exc)}; "
+            "give the --input-shape (or --image-size, --sequence-length) it was made for"
         )
     if "does not require grad" in text and not any(p.requires_grad for p in built.module.parameters()):
         return ModelBuildError(

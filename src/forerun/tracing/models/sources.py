@@ -26,7 +26,7 @@ _FORMS = (
     "hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, mlpredict:FILE.json, "
     "path/to/file.py:factory, or a torch.nn.Module"
 )
-_FILE_AND_NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\]*)")
+_FILE_AND_NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\(]*)")
 
 
 def build_model(
@@ -109,9 +109,13 @@ def _unknown(spec: str) -> UnknownModelError:
         return UnknownModelError(
             f"{spec} is a file: name the function that makes the model as {spec}:factory"
         )
-    if ending in (".onnx", ".json"):
+    if ending in (".onnx", ".json") or (Path(spec) / "config.json").is_file():
         form = "onnx" if ending == ".onnx" else "hf"
         return UnknownModelError(f"{spec} needs the prefix of its kind: {form}:{spec}")
+    if called := re.fullmatch(r"(.+\.py:\w+)[:(].*", spec):
+        return UnknownModelError(
+            f"{called[1]} is called without arguments; name a function of yours that calls it with them"
+        )
     name = spec.partition(":")[2] if spec.partition(":")[0] in ("torch", "tv", "torchvision.models") else spec
     hub = f"; hf:{spec} takes its configuration from the hub" if is_hub_name(spec) else ""
     # A name that exists elsewhere word for word is a better hint than any similar one.

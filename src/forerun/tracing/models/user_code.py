@@ -170,7 +170,7 @@ def _call(factory: Any, options: InputOptions, spec: str) -> Any:
         return factory
     if not callable(factory):
         raise ModelBuildError(
-            f"{spec} is a {type(factory).__name__}; a function or class that makes a model was expected"
+            f"{spec} is of type {type(factory).__name__}; name a model, or a function or class that makes one"
         )
     arguments = _arguments(factory, options, spec)
     try:
@@ -180,7 +180,7 @@ def _call(factory: Any, options: InputOptions, spec: str) -> Any:
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelBuildError(
             f"{spec} raised {type(error).__name__}{place_of(error)}: {first_line(error)}; the factory must "
-            "work without a GPU and without arguments"
+            "work without a GPU and without arguments, as one of your own that calls it can"
         ) from error
 
 
@@ -468,6 +468,6 @@ def _sample_shape(
         return (3, options.image_size, options.image_size)
     example = f"{first.in_channels},224,224" if isinstance(first, nn.Conv2d) else "3,224,224"
     raise InvalidSetupError(
-        f"the inputs of {name} are not known: give input_shape (one sample without the batch axis, such as "
-        f"{example}), image_size or sequence_length"
+        f"the inputs of {name} are not known: give --input-shape {example} (one sample without the batch "
+        "axis), --image-size 224 or --sequence-length 512"
     )

@@ -230,7 +230,7 @@ function showError(text) {
 function showVerdict(fits, needed, memory, ways) {
   document.body.dataset.fits = fits ?? "unknown";
   const short = `${say.bytes(needed)} of ${say.bytes(memory)}`;
-  at("verdict").textContent = { no: `Does not fit: it needs ${short}.`, close: `Too close to call: about ${short}; it may run out of memory.`, yes: `Fits: ${short}.` }[fits] ?? "";
+  at("verdict").textContent = { no: ways ? `Does not fit: it needs ${short}.` : "By a first estimate it does not fit; the exact answer follows.", close: `Too close to call: about ${short}; it may run out of memory.`, yes: `Fits: ${short}.` }[fits] ?? "";
   at("ways").hidden = fits !== "no" || !ways?.length;
   if (!ways) return;
   at("ways").replaceChildren(...ways.map((way) => {
@@ -376,7 +376,7 @@ function showScaling(curve) {
 function showMemory(estimate) {
   const card = estimate.device_memory_bytes;
   const peak = estimate.peak_memory_bytes;
-  const largest = estimate.max_batch_size ? `; largest batch ${estimate.max_batch_size.value.toLocaleString("en")}` : "";
+  const largest = estimate.max_batch_size?.value < (estimate.fits === "no" ? estimate.batch_size_per_device : 1e7) ? `; largest batch ${estimate.max_batch_size.value.toLocaleString("en")}` : "";
   const range = estimate.shown_memory_bytes;
   const shown = range ? `; nvidia-smi shows ${say.bytes(range.low)} to ${say.bytes(range.high)}` : "";
   at("memory-words").textContent = `${say.bytes(peak.value)} of ${say.bytes(card)}: ${FITS[estimate.fits] ?? ""}${largest}${shown}`;
