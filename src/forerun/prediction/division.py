@@ -32,6 +32,7 @@ from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
 from forerun.question.job import Batching
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
+from forerun.question.saving import MasterWeights
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit, Strategy
 
@@ -140,6 +141,19 @@ def wide_factor(run: Run) -> float:
     """
     widens = run.setup.precision in _COMPUTED and run.setup.saving.lora_rank is None
     return _WIDE_BYTES / 2 if widens else 1.0
+
+
+def gradient_factor(run: Run) -> float:
+    """Bytes of a gradient that is kept and reduced over those of one that a product makes.
+
+    Beside master weights in fp32 replicas of Megatron-LM, nanotron and DeepSpeed's ZeRO-1 sum their gradients in fp32
+    too, unless they reduce them in half precision (NVIDIA/Megatron-LM: ``megatron/core/distributed``).
+    """
+    saving, sharing = run.setup.saving, run.sharing
+    has_masters = run.setup.precision.is_half and saving.master_weights is MasterWeights.FP32
+    if has_masters and saving.lora_rank is None and sharing.strategy.stage <= 1 and not sharing.reduce_half:
+        return _WIDE_BYTES / 2
+    return wide_factor(run)
 
 
 def wide_state_factor(run: Run) -> float:

@@ -39,6 +39,7 @@ from forerun.prediction.division import (
     compute_setup,
     fully_sharded_backward,
     fully_sharded_forward,
+    gradient_factor,
     pipeline_s,
     reduced_backward,
     wide_factor,
@@ -572,7 +573,7 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
     if sharing.strategy.stage == 3 and sharing.reduce_once:
         return 3.0 * later * gradients  # whole, in half precision
     number = Axes.of(run).shard if sharing.strategy.stage >= 2 else 1
-    found: Floats = later * gradients * (1.0 + 2.0 * wide_factor(run)) / number
+    found: Floats = later * gradients * (1.0 + 2.0 * gradient_factor(run)) / number
     return found
 
 
@@ -581,7 +582,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     stage, group = run.sharing.strategy.stage, groups.data
     if stage == 3 or group.num_devices == 1:
         return Overlap(0.0, 0.0)
-    wide = 1.0 if run.sharing.reduce_half else wide_factor(run)
+    wide = 1.0 if run.sharing.reduce_half else gradient_factor(run)
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
 
