@@ -254,11 +254,16 @@ def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:
     read = ops.read_bytes.copy()
     read[attends] -= 0.75 * (ops.read_bytes - ops.write_bytes)[attends]
     shared = prepare(replace(model.model.graph, ops=replace(ops, read_bytes=read)))
-    whole, quarter = (
+    # Or where attention reads them repeated: products of a block make 1.5 times its queries instead of 3 times.
+    written = ops.write_bytes.copy()
+    written[(ops.op_class == OpClass.LINEAR) & (np.cumsum(attends) == 0)] *= 0.5
+    repeated = prepare(replace(model.model.graph, ops=replace(ops, write_bytes=written)))
+    whole, quarter, again = (
         layout_step(each, run, cost_model_of(run), load_layout_table()).stages[0].context_s
-        for each in (model, DividedModel.of(shared))
+        for each in (model, DividedModel.of(shared), DividedModel.of(repeated))
     )
     assert quarter < 0.45 * whole  # small messages are far from the full rate
+    assert again == pytest.approx(quarter, rel=0.1)
 
 
 def test_devices_of_a_layout_wait_for_each_other_as_replicas_do() -> None:
@@ -385,6 +390,24 @@ def test_a_fused_update_has_no_temporaries() -> None:
         return stage.allocated_bytes
 
     assert at_update("fused") < at_update("foreach")
+
+
+def test_gradients_beside_master_weights_are_in_fp32_unless_they_are_reduced_in_half() -> None:
+    def gradients(**options: Any) -> float:
+        run = run_of(
+            "8xh100-sxm",
+            parallel="tp=2,dp=4",
+            accumulation=2,
+            **{"strategy": "zero1", "master_weights": "fp32", **options},
+        )
+        held = layout_memory(
+            DividedModel.of(MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )[0]
+        return sum(part.size_bytes for part in held.parts if part.name == "gradients")
+
+    assert gradients() == pytest.approx(2 * gradients(reduce_precision="half"), rel=0.05)
+    assert gradients(master_weights="bf16") == gradients(reduce_precision="half")
+    assert gradients(strategy="zero2") == gradients(strategy="zero2", reduce_precision="half")
 
 
 def test_fully_sharded_memory_falls_with_devices() -> None:

@@ -462,6 +462,18 @@ def mixtral(folder, **saving):
     return trace(request, replace(SETUP, precision=Precision.BF16, saving=Saving(**saving)))
 
 
+def test_experts_keep_what_one_kernel_keeps_in_the_time_of_their_operations(tmp_path):
+    norm, both = (FusedKernel.NORM,), (FusedKernel.NORM, FusedKernel.MLP)
+    plain, fused = (mixtral(tmp_path, fused_kernels=parts) for parts in (norm, both))
+    # Of a token and one of its two experts, in both blocks: the activation, and the result of the last product.
+    left_out = 2 * 2 * BATCH * 64 * (64 + 64) * 2
+    assert peak_bytes(plain) - peak_bytes(fused) == pytest.approx(left_out, rel=0.3)
+    runs = [graph.ops.read_bytes.sum(axis=-1) > 0 for graph in (plain, fused)]
+    for name in ("flops", "read_bytes", "write_bytes", "step_part"):
+        left, right = (getattr(graph.ops, name)[own] for graph, own in zip((plain, fused), runs, strict=True))
+        assert (left == right).all()
+
+
 def test_experts_in_one_tensor_are_quantized_where_asked(tmp_path):
     pytest.importorskip("peft")
     ways = {"lora_rank": 4, "quantize": Quantization.NF4}

@@ -149,7 +149,7 @@ def _stage_peak(
     holding = [unit for unit in own if not (is_interleaved and unit == last)]
     kept_before = waiting * float(memory.kept[holding].sum())
     # Outside of FSDP mixed precision has buffers for gradients that are there all the time.
-    has_buffers = run.sharing.strategy.stage < 3 and run.wide_factor > 1
+    has_buffers = run.sharing.strategy.stage < 3 and run.gradient_factor > 1
     peaks = [_passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not has_buffers)]
     # The update finds no activation left, but its temporaries may still need more than the passes did.
     peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
@@ -220,7 +220,7 @@ def _update_ratio(run: Run, memory: UnitMemory) -> float:
     """
     if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
         return memory.optimizer_ratio
-    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and run.wide_factor == 1.0
+    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and run.gradient_factor == 1.0
     return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
@@ -258,7 +258,7 @@ def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage
     shards = 0.0 if offload is Offload.PARAMETERS else all_weights * (wide if is_here else 1.0) / number
     return _Held(
         weights=shards if is_sharded else whole,
-        gradients=updated if sharing.strategy.stage >= 2 else gradients * wide,
+        gradients=updated if sharing.strategy.stage >= 2 else gradients * run.gradient_factor,
         updated=updated,
         state=state,
         gathered=float(memory.weights[ends].sum()) * (1.0 if sharing.gather_half else wide),
@@ -282,18 +282,19 @@ def _passes(
     # Prefetching gathers the next block while this one computes, so that two are whole at once.
     ahead = 2 if sharing.prefetch else 1
     is_shared = sharing.strategy.stage >= 2
-    whole = (every.gradients[own] / number if is_shared else memory.gradients[own]) * wide
+    of_gradient = run.gradient_factor
+    whole = (every.gradients[own] / number if is_shared else memory.gradients[own]) * of_gradient
     if is_shared and run.setup.saving.offload is not Offload.NONE:
         whole = 0.0 * whole
     if run.layout.pipeline > 1 and last in own and 0 not in own:
         # A head that shares its weight with the embedding needs a second copy of it on the last stage.
-        whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
+        whole[-1] += memory.tied * of_gradient / (number if sharing.strategy.stage >= 2 else 1)
     # FSDP makes the gradients of a block whole before it scatters them, in fp32 once more where they are reduced so;
     # replicas of mixed precision convert one gradient at a time.
     made = (
         memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))
         if is_sharded
-        else memory.largest_gradient[own] * (wide > 1)
+        else memory.largest_gradient[own] * (of_gradient > 1)
     )
     # Kept whole (no_sync), gradients become a part of themselves block by block.
     keeps_whole = is_sharded and sharing.reduce_once and sharing.num_accumulation_steps > 1

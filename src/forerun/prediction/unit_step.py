@@ -569,7 +569,7 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
     if sharing.strategy.stage == 3 and sharing.reduce_once:
         return 3.0 * later * gradients  # whole, in half precision
     number = run.num_shards if sharing.strategy.stage >= 2 else 1
-    found: Floats = later * gradients * (1.0 + 2.0 * run.wide_factor) / number
+    found: Floats = later * gradients * (1.0 + 2.0 * run.gradient_factor) / number
     return found
 
 
@@ -578,7 +578,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     stage, group = run.sharing.strategy.stage, groups.data
     if stage == 3 or group.num_devices == 1:
         return Overlap(0.0, 0.0)
-    wide = 1.0 if run.sharing.reduce_half else run.wide_factor
+    wide = 1.0 if run.sharing.reduce_half else run.gradient_factor
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
 

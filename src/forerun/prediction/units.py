@@ -168,7 +168,7 @@ def _by_unit(
         overhead_s=step.overhead_s,
         # Tokens times width, the result of the first product that closes a pair.
         message_bytes=float((rows * width * ops.element_bytes)[closes & forward][:1].sum()),
-        key_value_bytes=_key_value_bytes(ops, forward & (blocks.unit > 0), batch_size),
+        key_value_bytes=_key_value_bytes(ops, blocks.unit, forward, batch_size),
         num_pairs=pairs,
         num_recomputed_pairs=np.maximum(0.0, in_backward - pairs),
         routed_bytes=sent,
@@ -198,12 +198,22 @@ def _slower(device_s: float, host_s: float) -> float:
     return float(smooth_maximum(np.asarray(device_s), np.asarray(host_s)))
 
 
-def _key_value_bytes(ops: OpTable, forward: Bools, batch_size: int) -> float:
-    """Keys and values of the first fused attention: its operands less queries as large as its result [bytes]."""
-    rows = np.flatnonzero(forward & (ops.op_class == OpClass.ATTENTION))[:1]
-    return float(
-        (at_batch(ops.read_bytes[rows], batch_size) - at_batch(ops.write_bytes[rows], batch_size)).sum()
+def _key_value_bytes(ops: OpTable, unit: Ints, forward: Bools, batch_size: int) -> float:
+    """Keys and values of the first fused attention [bytes].
+
+    They are its operands less queries as large as its result, but no more than what the products of the block before
+    it made beside those queries: heads that share keys and values read them repeated, and devices exchange them once.
+    """
+    rows = np.flatnonzero(forward & (unit > 0) & (ops.op_class == OpClass.ATTENTION))[:1]
+    if not len(rows):
+        return 0.0
+    result = float(at_batch(ops.write_bytes[rows], batch_size).sum())
+    before = (
+        forward[: rows[0]] & (unit[: rows[0]] == unit[rows[0]]) & (ops.op_class[: rows[0]] == OpClass.LINEAR)
     )
+    made = float(at_batch(ops.write_bytes[: rows[0]][before], batch_size).sum())
+    read = float(at_batch(ops.read_bytes[rows], batch_size).sum())
+    return min(read, made if made > result else read) - result
 
 
 _Units = TypeVar("_Units", UnitTimes, UnitMemory)

@@ -52,7 +52,7 @@ class RecipeLine:
         name: Name of the setting.
         value: Its value where the condition holds.
         file: File of the tool that says so, as repository:path.
-        when: Condition: full, adapters, plain-adapters (without dropout or an algorithm), quantized, mxfp8, several, an
+        when: Condition: full, adapters, plain-adapters (without dropout, algorithm, 8 bits), quantized, mxfp8, several,
             architecture, a strategy, fsdp (or hsdp) or an axis; None for always.
         otherwise: Its value elsewhere; None if the tool then has no such setting.
     """
@@ -106,7 +106,8 @@ def recipe_settings(
     facts = {architecture, str(strategy), _trained(known), *axes}
     facts |= {"quantized"} if known.get("quantize") is not None else set()
     facts |= {"mxfp8"} if known.get("fp8_recipe") == "mx" else set()
-    if "adapters" in facts and not known.get("lora_dropout") and known.get("algorithm") is None:
+    is_plain = not known.get("lora_dropout") and known.get("algorithm") is None
+    if "adapters" in facts and is_plain and known.get("quantize") != "int8":
         facts.add("plain-adapters")
     present = set(axes)
     if num_devices > 1:

@@ -22,7 +22,15 @@ from forerun.question.job import Batching, InputPipeline, Job, Samples, job_from
 from forerun.question.model import ModelRequest, capture_path, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.post_training import Algorithm, PostTraining
-from forerun.question.saving import NO_SAVING, Fp8Recipe, FusedKernel, Offload, Unquantized, saving_from
+from forerun.question.saving import (
+    NO_SAVING,
+    Fp8Recipe,
+    FusedKernel,
+    MasterWeights,
+    Offload,
+    Unquantized,
+    saving_from,
+)
 from forerun.question.settings import (
     changed_fields,
     checked,
@@ -307,6 +315,24 @@ class Run(Answer):
         """
         widens = self.setup.precision in PURE_OF and self.setup.saving.lora_rank is None
         return _WIDE_BYTES / 2 if widens else 1.0
+
+    @property
+    def gradient_factor(self) -> float:
+        """Bytes of a gradient that is kept and reduced over those of one that a product makes.
+
+        Beside master weights in fp32 replicas of Megatron-LM, nanotron and DeepSpeed's ZeRO-1 sum their gradients in
+        fp32 too, unless they reduce them in half precision (NVIDIA/Megatron-LM: ``megatron/core/distributed``).
+        """
+        saving, sharing = self.setup.saving, self.sharing
+        has_masters = self.setup.precision.is_half and saving.master_weights is MasterWeights.FP32
+        if (
+            has_masters
+            and saving.lora_rank is None
+            and sharing.strategy.stage <= 1
+            and not sharing.reduce_half
+        ):
+            return _WIDE_BYTES / 2
+        return self.wide_factor
 
     @property
     def wide_state_factor(self) -> float:

@@ -53,7 +53,7 @@ class FusedKernel(StrEnum):
     ROPE = "rope"
     """Rotary embeddings of queries and keys, in place."""
     MLP = "mlp"
-    """Activation and product of a gated MLP."""
+    """Activation and product of a gated MLP, or of experts with the weights of their tokens."""
     LORA = "lora"
     """A linear layer with its adapters, as one function."""
     EXPERTS = "experts"

@@ -144,7 +144,7 @@ TRACE_VERSION = 2
 _KEPT_VERSION = 1
 """The same of kept graphs alone: raised where no graph of the package changes, as for linear attention."""
 
-_SAVING_VERSION = 5
+_SAVING_VERSION = 6
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _CACHE_BYTES = 2**30

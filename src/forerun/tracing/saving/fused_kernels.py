@@ -9,11 +9,13 @@
   inside of their product, and keep the input alone, or what dropout left of it.
 
 Unsloth's functions of queries, keys and values together, and of a whole MLP, are taken layer by layer: three sums of
-gradients more, and one factor of the last product. GPT-2's layers, quantized layers in 8 bits, MLPs whose gate and
-other factor are one product, and experts stay as they are. The losses of both libraries are cross entropies that never
-hold all logits at once.
+gradients more, and one factor of the last product. Experts keep what Megatron-LM's kernel keeps, which weights their
+tokens too, in the time of the operations of Transformers. GPT-2's layers, quantized layers in 8 bits, and dense MLPs
+whose gate and other factor are one product stay as they are. The losses of both libraries are cross entropies that
+never hold all logits at once.
 
-Source: Liger-Kernel, ``ops/rms_norm.py``, ``rope.py``, ``swiglu.py``; Unsloth, ``kernels/fast_lora.py``.
+Source: Liger-Kernel, ``ops/rms_norm.py``, ``rope.py``, ``swiglu.py``; Unsloth, ``kernels/fast_lora.py``;
+NVIDIA/Megatron-LM, ``megatron/core/fusions/fused_bias_swiglu.py`` and ``transformer/moe/experts.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -56,7 +60,7 @@ _WORDS = {
 }
 
 
-def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str) -> str:
+def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str, *, weighs: bool = True) -> str:
     """Replaces parts of a network by fused kernels, in place, and returns a note of those found.
 
     Raises:
@@ -65,7 +69,7 @@ def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str) -> 
     fuse: dict[FusedKernel, Callable[[nn.Module], bool]] = {
         FusedKernel.NORM: _fuse_norm,
         FusedKernel.ROPE: _fuse_rotation,
-        FusedKernel.MLP: _fuse_gate,
+        FusedKernel.MLP: lambda layer: _fuse_gate(layer) or _fuse_experts(layer, weighs),
         FusedKernel.LORA: _fuse_adapters,
     }
     numbers = {part: sum(fuse[part](layer) for layer in module.modules()) for part in parts}
@@ -194,6 +198,54 @@ def _fuse_gate(layer: nn.Module) -> bool:
 
     layer.forward = forward
     return True
+
+
+def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
+    """Lets experts keep their first product's result, and neither parts of the activation nor a weighted result."""
+    if not hasattr(layer, "_apply_gate"):
+        return False
+    run: Callable[..., Any] = layer.forward
+
+    def forward(*args: Any, **words: Any) -> Any:
+        from transformers.integrations import moe
+
+        usual = moe._grouped_linear
+        # Memory of the results of products, and whether one is under way, which keeps its source.
+        results: list[int] = []
+        is_product = False
+        pack_outside, unpack_outside = (
+            torch._C._autograd._top_saved_tensors_default_hooks(False) or (_same,) * 2
+        )
+
+        def product(*args: Any, **words: Any) -> torch.Tensor:
+            nonlocal is_product
+            is_product = True
+            found: torch.Tensor = usual(*args, **words)
+            is_product = False
+            results.append(found.untyped_storage()._cdata)
+            return found
+
+        def pack(tensor: torch.Tensor) -> Any:
+            is_last = bool(results) and tensor.untyped_storage()._cdata == results[-1]
+            of_activation = len(results) == 1 and not is_last and tensor.dim() == 2
+            is_weighted = weighs and len(results) == 2 and is_last
+            if not is_product and tensor.is_floating_point() and (of_activation or is_weighted):
+                return partial(torch.empty, tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            return pack_outside(tensor)
+
+        def unpack(held: Any) -> torch.Tensor:
+            found: torch.Tensor = held() if isinstance(held, partial) else unpack_outside(held)
+            return found
+
+        with patch.object(moe, "_grouped_linear", product), saved_tensors_hooks(pack, unpack):
+            return run(*args, **words)
+
+    layer.forward = forward  # type: ignore[method-assign]
+    return True
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class _AdaptedProduct(torch.autograd.Function):

@@ -106,14 +106,14 @@ def add_adapters(module: nn.Module, heads: set[nn.Module], saving: Saving, name:
         raise ModelBuildError(f"peft could not add adapters to {name}: {first_line(error)}") from error
 
 
-_MERGED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
+_TOGETHER = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
+_OTHER_NAMES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), _TOGETHER),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj", "dense_h_to_4h", "fc1", "c_fc")),
+    "o_proj": ("dense", "out_proj"),
+    "down_proj": ("dense_4h_to_h", "fc2"),
 }
-"""Layers that some models hold as one: an adapter of its parts is one of the whole."""
+"""Names of layers in other models, of which some hold several as one: an adapter of its parts is one of the whole."""
 
 
 def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str) -> list[str]:
@@ -135,8 +135,8 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
             ends.setdefault(path.rpartition(".")[2], layer)
     found: list[str] = []
     for named in saving.lora_targets:
-        merged = _MERGED.get(named)
-        target = merged if merged in ends and named not in ends else named
+        others = () if named in ends else _OTHER_NAMES.get(named, ())
+        target = next((other for other in others if other in ends), named)
         if _PATTERN.search(target):
             found += _matching(target, list(linears), name)
             continue
@@ -232,7 +232,8 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     others = (FusedKernel.LORA, FusedKernel.EXPERTS)
     own_parts = [part for part in saving.fused_kernels if part not in others]
     if own_parts:
-        notes.append(fuse_kernels(module, own_parts, name))
+        # Liger-Kernel weights the tokens of experts behind them.
+        notes.append(fuse_kernels(module, own_parts, name, weighs=saving.loss is not Loss.LIGER))
     if saving.freeze:
         freeze_modules(module, saving.freeze, name)
     if saving.loss is not Loss.PLAIN:
