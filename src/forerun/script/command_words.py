@@ -190,7 +190,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
     """
     words = _given(command)
     own, variables = _without_runner(words)
-    rest, num_nodes, per_node = _without_launcher(own)
+    rest, num_nodes, per_node, given = _without_launcher(own)
     is_launched = rest is not own
     rest, program = _with_program(rest)
     name = Path(rest[0]).name
@@ -209,7 +209,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
         world_size=num_nodes * per_node,
         devices_per_node=per_node,
         is_launched=is_launched,
-        variables=variables,
+        variables={**given, **variables},
     )
 
 
@@ -267,20 +267,21 @@ def _python_line(words: Sequence[str]) -> str:
     return ""
 
 
-def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int]:
-    """The command of one process, the number of machines, and the processes of each."""
+def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int, dict[str, str]]:
+    """The command of one process, the number of machines, the processes of each, and the variables it gets."""
     rest = words
     if _PYTHON.match(Path(rest[0]).name) and len(rest) > 2 and rest[1] == "-m" and rest[2] in _LAUNCHERS:
         rest = (rest[2], *rest[3:])
     name = Path(rest[0]).name
     if name not in _LAUNCHERS:
-        return words, 1, 1
+        return words, 1, 1, {}
     rest = rest[1:]
     if name == "accelerate":
         if rest[:1] != ("launch",):
             raise UsageError("expected 'accelerate launch' before a script")
         rest = rest[1:]
     num_nodes, per_node, runs_module = 1, 1, False
+    said: dict[str, Any] = {}
     while rest and rest[0].startswith("-"):
         flag, equals, value = rest[0].partition("=")
         rest = rest[1:]
@@ -288,6 +289,7 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int
         # A flag without "=" takes the next word, unless it is a switch.
         if not equals and not _FLAGS_WITHOUT_VALUE.match(flag) and rest:
             value, rest = rest[0], rest[1:]
+        said[flag.removeprefix("--").replace("-", "_")] = value
         if _NUM_PROCESSES.match(flag):
             per_node = _number(value)
         elif _NUM_NODES.match(flag):
@@ -296,10 +298,31 @@ def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int
             per_node = value.count(",") + 1
     if not rest:
         raise UsageError(f"expected a script after {name}, such as: {name} train.py")
-    # accelerate counts the processes of all machines together, torchrun those of one.
-    if name == "accelerate" and num_nodes > 1:
+    variables: dict[str, str] = {}
+    if name == "accelerate":
+        filed = _configured(said["config_file"]) if "config_file" in said else {}
+        num_nodes = num_nodes if "num_machines" in said else _number(str(filed.get("num_machines", 1)))
+        per_node = per_node if "num_processes" in said else _number(str(filed.get("num_processes", 1)))
+        # It counts the processes of all machines together, torchrun those of one.
         per_node = max(1, per_node // num_nodes)
-    return (sys.executable, *(("-m",) if runs_module else ()), *rest), num_nodes, per_node
+        found = {**filed, **said}
+        variables = {f"ACCELERATE_{key.upper()}": str(found[key]) for key in _ACCELERATE if found.get(key)}
+    return (sys.executable, *(("-m",) if runs_module else ()), *rest), num_nodes, per_node, variables
+
+
+_ACCELERATE = ("mixed_precision", "dynamo_backend", "gradient_accumulation_steps")
+"""Options of ``accelerate launch`` that its processes read from variables of their environment."""
+
+
+def _configured(path: str) -> dict[str, Any]:
+    """The options of a configuration file of ``accelerate launch``, those of its parts beside the others."""
+    from forerun.script.tuning.space import read_yaml
+
+    found = read_yaml(Path(path), "a configuration")
+    if not isinstance(found, dict):
+        raise UsageError(f"expected options of accelerate in '{path}', got {type(found).__name__}")
+    parts = [part for part in found.values() if isinstance(part, dict)]
+    return {key: value for part in [*parts, found] for key, value in part.items()}
 
 
 def _number(text: str) -> int:

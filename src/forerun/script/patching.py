@@ -254,12 +254,9 @@ def _transformers(tell: Callable[..., None], tell_pauses: Callable[..., None], m
     @surround(module.CallbackHandler, "on_train_begin")
     def told(begin: Any, handler: Any, args: Any, state: Any, control: Any) -> Any:
         num_steps, num_epochs = _positive(state.max_steps), _positive(state.num_train_epochs)
-        is_whole = args.max_steps <= 0 and num_steps is not None and num_epochs is not None
-        tell(
-            num_steps=num_steps,
-            num_epochs=num_epochs,
-            steps_per_epoch=math.ceil(num_steps / num_epochs) if is_whole else None,
-        )
+        batches = length_of(getattr(handler, "train_dataloader", None))
+        per_epoch = math.ceil(batches / args.gradient_accumulation_steps) if batches else None
+        tell(num_steps=num_steps, num_epochs=num_epochs, steps_per_epoch=per_epoch)
         frame, samples = sys._getframe(), None
         while frame is not None and samples is None:  # the trainer is told to no callback
             samples = length_of(getattr(frame.f_locals.get("self"), "eval_dataset", None))

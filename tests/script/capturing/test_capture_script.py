@@ -449,6 +449,16 @@ def test_a_program_that_runs_python_is_taken_off_or_its_python_named(tmp_path, m
     )
     found = parse_command(["env", "SEED=1", "deepspeed", "--include", "localhost:0,1", "train.py"])
     assert (found.world_size, found.variables) == (2, {"SEED": "1"})
+    text = "mixed_precision: bf16\nnum_machines: 2\nnum_processes: 8\ndynamo_config: {dynamo_backend: INDUCTOR}\n"
+    (tmp_path / "accelerate.yaml").write_text(text, encoding="utf-8")
+    words = ["accelerate", "launch", "--config_file", "accelerate.yaml", "--mixed_precision=fp16", "train.py"]
+    found = parse_command(words)
+    assert (found.world_size, found.devices_per_node) == (8, 4)
+    # What is said counts before what the file holds.
+    assert found.variables == {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    (tmp_path / "accelerate.yaml").write_text("[1]", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"options of accelerate in .*, got list"):
+        parse_command(words)
     (tmp_path / "train.sh").write_text("set -e\npython train.py --lr 1\n", encoding="utf-8")
     with pytest.raises(ScriptError, match=r"python train.py --lr 1 \(train.sh, line 2\)"):
         parse_command(["sh", "train.sh"])

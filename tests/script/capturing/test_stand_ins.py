@@ -295,6 +295,11 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
         for _phase in ["train", "val"]:  # one of them trains
             for _ in data:
                 assert job_of(here(), Progress(num_steps=2)).epochs == 3
+        for _ in data:
+            several = [1, 2, 3]
+            for _ in several:  # each batch of the loader is a list of three
+                job = job_of(here(), Progress(num_steps=2, num_batches=2))
+                assert (job.epochs, job.steps_per_epoch) == (3, 6)
 
 
 def test_rounds_without_a_better_loss_count_no_steps():
