@@ -206,8 +206,10 @@ def test_an_architecture_that_nobody_measured_is_known_to_an_order_of_magnitude(
 def test_layers_share_the_device_time(name):
     model = prepare(graph_named(name))
     step = predict_steps(model, find_device("t4"), setups(64), WEIGHTS)[0]
-    everything = layer_times(model, step, limit=10_000)
-    assert everything[:3] == layer_times(model, step)
+    everything = layer_times(model, step, step.step_s.value, num_micro_steps=1, limit=10_000)
+    assert everything[:3] == layer_times(model, step, step.step_s.value, num_micro_steps=1)
+    in_four = layer_times(model, step, 4 * step.step_s.value, num_micro_steps=4)
+    assert [layer.share for layer in in_four] == pytest.approx([layer.share for layer in everything[:3]])
     assert all(layer.module for layer in everything)
     assert sum(layer.share for layer in everything) <= 1 + 1e-9
     assert all(layer.share == pytest.approx(layer.time_s / step.step_s.value) for layer in everything)

@@ -268,9 +268,7 @@ def test_a_gpu_has_other_knobs_than_a_processor():
 
 
 def test_usage_over_time_has_the_gpu_beside_it(tmp_path):
-    samples = [
-        TreeSample(time_s=10.0 + i, memory_bytes=100 * i, cpu_s=1.5 * i) for i in range(4)
-    ]
+    samples = [TreeSample(time_s=10.0 + i, memory_bytes=100 * i, cpu_s=1.5 * i) for i in range(4)]
     rows = usage_rows(samples, [(10.9, 0.2), (12.9, 0.8)], begin_s=10.0, num_cores=2)
     assert [row["time_s"] for row in rows] == [1.0, 2.0, 3.0]
     assert [row["cpu"] for row in rows] == [0.75] * 3

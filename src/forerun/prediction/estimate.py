@@ -72,7 +72,7 @@ class BreakdownPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Device time a module causes in all parts of the step."""
+    """Device time that a module causes in all parts and micro-steps of a step [s], and its share of the step."""
 
     module: str
     time_s: float

@@ -119,7 +119,12 @@ def estimate_run(
         ),
         published=step.alone.published,
         unsupported_ops=model.graph.unsupported_ops,
-        top_layers=layer_times(step.several.model if step.several else model, step.alone, step.step_s.value),
+        top_layers=layer_times(
+            step.several.model if step.several else model,
+            step.alone,
+            step.step_s.value,
+            run.sharing.num_accumulation_steps,
+        ),
         memory_parts=memory.parts,
         device_memory_bytes=memory.device_bytes,
         num_parameters=model.graph.num_parameters,

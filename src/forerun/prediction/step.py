@@ -588,16 +588,16 @@ def _breakdown(
 
 
 def layer_times(
-    model: PreparedModel, prediction: StepPrediction, step_s: float, limit: int = 3
+    model: PreparedModel, prediction: StepPrediction, step_s: float, num_micro_steps: int, limit: int = 3
 ) -> tuple[LayerTime, ...]:
-    """The modules that cause most device time, forward, backward and weight gradients together.
+    """The modules that cause most device time, forward, backward and weight gradients of all micro-steps together.
 
     A row's share of its distinct kernel is its share of the launches; that of a module is one of ``step_s``, the whole
     step [s]. Equal blocks that were traced once are summed.
     """
     ops, graph_ops = model.ops, model.graph.ops
     per_launch = prediction.kernel_s / ops.count
-    row_s = per_launch[ops.group_of_row] * graph_ops.count
+    row_s = num_micro_steps * per_launch[ops.group_of_row] * graph_ops.count
     sums = np.bincount(graph_ops.module, weights=row_s, minlength=len(graph_ops.module_names))
     order = [i for i in np.argsort(-sums) if graph_ops.module_names[i]][:limit]
     alike = Counter(model.graph.blocks)

@@ -355,7 +355,8 @@ def whole(name: str, value: Any) -> int:
     Raises:
         InvalidSetupError: The value is not a whole number.
     """
-    return _number(name, value, int)
+    found: int = _number(name, value, int)
+    return found
 
 
 def _number(name: str, value: Any, kind: type[int | float], setting: Setting | None = None) -> Any:

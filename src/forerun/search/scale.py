@@ -329,8 +329,8 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
     if run.job is None:
         notes.append("epochs and cost need a dataset: --dataset NAME or --dataset-size N")
     else:
-        sizes = [(point.num_devices, point.num_nodes) for point in points]
-        prices = {size: price_note(replace(run, cluster=run.cluster.with_devices(*size))) for size in sizes}
+        clusters = [(point.num_devices, point.num_nodes) for point in points]
+        prices = {of: price_note(replace(run, cluster=run.cluster.with_devices(*of))) for of in clusters}
         for words in dict.fromkeys(filter(None, prices.values())):
             of = ", ".join(str(number) for (number, _), price in prices.items() if price == words)
             whose = f"price of {of} device{'' if of == '1' else 's'}"

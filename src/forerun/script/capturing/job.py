@@ -306,7 +306,12 @@ def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | N
     )
     if is_other and progress.num_batches is not None:
         batches = progress.num_batches
-    if data is not None and not progress.num_fetches and batches == progress.num_batches is not None:
+    if (
+        data is not None
+        and batches is not None
+        and not progress.num_fetches
+        and batches == progress.num_batches
+    ):
         # A batch of the loader is a list of batches, through which an inner loop goes.
         batches *= math.prod(o.rounds or 1 for o in loops[loops.index(data) + 1 :] if o.is_data)
     fetches = progress.num_fetches or progress.num_micro_steps

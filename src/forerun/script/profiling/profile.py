@@ -173,8 +173,7 @@ def steady_steps(steps: Spans) -> Spans:
     later = np.arange(len(steps)) > 0
     for keep in (later & (steps.is_traced == 0), later):
         if keep.any():
-            kept: Spans = steps[keep]
-            return kept
+            return cast(Spans, steps[keep])
     return steps
 
 

@@ -213,9 +213,8 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
         # Memory of the results of products, and whether one is under way, which keeps its source.
         results: list[int] = []
         is_product = False
-        pack_outside, unpack_outside = (
-            torch._C._autograd._top_saved_tensors_default_hooks(False) or (_same,) * 2
-        )
+        outside: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack_outside, unpack_outside = outside or (_same, _same)
 
         def product(*args: Any, **words: Any) -> torch.Tensor:
             nonlocal is_product
@@ -240,7 +239,7 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
         with patch.object(moe, "_grouped_linear", product), saved_tensors_hooks(pack, unpack):
             return run(*args, **words)
 
-    layer.forward = forward  # type: ignore[method-assign]
+    layer.forward = forward
     return True
 
 
