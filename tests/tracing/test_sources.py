@@ -531,7 +531,7 @@ def test_a_factory_may_bring_its_loss_and_target(tmp_path):
         ("def make(width): return nn.Linear(width, 1)", ModelBuildError, "without arguments"),
         ("def maker(): return nn.Linear(1, 1)", UnknownModelError, r"has no 'make'; did you mean maker\?"),
         ("def other(): pass", UnknownModelError, "has no 'make'; it defines other"),
-        ("make = 3", ModelBuildError, "is a int; a function or class"),
+        ("make = 3", ModelBuildError, "is of type int; name a model, or a function or class"),
         (
             "import not_there_at_all",
             ModelBuildError,
@@ -609,7 +609,7 @@ def test_inputs_follow_from_the_library_or_the_first_layer():
     assert build_model(nn.Linear(7, 2)).input_shape == (7,)
     assert build_model(nn.Conv2d(5, 2, 3), image_size=9).input_shape == (5, 9, 9)
     assert build_model(timm.create_model("test_vit")).input_shape == (3, 160, 160)
-    with pytest.raises(InvalidSetupError, match=r"give input_shape .*such as 5,224,224"):
+    with pytest.raises(InvalidSetupError, match=r"give --input-shape 5,224,224"):
         build_model(nn.Conv2d(5, 2, 3))
 
 

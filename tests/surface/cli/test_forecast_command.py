@@ -180,7 +180,7 @@ def test_a_target_reached_already_and_one_out_of_reach(run_file):
 
 BAD_FILES = {
     "": "expected a header and rows",
-    "accuracy\n0.5\n0.6\n": "at least two columns",
+    "name\na\nb\n": "at least two columns",
     "epoch,accuracy\n1,0.5\n2,much\n": "row 3, got 'much'",
     "epoch,accuracy\n3,0.5\n2,0.6\n1,0.7\n": "rise from row to row",
     "epoch,accuracy\n1,nan\n2,nan\n3,nan\n4,nan\n": "NaN",

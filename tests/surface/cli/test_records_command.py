@@ -66,7 +66,8 @@ def test_one_record_is_shown_whole(store, capsys):
     assert (status, "more than one" in err) == (1, True)
 
 
-def test_a_long_list_is_cut(store, capsys):
+def test_a_long_list_is_cut(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # in one block of columns
     _, out, err = run(capsys, "records", "list", "--family", "cnn", "--limit", "2")
     assert out.count("cnn:depth=2") == 2
     assert "the first 2 of 3" in err
