@@ -61,9 +61,19 @@ class Architecture:
         return self.model_class.endswith(_READING_TOKENS)
 
 
+def _spelled(name: str) -> str:
+    """A name in small letters, its numbers in one spelling: ``llama3_1-8b`` is ``Llama-3.1-8B``."""
+    return re.sub(r"(?<=[a-z])-(?=[0-9])", "", name.lower().replace("_", "-").replace(".", "-"))
+
+
 @cache
 def _catalogue_text() -> str:
     return Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
+
+
+@cache
+def _spelled_text() -> str:
+    return _spelled(_catalogue_text())
 
 
 @cache
@@ -90,7 +100,7 @@ def _by_word() -> Mapping[str, Architecture]:
         for word in (item.name, item.hub, *item.also):
             last = word.rpartition("/")[2]
             for known in (word, last, base_name(word), base_name(last)):
-                words.setdefault(known.lower(), item)
+                words.setdefault(_spelled(known), item)
     return words
 
 
@@ -104,10 +114,10 @@ def find_architecture(word: str) -> Architecture | None:
     >>> find_architecture("Qwen/Qwen3-30B-A3B-Instruct-2507").name
     'qwen3-30b-a3b'
     """
-    wanted = word.strip().removeprefix("hf:").lower()
+    wanted = word.strip().removeprefix("hf:")
     # Most models are no architecture, and reading the whole catalogue takes longer than to look for a word in it.
-    for name in dict.fromkeys((wanted, base_name(wanted))):
-        if name in _catalogue_text().lower() and name in _by_word():
+    for name in dict.fromkeys((_spelled(wanted), _spelled(base_name(wanted)))):
+        if name in _spelled_text() and name in _by_word():
             return _by_word()[name]
     return None
 
