@@ -398,22 +398,24 @@ def run_memory(
     else:
         alone = estimate_memory(model.graph, run.setup, constants)
         held = _of_replica(model.graph, run, alone, gradient_bytes)
-    if with_largest and not run.uses_layout:
-        # The largest batch does not depend on the batch of the question.
-        largest = _LARGEST.get(
-            (model.graph,),
-            (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
-            lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
-        )
-        reason = largest.reason
-        if largest.value is not None and largest.low is not None and largest.high is not None:
-            batch = Interval(float(largest.value), float(largest.low), float(largest.high))
+        if with_largest:
+            # The largest batch does not depend on the batch of the question.
+            largest = _LARGEST.get(
+                (model.graph,),
+                (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
+                lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
+            )
+            reason = largest.reason
+            if largest.value is not None and largest.low is not None and largest.high is not None:
+                batch = Interval(float(largest.value), float(largest.low), float(largest.high))
 
     def reserved() -> float:
         beside = constants.overhead_bytes + replica_bytes(run, gradient_bytes)
         plan, size = plans_for_setup(model.graph, run.setup, constants)[0], run.setup.batch_size_per_device
         return beside + replay(plan, size, int(device_bytes - beside)).peak_reserved_bytes
 
+    replays = None if stages or not constants.uses_caching_allocator else reserved
+    reads_tokens = model.graph.tokens_per_sample is not None
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
@@ -422,14 +424,7 @@ def run_memory(
         max_batch_reason=reason,
         device_bytes=device_bytes,
         stages=stages,
-        shown=None
-        if model.graph.tokens_per_sample is None
-        else shown_memory(
-            run,
-            held.peak_bytes,
-            device_bytes,
-            None if stages or not constants.uses_caching_allocator else reserved,
-        ),
+        shown=shown_memory(run, held.peak_bytes, device_bytes, replays) if reads_tokens else None,
     )
 
 
@@ -480,14 +475,7 @@ def _of_replica(graph: Graph, run: Run, alone: MemoryEstimate, gradient_bytes: f
 def worst_memory(
     model: PreparedModel, run: Run, gradient_bytes: float, constants: MemoryConstants
 ) -> StageMemory:
-    """Memory of the devices that need most, as in ``run_memory``.
-
-    Args:
-        model: The traced step.
-        run: The run.
-        gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
-        constants: Overhead and factors of device and software.
-    """
+    """Memory of the devices that need most, of what ``run_memory`` takes and ``memory_constants_of`` gives."""
     if run.uses_layout:
         from forerun.prediction.units import DividedModel
 

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -61,6 +61,7 @@ class Architecture:
         return self.model_class.endswith(_READING_TOKENS)
 
 
+@lru_cache
 def _spelled(name: str) -> str:
     """A name in small letters, its numbers in one spelling: ``llama3_1-8b`` is ``Llama-3.1-8B``."""
     return re.sub(r"(?<=[a-z])-(?=[0-9])", "", name.lower().replace("_", "-").replace(".", "-"))
@@ -69,11 +70,6 @@ def _spelled(name: str) -> str:
 @cache
 def _catalogue_text() -> str:
     return Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
-
-
-@cache
-def _spelled_text() -> str:
-    return _spelled(_catalogue_text())
 
 
 @cache
@@ -117,7 +113,7 @@ def find_architecture(word: str) -> Architecture | None:
     wanted = word.strip().removeprefix("hf:")
     # Most models are no architecture, and reading the whole catalogue takes longer than to look for a word in it.
     for name in dict.fromkeys((_spelled(wanted), _spelled(base_name(wanted)))):
-        if name in _spelled_text() and name in _by_word():
+        if name in _spelled(_catalogue_text()) and name in _by_word():
             return _by_word()[name]
     return None
 

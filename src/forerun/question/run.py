@@ -339,13 +339,8 @@ class Run(Answer):
         Beside master weights in fp32 replicas of Megatron-LM, nanotron and DeepSpeed's ZeRO-1 sum their gradients in
         fp32 too, unless they reduce them in half precision (NVIDIA/Megatron-LM: ``megatron/core/distributed``).
         """
-        saving, sharing = self.setup.saving, self.sharing
-        if (
-            self.has_masters
-            and saving.lora_rank is None
-            and sharing.strategy.stage <= 1
-            and not sharing.reduce_half
-        ):
+        sharing, is_full = self.sharing, self.setup.saving.lora_rank is None
+        if self.has_masters and is_full and sharing.strategy.stage <= 1 and not sharing.reduce_half:
             return _WIDE_BYTES / 2
         return self.wide_factor
 
