@@ -72,6 +72,8 @@ def test_every_entry_has_a_source_and_its_own_names():
         ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
         ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"),
+        ("llama3_1_8b", "llama-3.1-8b"),
+        ("gemma-31b", None),
         ("me/llama-3.1-8b", None),
     ],
 )

@@ -397,9 +397,10 @@ def _notes_of_several(run: Run, memory: RunMemory) -> Iterator[str]:
         return
     links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
     where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
+    copies = run.has_masters and run.setup.saving.master_weights is None
     yield (
-        f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
-        "cost, energy and steps are for all devices"
+        f"{where}, strategy {run.sharing.strategy}{', which updates fp32 copies of the weights' * copies}: "
+        "the batch size is for one device; cost, energy and steps are for all devices"
     )
     if memory.max_batch is not None and not memory.stages:
         yield "the largest batch is for one device alone"

@@ -39,7 +39,7 @@ from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device, DeviceKind
 from forerun.question.post_training import Algorithm
 from forerun.question.run import Run
-from forerun.question.saving import MasterWeights, Offload
+from forerun.question.saving import Offload
 from forerun.question.setup import MAX_BATCH_SIZE, OptimizerImplementation, Phase, parse_release
 from forerun.question.sharing import FsdpVersion, PipelineSchedule, Strategy
 
@@ -53,6 +53,8 @@ _BUCKET_ELEMENTS = 500_000_000
 """Gradients in a bucket of DeepSpeed (``reduce_bucket_size``), allocated whole in every backward pass, however few
 weights are trained: two with ZeRO-2, whose files set ``overlap_comm``, one with ZeRO-3. Source: deepspeedai/DeepSpeed:
 deepspeed/runtime/zero/stage_1_and_2.py (``backward``), stage3.py and config.py."""
+_SUB_GROUP_ELEMENTS = 1e9
+"""Weights of a device that ZeRO-3 updates at once (``sub_group_size``, deepspeed/runtime/zero/config.py)."""
 _SHOWN = Interval(1.28, 1.05, 1.60)
 """Memory that ``nvidia-smi`` shows over what a step needs: median and 90 % of the 241 runs of fine-tuning by Hugging
 Face's Trainer for which fms-acceleration published that memory and its tensors' peak, on 1 to 8 A100."""
@@ -152,7 +154,12 @@ def _stage_peak(
     has_buffers = run.sharing.strategy.stage < 3 and run.gradient_factor > 1
     peaks = [_passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not has_buffers)]
     # The update finds no activation left, but its temporaries may still need more than the passes did.
-    peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
+    at_once = held.updated
+    if run.sharing.strategy is Strategy.ZERO3:
+        at_once = min(
+            at_once, _SUB_GROUP_ELEMENTS * (2 if run.setup.precision.is_half else 4) * run.wide_factor
+        )
+    peaks.append((0.0, _update_ratio(run, memory) * at_once, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
     others = _other_models_bytes(run, held, float(every.weights[own].sum()))
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs + others
@@ -220,7 +227,7 @@ def _update_ratio(run: Run, memory: UnitMemory) -> float:
     """
     if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
         return memory.optimizer_ratio
-    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and run.gradient_factor == 1.0
+    has_copies = run.has_masters and run.gradient_factor == 1.0
     return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
@@ -391,22 +398,24 @@ def run_memory(
     else:
         alone = estimate_memory(model.graph, run.setup, constants)
         held = _of_replica(model.graph, run, alone, gradient_bytes)
-    if with_largest and not run.uses_layout:
-        # The largest batch does not depend on the batch of the question.
-        largest = _LARGEST.get(
-            (model.graph,),
-            (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
-            lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
-        )
-        reason = largest.reason
-        if largest.value is not None and largest.low is not None and largest.high is not None:
-            batch = Interval(float(largest.value), float(largest.low), float(largest.high))
+        if with_largest:
+            # The largest batch does not depend on the batch of the question.
+            largest = _LARGEST.get(
+                (model.graph,),
+                (replace(run.setup, batch_size_per_device=1), device_bytes, constants),
+                lambda: max_batch_size(model.graph, run.setup, device_bytes, constants),
+            )
+            reason = largest.reason
+            if largest.value is not None and largest.low is not None and largest.high is not None:
+                batch = Interval(float(largest.value), float(largest.low), float(largest.high))
 
     def reserved() -> float:
         beside = constants.overhead_bytes + replica_bytes(run, gradient_bytes)
         plan, size = plans_for_setup(model.graph, run.setup, constants)[0], run.setup.batch_size_per_device
         return beside + replay(plan, size, int(device_bytes - beside)).peak_reserved_bytes
 
+    replays = None if stages or not constants.uses_caching_allocator else reserved
+    reads_tokens = model.graph.tokens_per_sample is not None
     return RunMemory(
         peak=held.peak_bytes,
         parts=held.parts,
@@ -415,14 +424,7 @@ def run_memory(
         max_batch_reason=reason,
         device_bytes=device_bytes,
         stages=stages,
-        shown=None
-        if model.graph.tokens_per_sample is None
-        else shown_memory(
-            run,
-            held.peak_bytes,
-            device_bytes,
-            None if stages or not constants.uses_caching_allocator else reserved,
-        ),
+        shown=shown_memory(run, held.peak_bytes, device_bytes, replays) if reads_tokens else None,
     )
 
 
@@ -473,14 +475,7 @@ def _of_replica(graph: Graph, run: Run, alone: MemoryEstimate, gradient_bytes: f
 def worst_memory(
     model: PreparedModel, run: Run, gradient_bytes: float, constants: MemoryConstants
 ) -> StageMemory:
-    """Memory of the devices that need most, as in ``run_memory``.
-
-    Args:
-        model: The traced step.
-        run: The run.
-        gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
-        constants: Overhead and factors of device and software.
-    """
+    """Memory of the devices that need most, of what ``run_memory`` takes and ``memory_constants_of`` gives."""
     if run.uses_layout:
         from forerun.prediction.units import DividedModel
 

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -61,6 +61,12 @@ class Architecture:
         return self.model_class.endswith(_READING_TOKENS)
 
 
+@lru_cache
+def _spelled(name: str) -> str:
+    """A name in small letters, its numbers in one spelling: ``llama3_1-8b`` is ``Llama-3.1-8B``."""
+    return re.sub(r"(?<=[a-z])-(?=[0-9])", "", name.lower().replace("_", "-").replace(".", "-"))
+
+
 @cache
 def _catalogue_text() -> str:
     return Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
@@ -90,7 +96,7 @@ def _by_word() -> Mapping[str, Architecture]:
         for word in (item.name, item.hub, *item.also):
             last = word.rpartition("/")[2]
             for known in (word, last, base_name(word), base_name(last)):
-                words.setdefault(known.lower(), item)
+                words.setdefault(_spelled(known), item)
     return words
 
 
@@ -104,10 +110,10 @@ def find_architecture(word: str) -> Architecture | None:
     >>> find_architecture("Qwen/Qwen3-30B-A3B-Instruct-2507").name
     'qwen3-30b-a3b'
     """
-    wanted = word.strip().removeprefix("hf:").lower()
+    wanted = word.strip().removeprefix("hf:")
     # Most models are no architecture, and reading the whole catalogue takes longer than to look for a word in it.
-    for name in dict.fromkeys((wanted, base_name(wanted))):
-        if name in _catalogue_text().lower() and name in _by_word():
+    for name in dict.fromkeys((_spelled(wanted), _spelled(base_name(wanted)))):
+        if name in _spelled(_catalogue_text()) and name in _by_word():
             return _by_word()[name]
     return None
 

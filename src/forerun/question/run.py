@@ -299,10 +299,13 @@ class Run(Answer):
         """Setup of the operations of a device: where units are divided, mixed precision has weights in half precision.
 
         Frameworks that divide states or models hold or gather weights in half precision and update those in fp32;
-        replicas cast them (autocast).
+        replicas cast them (autocast). DeepSpeed updates fp32 copies of weights that are in half precision.
         """
         if self.uses_layout:
-            return self.setup.with_half_weights()
+            setup = self.setup.with_half_weights()
+            if not self.has_masters or setup.saving.master_weights is MasterWeights.FP32:
+                return setup
+            return replace(setup, saving=replace(setup.saving, master_weights=MasterWeights.FP32))
         if self.setup.generates and self.samples.batching is Batching.PADDING_FREE:
             return replace(self.setup, post=replace(self.setup.post, packs_answers=True))
         return self.setup
@@ -317,20 +320,27 @@ class Run(Answer):
         return _WIDE_BYTES / 2 if widens else 1.0
 
     @property
+    def has_masters(self) -> bool:
+        """True if fp32 copies of weights in half precision are updated: as told, and else under ZeRO-2 and ZeRO-3.
+
+        Source: deepspeedai/DeepSpeed: deepspeed/runtime/zero/stage3.py, ``_create_fp32_partitions``.
+        """
+        setup, saving = self.setup, self.setup.saving
+        chosen = saving.master_weights
+        if chosen is None and saving.lora_rank is None and setup.phase is Phase.TRAIN:
+            is_deepspeed = self.uses_layout and self.sharing.strategy in (Strategy.ZERO2, Strategy.ZERO3)
+            return is_deepspeed and setup.precision in PURE_OF.values()
+        return chosen is MasterWeights.FP32 and setup.precision.is_half
+
+    @property
     def gradient_factor(self) -> float:
         """Bytes of a gradient that is kept and reduced over those of one that a product makes.
 
         Beside master weights in fp32 replicas of Megatron-LM, nanotron and DeepSpeed's ZeRO-1 sum their gradients in
         fp32 too, unless they reduce them in half precision (NVIDIA/Megatron-LM: ``megatron/core/distributed``).
         """
-        saving, sharing = self.setup.saving, self.sharing
-        has_masters = self.setup.precision.is_half and saving.master_weights is MasterWeights.FP32
-        if (
-            has_masters
-            and saving.lora_rank is None
-            and sharing.strategy.stage <= 1
-            and not sharing.reduce_half
-        ):
+        sharing, is_full = self.sharing, self.setup.saving.lora_rank is None
+        if self.has_masters and is_full and sharing.strategy.stage <= 1 and not sharing.reduce_half:
             return _WIDE_BYTES / 2
         return self.wide_factor
 

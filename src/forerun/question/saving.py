@@ -246,7 +246,7 @@ class Saving:
     master_weights: MasterWeights | None = _saving(
         None,
         help="Format of the weights that the optimizer updates: fp32 or bf16.",
-        default="the precision's own; fp32 for adapters",
+        default="the precision's own; fp32 for adapters, zero2 and zero3",
     )
     fp8_recipe: Fp8Recipe | None = _saving(
         None,

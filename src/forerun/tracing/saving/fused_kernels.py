@@ -108,20 +108,16 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         source, roots, weight = ctx.saved_tensors
-        of_weight = None
-        gradient = gradient.contiguous()
-        partial_sums = rms_norm_backward(gradient, source, roots, weight, ctx.needs_input_grad[1])
-        if ctx.needs_input_grad[1]:
-            of_weight = partial_sums.sum(0).to(weight.dtype)
-        return gradient, of_weight
+        gradient, is_trained = gradient.contiguous(), ctx.needs_input_grad[1]
+        partial_sums = rms_norm_backward(gradient, source, roots, weight, is_trained)
+        return gradient, partial_sums.sum(0).to(weight.dtype) if is_trained else None
 
 
 def _fuse_norm(layer: nn.Module) -> bool:
     if not type(layer).__name__.endswith("RMSNorm") or "rsqrt" not in _source(layer):
         return False
-    weight = getattr(layer, "weight", None)
     has_gate = len(inspect.signature(type(layer).forward).parameters) != 2
-    if has_gate or not isinstance(weight, nn.Parameter):
+    if has_gate or not isinstance(getattr(layer, "weight", None), nn.Parameter):
         return False
 
     def forward(source: torch.Tensor) -> torch.Tensor:
@@ -214,7 +210,7 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
         results: list[int] = []
         is_product = False
         outside: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        pack_outside, unpack_outside = outside or (_same, _same)
+        pack_outside, unpack_outside = outside or (lambda tensor: tensor,) * 2
 
         def product(*args: Any, **words: Any) -> torch.Tensor:
             nonlocal is_product
@@ -241,10 +237,6 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
 
     layer.forward = forward
     return True
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -303,9 +295,8 @@ def _fuse_adapters(layer: nn.Module) -> bool:
     """Makes a layer of peft one function; layers of other kinds stay as they are."""
     base: Any = getattr(layer, "base_layer", None)
     adapted: Any = layer
-    if type(base) not in (nn.Linear, QuantizedLinear) or not hasattr(layer, "lora_A"):
-        return False
-    if type(base) is QuantizedLinear and base.kind is Quantization.INT8:
+    is_int8 = type(base) is QuantizedLinear and base.kind is Quantization.INT8
+    if is_int8 or type(base) not in (nn.Linear, QuantizedLinear) or not hasattr(layer, "lora_A"):
         return False
     name = next(iter(adapted.lora_A))
     # The products of adapters stay theirs by name.
@@ -344,7 +335,7 @@ def fuse_loss(module: nn.Module, loss: Loss, name: str) -> None:
             "models of Transformers; give --loss plain"
         )
     if loss is Loss.FUSED:
-        module.loss_function = _of_all_logits  # type: ignore[assignment]
+        module.loss_function = _loss_of(head, _of_all_logits)  # type: ignore[assignment]
         return
     names = [key for key, child in module.named_children() if child is head]
     if not names:
@@ -383,10 +374,9 @@ def _loss_of(head: nn.Linear, compute: Callable[..., torch.Tensor]) -> Callable[
     return loss
 
 
-def _of_all_logits(logits: torch.Tensor, labels: torch.Tensor, *_sizes: Any, **_kwargs: Any) -> torch.Tensor:
-    shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
-    losses: torch.Tensor = _FusedLoss.apply(logits.float().flatten(0, -2), shifted)
-    return losses.sum() / len(shifted)
+def _of_all_logits(logits: torch.Tensor, _head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
+    losses: torch.Tensor = _FusedLoss.apply(logits.float(), labels)
+    return losses.sum() / len(labels)
 
 
 def _piece(hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
@@ -444,10 +434,8 @@ class _LigerLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         # Trainers divide the sum by the number of tokens, so the gradient of the loss is not one.
         to_hidden, to_weight = ctx.saved_tensors
-        to_hidden.mul_(gradient)
-        if to_weight is not None:
-            to_weight.mul_(gradient)
-        return to_hidden, to_weight, None
+        of_weight = None if to_weight is None else to_weight.mul_(gradient)
+        return to_hidden.mul_(gradient), of_weight, None
 
 
 class _FusedLoss(torch.autograd.Function):
