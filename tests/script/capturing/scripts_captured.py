@@ -151,6 +151,7 @@ model.cuda()
 for layer in model.layers:
     fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 fully_shard(model)
+assert all(p.dtype == torch.float32 for p in model.parameters())
 optimizer = torch.optim.AdamW(model.parameters())
 for (x,) in DataLoader(TensorDataset(torch.randn(64, 10, 16)), batch_size=4):
     model(x.cuda()).square().mean().backward()

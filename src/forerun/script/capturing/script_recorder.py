@@ -179,7 +179,7 @@ class ScriptRecorder(StepRecorder):
         shapes = {tensor.shape for tensor in trained}
         others = (p for p in _parameters() if id(p) not in changed and p.shape in shapes)
         self._others = {id(p): b for p in others if kinds.get(b := self.block_of(p)) not in changes}
-        self.rows = []
+        self.rows, self.weight_writes = [], []
         self.records_ops = True
         self.default_kind = AllocationKind.ACTIVATION
 

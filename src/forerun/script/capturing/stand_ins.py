@@ -257,14 +257,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _compute_in(module: nn.Module, dtype: torch.dtype) -> None:
-    """Gives a network the weights that it computes with: those that sharded layouts gather, in half precision."""
-    module.to(dtype)
-    module.register_forward_pre_hook(
-        lambda _module, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), with_kwargs=True
-    )
-
-
 class Parallelism:
     """Use of ``torch.distributed`` by the script.
 
@@ -370,12 +362,18 @@ class Parallelism:
         after_import({"torch.distributed.fsdp": sharded})
 
     def shard(self, module: nn.Module, precision: Any) -> None:
-        """The script shards a network, with a policy of precision or None."""
+        """The script shards a network, which computes with weights in the precision of a policy, or with its own."""
         self.strategy = "fsdp"
         dtype = getattr(precision, "param_dtype", None)
-        if dtype is not None:
-            self.dtype = dtype
-            _compute_in(module, dtype)
+        if dtype is None:
+            return
+        self.dtype = dtype
+
+        def gather(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            module.to(dtype)  # until its first pass a script may ask for the weights it made
+            return _cast(args, dtype), _cast(kwargs, dtype)
+
+        module.register_forward_pre_hook(gather, with_kwargs=True)
 
     def _spawn(self, function: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
         """Runs the first of the processes that the script would start, here."""
