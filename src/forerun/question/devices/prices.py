@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import CatalogError, ForerunError, InvalidSetupError, near_matches
+from forerun.base.kept import whole_file
 from forerun.base.tables import checked_table, read_toml
 from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.device import PriceKind
@@ -237,15 +237,13 @@ def update_prices(source: str) -> tuple[InstancePrice, ...]:
     content = _fetched(source) if source.startswith("https://") else _read(source)
     path = updated_prices_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.toml")
-    try:
+    with whole_file(path) as partial:
         partial.write_bytes(content)
-        found = read_price_file(partial)
-        partial.replace(path)
-    except CatalogError as error:
-        raise CatalogError(str(error).replace(str(partial), source)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        try:
+            # Read before it takes the place of the old one: a damaged file would stop every later question of prices.
+            found = read_price_file(partial)
+        except CatalogError as error:
+            raise CatalogError(str(error).replace(str(partial), source)) from error
     load_prices.cache_clear()
     return found
 
