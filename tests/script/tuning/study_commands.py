@@ -49,6 +49,7 @@ parser.add_argument("--batch-size", type=int, default=4)
 args = parser.parse_args()
 with open({started!r}, "a") as file:
     file.write(f"{{os.getpid()}}\\n")
+time.sleep({start_s})
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.ones(4), index % 2
@@ -61,9 +62,9 @@ for images, labels in torch.utils.data.DataLoader(Data(), batch_size=args.batch_
 SPACE = "parameters: {batch_size: {values: [2, 4, 8, 16, 32], map: --batch-size}}"
 
 
-def write_study(folder: Path, *, pause_s: float) -> list[str]:
-    """A script that notes its processes in ``started``, and the command that tunes it."""
-    script = SCRIPT.format(started=str(folder / "started"), pause_s=pause_s, by_hand=BY_HAND)
+def write_study(folder: Path, *, pause_s: float, start_s: float = 0.0) -> list[str]:
+    """A script that notes its processes in ``started`` and begins after ``start_s``, and the command that tunes it."""
+    script = SCRIPT.format(started=str(folder / "started"), pause_s=pause_s, start_s=start_s, by_hand=BY_HAND)
     (folder / "train.py").write_text(script)
     (folder / "space.yaml").write_text(SPACE)
     words = ["tune", "space.yaml", "--trial-time", "0.3s", "--no-check", "--json", "--seed", "0"]

@@ -203,7 +203,14 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
 def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path):
     # Of three nodes one has died in the test before, one is killed here, and one is left.
     cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    command = [*write_study(tmp_path, pause_s=0.2), "--ray", cluster.address, "--budget", "2 trials"]
+    # No trial ends while its node is being killed.
+    command = [
+        *write_study(tmp_path, pause_s=0.2, start_s=3.0),
+        "--ray",
+        cluster.address,
+        "--budget",
+        "2 trials",
+    ]
     # Nodes do not share the folder that the command is started in.
     command += ["--", sys.executable, str(tmp_path / "train.py")]
     with (tmp_path / "said").open("w") as said:

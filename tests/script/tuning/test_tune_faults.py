@@ -233,7 +233,7 @@ def test_a_corrupt_image_in_a_worker_is_named_by_profile_and_by_a_new_study(imag
 def test_runs_whose_forecast_cannot_win_are_ended(folder):
     (folder / "space.yaml").write_text(METRIC_SPACE)
     # Time for a forecast, also on a busy machine: half of the epochs are long.
-    (folder / "train.py").write_text(training().replace("print(", "time.sleep(epoch // 8 * 0.5); print("))
+    (folder / "train.py").write_text(training().replace("print(", "time.sleep(epoch // 8 * 1.0); print("))
     words = ("--objective", "accuracy", "--prune", "--sampler", "random")
     done = tune(folder, *words, trials=4, script=("--epochs", "16"))
     assert done.returncode == 0, done.stderr
