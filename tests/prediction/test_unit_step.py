@@ -503,14 +503,22 @@ def test_the_host_bounds_small_units_of_fsdp_and_the_more_the_more_units_there_a
 
 def test_temporaries_of_the_update_are_divided_once_among_the_devices_that_share_it() -> None:
     def temporaries_bytes(strategy: str) -> float:
-        run = run_of("2xh100-sxm", parallel="dp=2", strategy=strategy, sequence_length=16, batch_size=1)
+        # In one format: ZeRO-2 would update fp32 copies of weights in half precision.
+        run = run_of(
+            "2xh100-sxm",
+            parallel="dp=2",
+            strategy=strategy,
+            sequence_length=16,
+            batch_size=1,
+            master_weights="bf16",
+        )
         (stage,) = layout_memory(
             DividedModel.of(MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
         )
         return next(part.size_bytes for part in stage.parts if part.name == "temporaries")
 
     whole = temporaries_bytes("ddp")
-    assert [temporaries_bytes(name) for name in ("zero1", "fsdp")] == pytest.approx([whole / 2] * 2)
+    assert [temporaries_bytes(name) for name in ("zero1", "zero2", "fsdp")] == pytest.approx([whole / 2] * 3)
 
 
 def test_states_of_mixed_precision_are_those_of_their_sources() -> None:

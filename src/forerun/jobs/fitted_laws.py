@@ -27,6 +27,7 @@ from forerun.jobs.forecasting.scaling_law import (
     fit_tuning_law,
 )
 from forerun.prediction.estimate import Interval
+from forerun.question.job import COUNT_FACTORS
 
 CURVE_LAWS = ("optimus",)
 """Laws whose coefficients can be fitted to one run."""
@@ -254,13 +255,13 @@ class ScalingForecast(Answer):
 
 
 _Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
-_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_FACTORS = {**COUNT_FACTORS, "g": 1e9}
 
 
 def _count(value: Any) -> Any:
     """A count as text, such as 70M or 1.4B; what is none is left to the field's own check."""
     found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([kmbgt])", str(value).strip().lower())
-    return float(found[1]) * _THOUSANDS[found[2]] if found else value
+    return float(found[1]) * _FACTORS[found[2]] if found else value
 
 
 _Count = Annotated[_Above, BeforeValidator(_count)]
@@ -437,7 +438,7 @@ def _runs_of_table(path: Path, columns: Mapping[str, str]) -> list[FinishedRun]:
 def _factor(column: str) -> float:
     """Factor of the numbers of a column, by its name."""
     unit = _UNIT.search(column.lower())
-    return _THOUSANDS[unit[1]] if unit else 1.0
+    return _FACTORS[unit[1]] if unit else 1.0
 
 
 def _rate(model: Any, device: str, price: float | None, setup: Mapping[str, Any]) -> DeviceRate:

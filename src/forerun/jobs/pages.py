@@ -123,13 +123,10 @@ def _target_rows(answer: RunForecast, target: float) -> list[tuple[str, str, str
     unit = found.curve.unit
     if found.reached_epoch is not None:
         return [(f"target {target:g}", f"reached at {unit} {found.reached_epoch:g}", "")]
+    number = "{:,.1f}" if unit == "epoch" else "{:,.0f}"
     rows = [
         (f"target {target:g} by the end", format_percent(found.probability_at_end), ""),
-        _reached_row(
-            f"{unit}s to the target",
-            found.epochs_to_target,
-            ("{:,.1f}" if unit == "epoch" else "{:,.0f}").format,
-        ),
+        _reached_row(f"{unit}s to the target", found.epochs_to_target, number.format),
     ]
     if steps is not None and unit == "epoch":
         ranks = [epoch * steps for epoch in found.epochs_to_target]

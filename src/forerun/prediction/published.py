@@ -221,17 +221,14 @@ class _Asked:
 
     def published(self) -> tuple[tuple[PublishedRow, ...], Floats]:
         """Published rows and the logarithms of their predicted steps, (k,), found once for all batch sizes."""
-        # Rows have batch sizes of their own: all batches of a sweep share one entry.
-        parts, values = (
-            (self.model, self.device, self.weights),
-            (replace(self.setup, batch_size_per_device=1),),
-        )
-        found = _PUBLISHED.find(parts, values)
-        if found is None:
+
+        def make() -> tuple[tuple[PublishedRow, ...], Floats]:
             rows = known_rows(self.model, self.device, self.setup, self.weights)
-            found = rows, self.log_steps(rows, [row.batch_size for row in rows])
-            _PUBLISHED.keep(parts, values, found)
-        return found
+            return rows, self.log_steps(rows, [row.batch_size for row in rows])
+
+        # Rows have batch sizes of their own: all batches of a sweep share one entry.
+        values = (replace(self.setup, batch_size_per_device=1),)
+        return _PUBLISHED.get((self.model, self.device, self.weights), values, make)
 
     def at_this_batch(
         self, rows: Sequence[PublishedRow], log_predicted: Floats, order: Sequence[int]

@@ -376,6 +376,7 @@ def _without_casts(model: PreparedModel) -> PreparedModel:
 
 _AUTOCAST_OF = {pure: autocast for autocast, pure in PURE_OF.items()}
 _MANY_SAMPLES = 64
+"""Samples of a training step from which on formats are compared by their kernels."""
 _MOST_IN_PURE_HALF = 12
 """Samples up to which inference in half precision throughout was measured; under autocast it was from 256 on."""
 
@@ -423,21 +424,20 @@ def _as_long_as_pure_half(
     autocast = [setups[row] for row in rows]
     sizes = [max(_MANY_SAMPLES, setup.batch_size_per_device) for setup in autocast]
     many = [replace(setup, batch_size_per_device=size) for setup, size in zip(autocast, sizes, strict=True)]
-    ratios = []
-    for asked in (autocast, many):
+    ratio = np.full(len(rows), np.inf)
+    for asked in [autocast] if many == autocast else [autocast, many]:
         cast = _steps_of_model(model, chosen, asked, weights, torch_version).times
         halves = [replace(setup, precision=PURE_OF[setup.precision]) for setup in asked]
         pure = _steps_of_model(_without_casts(model), chosen, halves, weights, torch_version).times
         # A step that waits for its launches says nothing of its kernels.
-        ratios.append(np.where(pure.device_s >= pure.host_s, pure.step_s / cast.step_s, 1.0))
+        ratio = np.minimum(ratio, np.where(pure.device_s >= pure.host_s, pure.step_s / cast.step_s, 1.0))
     factor = np.ones(len(setups))
-    factor[rows] = np.maximum(1.0, np.minimum(*ratios))
-    times = scaled(found.times, factor)
-    stretch = smooth_maximum(times.device_s, found.times.host_s) / smooth_maximum(
-        found.times.device_s, found.times.host_s
-    )
-    times = replace(times, step_s=stretch * found.times.step_s, host_s=found.times.host_s)
-    return replace(found, times=replace(times, launch_s=found.times.launch_s))
+    factor[rows] = np.maximum(1.0, ratio)
+    own, longer = found.times, scaled(found.times, factor)
+    stretch = smooth_maximum(longer.device_s, own.host_s) / smooth_maximum(own.device_s, own.host_s)
+    # Kernels take longer; launches do not.
+    longer = replace(longer, step_s=stretch * own.step_s, host_s=own.host_s, launch_s=own.launch_s)
+    return replace(found, times=longer)
 
 
 def _bounds_of_formats(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+COUNT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+"""Factors of the letters behind a count, such as 15B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def parse_count(amount: str | float) -> float:
         InvalidSetupError: It is no such number, or none at all.
     """
     match = _COUNT.fullmatch(str(amount).strip().replace(",", ""))
-    count = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
+    count = float(match[1]) * COUNT_FACTORS[match[2].lower()] if match else 0.0
     if not 1 <= count <= 1e18:
         raise InvalidSetupError(f"expected a number such as 50000, 300M, 15B or 1.5T, got {str(amount)!r}")
     return count

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from functools import cache, reduce
 from operator import add, floordiv, mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.received import parsed_json, parsed_yaml
@@ -36,9 +36,6 @@ from forerun.question.saving import listed_names
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
 from forerun.question.sharing import AXES, EXPERT_AXIS, Sharing, Strategy, parse_parallel
-
-if TYPE_CHECKING:
-    pass
 
 _AWAITED = ("several", "fsdp", *AXES, *EXPERT_AXIS)
 """Needs of settings that more devices, or another division of them, may bring."""

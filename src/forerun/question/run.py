@@ -276,7 +276,7 @@ class Run(Answer):
         layout, sharing = self.layout, self.sharing
         if sharing.strategy is not Strategy.HSDP:
             return layout.replicated if sharing.strategy.stage else 1
-        # A node of its own for each copy of the state, or the most devices of one that divide the replicas evenly.
+        # Each node holds a whole copy of the state, on as many of its devices as divide the replicas evenly.
         usual = max(1, min(layout.replicated, self.cluster.num_devices_per_node // layout.tensor))
         return sharing.shard_size or max(k for k in range(1, usual + 1) if layout.replicated % k == 0)
 

@@ -144,7 +144,7 @@ def _change_first(best: LayoutPoint, points: Sequence[LayoutPoint]) -> str:
     # What more memory would bring is said only where it is worth a purchase, and there is a device that has it.
     most_bytes = max(device.memory_bytes for device in load_catalog().values() if device.kind == "gpu")
     buyable = [point for point in points if point.peak_memory_bytes.value <= most_bytes]
-    fastest = min(buyable, key=lambda point: point.step_time_s.value)
+    fastest = min([best, *buyable], key=lambda point: point.step_time_s.value)
     if fastest.fits == "no" and fastest.step_time_s.value < 0.97 * best.step_time_s.value:
         gain = best.step_time_s.value / fastest.step_time_s.value - 1
         size = fastest.peak_memory_bytes.value / 1024**3

@@ -6,6 +6,9 @@ import math
 import pytest
 from command_line import invoke
 
+from forerun.base.kept import Kept
+from forerun.prediction import point_times
+
 MODEL = "cnn:depth=2,base_filters=32"
 QUESTION = ("plan", MODEL, "--on", "t4,l4", "--batch-size", "64,256", "--precision", "fp32")
 JOB = ("--dataset", "cifar10")
@@ -35,7 +38,9 @@ def relative_width(interval):
     return (interval["high"] - interval["low"]) / interval["value"]
 
 
-def test_a_forecast_gives_the_epochs_and_widens_time_money_and_energy(run_file):
+def test_a_forecast_gives_the_epochs_and_widens_time_money_and_energy(run_file, monkeypatch):
+    # Devices that other tests asked about would be left out of one product, which rounds otherwise.
+    monkeypatch.setattr(point_times, "KEPT_ROWS", Kept(1024))
     found = answer(*TARGET, "--curve", str(run_file), "--schedule", "constant", "--epochs", str(LAST))
     assert found["target"] == "accuracy >= 0.9"
     epochs = found["chosen"]["num_epochs"]
@@ -43,7 +48,7 @@ def test_a_forecast_gives_the_epochs_and_widens_time_money_and_energy(run_file):
     assert epochs["low"] < 6 ** (1 / 0.7) < epochs["high"]
     fixed = answer("--epochs", repr(epochs["value"]))
     for own, without in zip(found["points"], fixed["points"], strict=True):
-        assert own["step_time_s"] == pytest.approx(without["step_time_s"], rel=1e-9)
+        assert own["step_time_s"] == without["step_time_s"]
         for name in ("job_time_s", "cost_usd", "energy_j"):
             assert own[name]["value"] == pytest.approx(without[name]["value"], rel=1e-9)
             assert relative_width(own[name]) > relative_width(without[name])

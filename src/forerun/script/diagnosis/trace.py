@@ -308,7 +308,7 @@ def _read(path: Path, add: Callable[[Mapping[str, Any], int], None]) -> Mapping[
             f"expected a trace of PyTorch's profiler in '{path}', got a file without 'traceEvents'"
         )
     try:
-        # What stands behind the events is not read: paths of Windows there are no JSON.
+        # The rest of the file is not read: unescaped Windows paths in it would not be valid JSON.
         events, _ = json.JSONDecoder(object_hook=take).raw_decode(text, mark.end() - 1)
     except (ValueError, RecursionError):
         raise UsageError(

@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _SIGKILL = -9
-"""Of the kernel, where the machine has no memory left: the script then says nothing of it."""
+"""Signal of the kernel to a process when the machine runs out of memory; the script prints nothing then."""
 _LOCK_PATIENCE_S = 24 * 3600.0
 """A trial beside another one would measure both; the longest is as long as a training."""
 

@@ -178,12 +178,8 @@ def _parser_message(error: Exception) -> str:
     found = cast(typer.BadParameter, error)  # has all that the other errors of the parser have
     message = found.format_message().strip().rstrip(".")
     message = message[:1].lower() + message[1:]
-    # What is missing is explained by its own help.
-    if (
-        needed := getattr(getattr(found, "param", None), "help", None)
-        if message.startswith("missing ")
-        else None
-    ):
+    needed = getattr(getattr(found, "param", None), "help", None)
+    if needed and message.startswith("missing "):  # explained by its own help
         message += f": {needed[:1].lower()}{needed[1:].rstrip('.')}"
     command = found.ctx.command_path if found.ctx is not None else "forerun"
     return f"{message}; {_verbs_with(found)}see '{command} --help'"
