@@ -19,7 +19,25 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from forerun.base.errors import FailureError
+
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def writes(path: str | Path, failure: type[FailureError]) -> Iterator[None]:
+    """Says of a file that cannot be written in its block what was expected and what to do.
+
+    Raises:
+        FailureError: Of the kind ``failure``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise failure(
+            f"expected a file that can be written, '{path}' cannot be written: {error.strerror or error}; free "
+            "some space or name another file"
+        ) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, MeasurementError, RecordError
 from forerun.base.extras import require
+from forerun.base.kept import writes
 from forerun.evidence.measurement.datasets import class_count, image_batches, load_images, own_image_size
 from forerun.evidence.measurement.runners.torch_device import open_device, synchroniser
 from forerun.evidence.measurement.runners.training_runner import Sums, num_hits
@@ -163,11 +164,8 @@ def _write_steps(path: str | Path, mode: str, rows: Iterable[tuple[object, ...]]
     Raises:
         RecordError: The file cannot be written.
     """
-    try:
-        with Path(path).open(mode, newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
-    except OSError as error:
-        raise RecordError(f"the log '{path}' cannot be written: {error.strerror or error}") from error
+    with writes(path, RecordError), Path(path).open(mode, newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
 
 
 def _noise(rows: list[CurveRow], setup: CurveSetup) -> NoiseScale | None:

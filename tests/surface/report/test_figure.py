@@ -110,5 +110,5 @@ def test_path_is_checked_before_the_work(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_a_failure_with_a_reason(tmp_path):
     (tmp_path / "taken.png").mkdir()
-    with pytest.raises(FailureError, match="could not be written"):
+    with pytest.raises(FailureError, match="cannot be written"):
         draw_sweep(tmp_path / "taken.png")

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.base.errors import RecordError, UnknownDeviceError, UsageError, near_matches
-from forerun.base.kept import whole_file
+from forerun.base.kept import whole_file, writes
 from forerun.base.tables import read_rows
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.reading import RecordFormat, columns_of
@@ -71,14 +71,15 @@ def write_cnn_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
 
 def _written(path: str | Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
     """Writes a table; a row without a column has an empty cell there. Returns the number of rows."""
-    try:
-        # Whole or as it was: a table cut short by a full disk reads as one of fewer trainings.
-        with whole_file(Path(path)) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
+    # Whole or as it was: a table cut short by a full disk reads as one of fewer trainings.
+    with (
+        writes(path, RecordError),
+        whole_file(Path(path)) as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
     return len(rows)
 
 

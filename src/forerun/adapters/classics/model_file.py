@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError, ForerunError, RecordError
-from forerun.base.kept import write_whole
+from forerun.base.kept import write_whole, writes
 from forerun.base.received import DAMAGE, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.weights import check_facts
 from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
@@ -129,12 +129,8 @@ class TrainedModel:
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
         content = tensors_file(header, arrays, _ENTRY)
-        try:
+        with writes(path, CostModelError):
             write_whole(Path(path), content)
-        except OSError as error:
-            raise CostModelError(
-                f"the model file {path} cannot be written: {error.strerror or error}"
-            ) from error
 
 
 def load_model_file(path: Path, kinds: Kinds) -> TrainedModel:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
+from forerun.base.kept import writes
 from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.evidence import number_format
 from forerun.cost.time.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
@@ -202,12 +203,8 @@ class CostModel(SystemOffsets):
         Raises:
             CostModelError: The file cannot be written.
         """
-        try:
+        with writes(path, CostModelError):
             save_weights(self, Path(path))
-        except OSError as error:
-            raise CostModelError(
-                f"the cost model {path} cannot be written: {error.strerror or error}; choose another file"
-            ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:

@@ -17,7 +17,7 @@ from typing import Any
 
 from forerun.base.errors import RecordError, UsageError
 from forerun.base.extras import needing, plugin, plugin_names
-from forerun.base.kept import whole_file
+from forerun.base.kept import whole_file, writes
 from forerun.base.tables import check_columns
 from forerun.evidence.records.measurement import (
     MEASUREMENT_VERSION,
@@ -149,11 +149,8 @@ def export_measurements(measurements: Iterable[Measurement], path: str | Path) -
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
     if path.suffix not in writers:
         raise RecordError(f"{path.name}: measurements are written to .csv or .parquet, got '{path.suffix}'")
-    try:
-        with whole_file(path) as partial:
-            return writers[path.suffix](map(_cells, measurements), partial)
-    except OSError as error:
-        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
+    with writes(path, RecordError), whole_file(path) as partial:
+        return writers[path.suffix](map(_cells, measurements), partial)
 
 
 def _cells(measurement: Measurement) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import ForerunError, RecordError
-from forerun.base.kept import write_whole
+from forerun.base.kept import write_whole, writes
 from forerun.evidence.records.measurement import Measurement, Outcome
 from forerun.question.devices import load_catalog
 from forerun.question.run import Run
@@ -105,10 +105,8 @@ def write_shared(rows: Iterable[SharedRow], file: Path) -> None:
         RecordError: The file cannot be written.
     """
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    try:
+    with writes(file, RecordError):
         write_whole(file, f'{{"format": {SHARED_FORMAT}, "rows": [\n{lines}\n]}}\n'.encode())
-    except OSError as error:
-        raise RecordError(f"expected to write '{file}', got: {error.strerror}; name another file") from error
 
 
 def read_shared(file: Path) -> list[SharedRow]:

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
+from forerun.base.kept import writes
 from forerun.evidence import Record, RecordStore, Scalar, at_job_start, describe_circumstances, timed_training
 from forerun.jobs import (
     HOPELESS,
@@ -193,16 +194,12 @@ class CurveLog:
                 f"the curve '{self.path}' has the columns {', '.join(self._columns)}, got also {', '.join(new)}; "
                 "give every metric in the first row"
             )
-        try:
-            with self.path.open("w" if is_first else "a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self._columns, restval="")
-                if is_first:
-                    writer.writeheader()
-                writer.writerow({name: "" if value is None else value for name, value in row.items()})
-        except OSError as error:
-            raise RecordError(
-                f"the curve '{self.path}' cannot be written: {error.strerror or error}"
-            ) from error
+        mode = "w" if is_first else "a"
+        with writes(self.path, RecordError), self.path.open(mode, newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            if is_first:
+                writer.writeheader()
+            writer.writerow({name: "" if value is None else value for name, value in row.items()})
 
 
 class LoopTimer:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing import source
 from forerun.script.capturing.job import added_per_step
@@ -189,9 +190,7 @@ class Pauses:
             self._write()
 
     def _write(self) -> None:
-        partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps({name: asdict(one) for name, one in self._found.items()}), "utf-8")
-        partial.replace(self._file)
+        write_whole(self._file, json.dumps({name: asdict(one) for name, one in self._found.items()}).encode())
 
 
 def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
@@ -120,9 +121,8 @@ def close_job(folder: Path, num_steps: int) -> None:
 
 
 def _write(folder: Path, document: Any) -> None:
-    (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
     # Whoever waits for the file must not read half of it, should the process be ended now.
-    (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
+    write_whole(folder / RESULT_FILE, json.dumps(document).encode())
 
 
 def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from forerun.base.kept import write_whole
+
 STARTUP_VARIABLE = "FORERUN_STARTUP"
 """Environment variable with the path of the settings; children inherit it, so it also marks a run's processes."""
 
@@ -89,9 +91,7 @@ def trace_file(folder: Path, pid: int) -> Path:
 def write_settings(settings: HookSettings | CaptureSettings) -> Path:
     """Writes settings into the folder they name, where a waiting process finds them whole."""
     path = Path(settings.folder) / "settings.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(settings)), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(asdict(settings)).encode())
     return path
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import FailureError
-from forerun.base.kept import write_whole
+from forerun.base.kept import write_whole, writes
 from forerun.script.profiling.step_hooks import LoaderSpan
 
 Floats = npt.NDArray[np.float64]
@@ -149,8 +149,6 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         FailureError: The file or its folder cannot be written.
     """
-    try:
+    with writes(path, FailureError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
-    except OSError as error:
-        raise FailureError(f"expected to write '{path}', got: {error.strerror or error}") from error

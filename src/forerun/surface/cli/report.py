@@ -10,7 +10,7 @@ import typer
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import plugin_names
-from forerun.base.kept import write_whole
+from forerun.base.kept import write_whole, writes
 from forerun.surface.cli.output import json_text, quiet_libraries
 from forerun.surface.cli.verbs import format_of_job, verb
 
@@ -60,10 +60,8 @@ def report(
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with writes(out, FailureError):
         write_whole(out, text.encode())
-    except OSError as error:
-        raise FailureError(f"the report '{out}' could not be written: {error.strerror or error}") from error
     typer.echo(f"report written to {out}", err=True)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import needing, require
-from forerun.base.kept import write_whole
+from forerun.base.kept import write_whole, writes
 from forerun.base.units import GIB
 from forerun.graph.graph import Floats
 
@@ -173,10 +173,8 @@ def save_figure(figure: Figure, path: Path) -> None:
         return
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=150, format=path.suffix[1:].lower())
-    try:
+    with writes(path, FailureError):
         write_whole(path, drawn.getvalue())
-    except OSError as error:
-        raise FailureError(f"the plot '{path}' could not be written: {error.strerror or error}") from error
 
 
 _MOST_LEGEND_GROUPS = 24

@@ -23,7 +23,7 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.base.isolation import Child, EndedError, fork_server, replies
-from forerun.base.kept import temporary_folder
+from forerun.base.kept import temporary_folder, write_whole, writes
 from forerun.base.numerics import relative_coefficients
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.runners.step_runner import (
@@ -424,9 +424,5 @@ bandwidth_gb_s = "{source}"
 usable_share = "the measured rate is the usable rate"
 latency_us = "{source}"
 """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeasurementError(
-            f"the link could not be written to '{path}': {error.strerror or error}"
-        ) from error
+    with writes(path, MeasurementError):
+        write_whole(path, text.encode())
