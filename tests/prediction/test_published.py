@@ -10,7 +10,13 @@ import pytest
 import forerun
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.estimate import Provenance
-from forerun.prediction.published import posterior_of_system, published_rows
+from forerun.prediction.published import (
+    KIN,
+    posterior_of_kin,
+    posterior_of_system,
+    published_rows,
+    rows_of_architecture,
+)
 from forerun.prediction.step import points_of, predict_intervals, predict_steps, prepare
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
@@ -46,6 +52,40 @@ def test_the_posterior_is_that_of_the_joint_gaussian():
     assert posterior_of_system(np.zeros(10_000), np.zeros(10_000), 0.03, 0.01)[1] == pytest.approx(
         0.01, rel=1e-3
     )
+
+
+def test_rows_on_other_boards_of_an_architecture_say_what_the_joint_gaussian_says():
+    residuals, variances = np.array([0.1, -0.05, 0.2, 0.3]), np.array([0.01, 0.02, 0.04, 0.01])
+    boards, model = ["b", "a", "b", "c"], 0.03
+    mean, variance = posterior_of_kin(residuals, variances, boards, model)
+    alike = np.array(
+        [[1.0 if one == other else KIN for other in ("asked", *boards)] for one in ("asked", *boards)]
+    )
+    joint = model * alike + np.diag([0.0, *variances])
+    known = np.linalg.solve(joint[1:, 1:], np.column_stack([residuals, joint[1:, 0]]))
+    assert mean == pytest.approx(joint[0, 1:] @ known[:, 0])
+    assert variance == pytest.approx(joint[0, 0] - joint[0, 1:] @ known[:, 1])
+
+
+def test_a_board_that_nobody_measured_learns_from_its_kin_and_says_so(resnet):
+    board, weights = find_device("rtx-4080"), load_weights(shipped_weights_path())
+    graph = traced()
+    kin = {row.device for row in rows_of_architecture(graph, board, AMP)}
+    assert not published_rows(graph, board, AMP)
+    assert kin
+    assert {find_device(name).architecture for name in kin} == {board.architecture}
+    known = prepare(graph)
+    alone = prepare(replace(graph, num_parameters=graph.num_parameters - 2_000_000))
+    steps = [predict_steps(model, board, [AMP], weights)[0] for model in (known, alone)]
+    spans = [np.log(step.step_s.high / step.step_s.value) for step in steps]
+    assert (set(steps[0].kin), steps[1].kin) == (kin, ())
+    assert spans[0] < spans[1]
+    # What no rows of its own confirm is no sharper than what they do.
+    assert spans[0] > np.log(resnet.step_time_s.high / resnet.step_time_s.value)
+    assert steps[0].provenance == steps[1].provenance
+    found = forerun.predict("torchvision:resnet50", **{**A100, "device": board.name})
+    assert any("boards of the same architecture" in note for note in found.notes)
+    assert not any("boards of the same architecture" in note for note in resnet.notes)
 
 
 def test_the_question_of_the_readme_is_as_sharp_as_its_rows(resnet):

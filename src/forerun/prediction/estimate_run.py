@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -19,7 +19,6 @@ from forerun.graph.graph import Floats, Ints, expert_products
 from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
 from forerun.prediction.models import other_calibration_note
-from forerun.prediction.published import PublishedStep
 from forerun.prediction.run_step import (
     LOADER_BOUND_NOTE,
     RunStep,
@@ -31,6 +30,7 @@ from forerun.prediction.run_step import (
 )
 from forerun.prediction.step import (
     PreparedModel,
+    StepPrediction,
     computed_as,
     format_note,
     is_order_of_magnitude,
@@ -139,7 +139,7 @@ def estimate_run(
         **_passes(model, run, step),
         shown_memory_bytes=memory.shown,
         notes=(
-            *_notes_of_published(step.alone.published),
+            *_notes_of_published(step.alone),
             *_notes(model, run, step.alone.setup, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
@@ -308,14 +308,17 @@ def _notes_of_step(run: Run, step: RunStep) -> Iterator[str]:
 _MOST_PUBLISHED = 3
 
 
-def _notes_of_published(published: Sequence[PublishedStep]) -> Iterator[str]:
-    """Steps that others measured, the nearest batches first."""
+def _notes_of_published(alone: StepPrediction) -> Iterator[str]:
+    """Steps that others measured, the nearest batches first; of other boards, which these are."""
     by_source: dict[str, list[str]] = {}
-    for step in published[:_MOST_PUBLISHED]:
+    for step in alone.published[:_MOST_PUBLISHED]:
         words = f"{format_duration_s(step.at_this_batch_s)} (PyTorch {step.torch_version}, batch {step.batch_size})"
         by_source.setdefault(step.source, []).append(words)
     if named := [f"{', '.join(steps)} by {source}" for source, steps in by_source.items()]:
         yield f"measured by others, scaled to this batch: {'; '.join(named)}"
+    elif alone.kin:
+        boards = ", ".join(alone.kin[:_MOST_PUBLISHED]) + (" ..." if len(alone.kin) > _MOST_PUBLISHED else "")
+        yield f"moved by published steps of this network on boards of the same architecture: {boards}"
 
 
 _USUAL_SIZE = (3, 224, 224)

@@ -103,6 +103,7 @@ class StepPrediction:
         system_log_width, model_log_width: Half-widths of the 90 % intervals of the log step that the unknown system and
             the cost model's own error have alone.
         published: Published steps of the network in the same circumstances, nearest batch first.
+        kin: Other boards of the device's architecture whose published steps of the network have moved the step.
     """
 
     setup: TrainingSetup
@@ -120,6 +121,7 @@ class StepPrediction:
     system_log_width: float = 0.0
     model_log_width: float = 0.0
     published: tuple[PublishedStep, ...] = ()
+    kin: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class TimedSteps:
         least_s: Time of the products at the peak of the device, which no step undercuts, (p,) [s].
         transfer_s: Wait for the host that holds weights or states, and its update, (p,) [s].
         system_log_width: Part of ``log_width`` that the unknown system has alone, (p,).
-        published: Published steps of the network in the circumstances of each point, (p,).
+        published, kin: Of each point, (p,), as in ``StepPrediction``.
     """
 
     setups: tuple[TrainingSetup, ...]
@@ -147,6 +149,7 @@ class TimedSteps:
     transfer_s: Floats
     system_log_width: Floats
     published: tuple[tuple[PublishedStep, ...], ...]
+    kin: tuple[tuple[str, ...], ...]
 
     @property
     def step_s(self) -> Floats:
@@ -360,8 +363,8 @@ def _measured_steps(
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
 
-    def steps_of(device: Device, setups: Sequence[TrainingSetup], release: str | None) -> Floats:
-        return _steps_of_model(model, [device] * len(setups), setups, weights, release).step_s
+    def steps_of(devices: Sequence[Device], setups: Sequence[TrainingSetup], release: str | None) -> Floats:
+        return _steps_of_model(model, devices, setups, weights, release).step_s
 
     return with_published(found, model, devices, measured, weights, steps_of, with_steps=with_kernels)
 
@@ -555,6 +558,7 @@ def _steps_of_model(
         log_width=np.hypot(width, [effect.log_spread if effect else 0.0 for effect in effects]),
         least_s=least_times_s(model.ops, points),
         published=((),) * len(points),
+        kin=((),) * len(points),
         system_log_width=np.where(
             [tier is Provenance.CALIBRATED for tier in tiers],
             0.0,
@@ -625,6 +629,7 @@ def _prediction(
             np.sqrt(np.maximum(steps.log_width[index] ** 2 - steps.system_log_width[index] ** 2, 0.0))
         ),
         published=steps.published[index],
+        kin=steps.kin[index],
     )
 
 
