@@ -271,7 +271,7 @@ def diagnosis_page(found: Diagnosis) -> RenderableType:
     for number, cause in enumerate(found.causes, start=1):
         cost = (
             f", {format_duration_s(cause.cost_s)} of a step ({format_percent(cause.share)})"
-            if cause.cost_s
+            if cause.cost_s and cause.bottleneck != "memory"
             else ""
         )
         parts += [

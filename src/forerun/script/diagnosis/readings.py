@@ -15,6 +15,7 @@ from forerun.base.units import parse_amount
 from forerun.prediction.estimate import Estimate
 from forerun.script.diagnosis.observation import (
     COMMUNICATION,
+    OPTIMIZER,
     PRODUCTS,
     Observation,
     class_of_kernel,
@@ -40,6 +41,8 @@ _NAMED_RATE = re.compile(rf"{_UNIT}{_PER}['\"]?\s*[:=]\s*{_NUMBER}\s*(k?)", re.I
 _PER_STEP = re.compile(
     rf"(?<![\w.]){_NUMBER}\s*(ms|s)\s*/\s*(?:it|iter|iteration|step|batch)\b", re.IGNORECASE
 )
+_TIMERS = re.compile(r"time \(ms\)((?: \| [\w -]+: [\d.]+)+)")
+_TIMER = re.compile(r"([\w -]+): ([\d.]+)")
 _MFU = re.compile(rf"{_NUMBER}\s*(%?)\s*mfu|mfu['\"]?\s*[:=]?\s*{_NUMBER}\s*(%?)", re.IGNORECASE)
 _UTILISATION = re.compile(r"(\d+)\s*%\s+(?:Default|E\. Process)")
 _STEPS = ("steps", "it", "iter", "iters")
@@ -65,6 +68,8 @@ def read_steps(text: float | str, estimate: Estimate | None) -> Observation:
     if not isinstance(text, str):
         return _alone(float(text), f"{text}")
     lines = text.strip().splitlines()
+    if (timed := _of_timers(text)) is not None:
+        return timed
     steps = [found for line in lines if (found := _timed(_STEP, line)) is not None]
     waits = [found for line in lines if (found := _timed(_DATA, line)) is not None]
     if not steps:
@@ -89,6 +94,38 @@ def read_steps(text: float | str, estimate: Estimate | None) -> Observation:
         busy_s=step_s - wait_s - stalled_s,
         loader_s=wait_s,
         host_s=stalled_s,
+    )
+
+
+def _of_timers(text: str) -> Observation | None:
+    """The mean step by the timers that DeepSpeed and Megatron print; None without them."""
+    rows = [
+        {re.sub("[ -]", "_", name.strip()): float(time_ms) / 1e3 for name, time_ms in _TIMER.findall(line)}
+        for line in _TIMERS.findall(text)
+    ]
+    steps = [row for row in rows if {"forward", "backward"} <= set(row)]  # others are of micro-steps
+    if not steps:
+        return None
+
+    def mean(*names: str) -> float:
+        return _mean([next((row[name] for name in names if name in row), 0.0) for row in steps])
+
+    wait_s, optimizer_s = mean("batch_generator", "data_loader"), mean("optimizer", "step")
+    shared_s = mean("backward_allreduce")
+    computing_s = mean("forward") + mean("backward")
+    step_s = _checked(computing_s + optimizer_s + wait_s, text)
+    classes = {
+        OPTIMIZER: optimizer_s,
+        COMMUNICATION: shared_s,
+        "forward and backward": computing_s - shared_s,
+    }
+    return Observation(
+        step_s=step_s,
+        num_steps=len(steps),
+        busy_s=step_s - wait_s - shared_s,
+        loader_s=wait_s,
+        exposed_s=shared_s,
+        by_class=classes,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -80,6 +81,7 @@ class Watch(StepListener):
 
     def _step(self, interval: LoaderSpan) -> None:
         interval.is_traced = self._window.is_open
+        interval.memory_bytes, interval.device_bytes = _memory_bytes()
         self._recording.add("steps", _row(interval))
         self._num_steps += 1
         if interval.end_s - self._looked_s >= _LOOK_EVERY_S:
@@ -146,7 +148,12 @@ class Watch(StepListener):
         self._recording.flush()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            self._recording.write("device_memory", peak_bytes=torch.cuda.max_memory_allocated())
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            self._recording.write(
+                "device_memory",
+                peak_bytes=torch.cuda.max_memory_allocated(),
+                whole_bytes=device.total_memory,
+            )
         self._recording.write(end, time_s=time.monotonic())
 
     def mark_wait(self) -> contextlib.AbstractContextManager[None]:
@@ -200,6 +207,18 @@ class Watch(StepListener):
         self._recording.add("thread", [now_s, time.thread_time(), _waited_for_core_s()])
 
 
+def _memory_bytes() -> tuple[int, int]:
+    """Memory of this process's own, without mapped files, and of its tensors on a GPU; 0 where nothing tells it."""
+    own_bytes = device_bytes = 0
+    with contextlib.suppress(OSError, ValueError):
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        own_bytes = (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        device_bytes = torch.cuda.memory_allocated()
+    return own_bytes, device_bytes
+
+
 def _waited_for_core_s() -> float:
     """Time for which this thread was ready to run and had no core [s]; -1 where the system does not tell."""
     try:
@@ -229,6 +248,10 @@ class Window:
         if self.is_open and num_steps >= self._last:
             self.close()
             gc.collect()  # else a later step would free what the tracer left behind
+            with contextlib.suppress(AttributeError, OSError, TypeError):
+                ctypes.CDLL(None).malloc_trim(
+                    0
+                )  # else later steps would fill it again, and hide that they grow
             return True
         return False
 
