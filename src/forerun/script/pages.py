@@ -175,8 +175,8 @@ def tune_page(found: TuneResult) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble(
             ("Tuned", "bold"),
-            f" for {', '.join(found.objectives)}: {len(ran)} trials{resumed}, ended by {found.ended_by}; "
-            f"{found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to memory",
+            f" for {', '.join(found.objectives)}: {len(ran)} trial{'s' * (len(ran) != 1)}{resumed}, ended by "
+            f"{found.ended_by}; {found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to memory",
         ),
         Text(""),
         _indented(_trials(found)),

@@ -222,7 +222,9 @@ def _host(seen: Observation) -> Cause | None:
 
 def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
     batch, per_step, factor = profile.samples_per_batch or 1.0, profile.batches_per_step or 1.0, 4
-    larger, rate = round(factor * batch), "with the learning rate scaled with it (forerun tune does both)"
+    larger, rate = round(factor * batch), "with the learning rate scaled with it"
+    if profile.loader:  # else no hook reaches its batches
+        rate += " (forerun tune does both)"
     if per_step >= factor:
         rate = (
             f"and accumulate {per_step / factor:.3g} batches instead of {per_step:.3g}: a step keeps its samples and "
@@ -234,7 +236,7 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
         cost_s=host_s,
         evidence=evidence,
         change=f"use batch size {larger}, {rate}; and look for Python that works sample by sample",
-        knobs={"batch_size": larger},
+        knobs={"batch_size": larger} if profile.loader else {},
         # Host work is per batch: four times the samples share it.
         after_s=(factor * (profile.step_time_s - profile.parts.host_s) + profile.parts.host_s) / factor,
     )

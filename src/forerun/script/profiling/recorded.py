@@ -40,7 +40,8 @@ class ProcessRecord:
         optimizers: Optimizers in the order of their first step.
         options: Arguments that the script's parsers know: ``flags``, ``name``, ``value``.
         hooks: Changes made by hooks: ``knob``, ``what``.
-        device_peak_bytes, device_whole_bytes: Peak memory of the process on its CUDA device, and all of it; None without one [bytes].
+        device_peak_bytes: Peak memory of the process on its own CUDA device; None without such a device [bytes].
+        device_whole_bytes: All memory of that device [bytes].
         job: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` of a framework's trainer; empty without one.
         batch_shapes: Shapes of the tensors of the first batch.
     """
