@@ -176,7 +176,8 @@ def tune_page(found: TuneResult) -> RenderableType:
         Text.assemble(
             ("Tuned", "bold"),
             f" for {', '.join(found.objectives)}: {len(ran)} trial{'s' * (len(ran) != 1)}{resumed}, ended by "
-            f"{found.ended_by}; {found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to memory",
+            f"{found.ended_by}; {found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to "
+            "memory",
         ),
         Text(""),
         _indented(_trials(found)),
