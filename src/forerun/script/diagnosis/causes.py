@@ -324,7 +324,7 @@ def _growing_memory(seen: Observation) -> Cause | None:
         evidence=f"each step leaves {format_bytes(profile.memory_growth_bytes)} more in use: memory is full after at "
         f"most {profile.num_steps_to_full:,.0f} steps more",
         change="keep loss.item() and output.detach() in place of tensors, which hold their graphs; empty lists of "
-        "outputs (a cache of samples ends to grow with the first epoch)",
+        "outputs (a cache of samples stops growing after the first epoch)",
     )
 
 

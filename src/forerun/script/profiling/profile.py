@@ -263,7 +263,7 @@ def summarise_run(
     phases = _phases(run, process)
     loader = _training_loader(process)
     batches = float(steady.num_batches.mean())
-    epochs = epochs if epochs is not None else _epochs_of(run, process)
+    epochs = epochs if epochs is not None else _argument(run, process, "num_epochs", EPOCH_NAMES)
     per_epoch = _steps_per_epoch(process, loader, batches)
     num_steps = _steps_of_job(run, process, epochs, per_epoch)
     job_s, left_s = _job_time(process, phases, step_s, num_steps, per_epoch)
@@ -388,22 +388,19 @@ def _steps_of_job(
     run: Launch, process: ProcessRecord, epochs: float | None, per_epoch: int | None
 ) -> float | None:
     """Steps of the whole job: as the trainer says, by an argument for the most steps, or by the epochs."""
-    if (known := process.job.get("num_steps")) is not None:
-        return float(known)
-    most = _argument(run, process, STEP_NAMES)
+    most = _argument(run, process, "num_steps", STEP_NAMES)
     if most is not None and most > 0:
         return most
     return None if epochs is None or per_epoch is None else epochs * per_epoch
 
 
-def _epochs_of(run: Launch, process: ProcessRecord) -> float | None:
-    if (known := process.job.get("num_epochs")) is not None:
+def _argument(run: Launch, process: ProcessRecord, told: str, names: Sequence[str]) -> float | None:
+    """A length of the job as its trainer told it, else the first of these arguments that is a number.
+
+    Arguments are as the script's parser read them, or as the command has them.
+    """
+    if (known := process.job.get(told)) is not None:
         return float(known)
-    return _argument(run, process, EPOCH_NAMES)
-
-
-def _argument(run: Launch, process: ProcessRecord, names: Sequence[str]) -> float | None:
-    """The first of these arguments that is a number: as the script's parser read it, or as the command has it."""
     words = {argument.name: argument.value for argument in command_arguments(run.command)}
     values = {**words, **{option["name"]: option["value"] for option in process.options}}
     for name in names:
