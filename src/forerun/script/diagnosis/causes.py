@@ -383,25 +383,19 @@ def _throttled(seen: Observation) -> Cause | None:
     change = "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), and at cooling"
     sensors = {} if seen.profile is None else seen.profile.sensors
     share = max(sensors.get(f"gpu_throttled_by_{name}_mean", 0.0) for name in ("heat", "power"))
-    if share >= _NOTABLE:
-        return Cause(
-            cost_s=share * seen.busy_s,
-            evidence=f"the device reports lowered clocks in {100 * share:.0f} % of the samples",
-            change=change,
-        )
     predicted = _all_slower(seen)
-    if predicted and max(predicted) <= _UNEVEN * min(predicted) and not any(seen.off_units_s.values()):
-        factor = seen.busy_s / max(1e-12, sum(_computed(seen).values()))
-        return Cause(
-            cost_s=seen.busy_s * (1 - 1 / factor) if factor > 1 else 0.0,
-            evidence=f"every class of kernels takes {min(predicted):.2g} to {max(predicted):.2g} times its prediction",
-            change=change,
+    if share >= _NOTABLE:
+        cost_s = share * seen.busy_s
+        evidence = f"the device reports lowered clocks in {100 * share:.0f} % of the samples"
+    elif predicted and max(predicted) <= _UNEVEN * min(predicted) and not any(seen.off_units_s.values()):
+        cost_s = max(0.0, seen.busy_s - sum(_computed(seen).values()))
+        evidence = (
+            f"every class of kernels takes {min(predicted):.2g} to {max(predicted):.2g} times its prediction"
         )
-    return Cause(
-        cost_s=seen.slowed_s,
-        evidence=f"all kernels of some steps take longer than in others, by {_percent(seen.slowed_s, seen)}",
-        change=change,
-    )
+    else:
+        cost_s = seen.slowed_s
+        evidence = f"all kernels of some steps take longer than in others, by {_percent(cost_s, seen)}"
+    return Cause(cost_s=cost_s, evidence=evidence, change=change)
 
 
 def _computed(seen: Observation) -> dict[str, float]:
