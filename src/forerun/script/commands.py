@@ -82,14 +82,11 @@ def profile(
             "TensorBoard's profiler plugin.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON to a file as well.")
-    ] = None,
 ) -> Profile:
     """Run a training script unchanged and show where its time goes, what limits it and what to try next."""
     import forerun
 
-    found = forerun.profile(
+    return forerun.profile(
         command,
         num_steps=steps,
         window_steps=window,
@@ -100,11 +97,6 @@ def profile(
         trace=trace,
         echo=sys.stderr,
     )
-    if out is not None:
-        from forerun.script.profiling.recorded import write_json
-
-        write_json(out, found.as_dict())
-    return found
 
 
 @verb(
@@ -150,7 +142,6 @@ def _say(line: str) -> None:
 @verb(
     "Find a better configuration of a training script.",
     options=TuneSettings,
-    without=("check", "with_priors", "with_memory_law"),
     readers=_READERS,
     page="forerun.script.pages:tune_page",
 )
@@ -163,18 +154,6 @@ def tune(
             help="Space of the settings to try, and the training command as you run it.",
         ),
     ],
-    no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check", help="Skip the full run of the best configuration beside the unchanged script."
-        ),
-    ] = False,
-    no_priors: Annotated[
-        bool, typer.Option("--no-priors", help="Choose no first trials by the cost model.")
-    ] = False,
-    no_prediction: Annotated[
-        bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
-    ] = False,
     show_output: ShowOutputOption = False,
 ) -> TuneResult:
     """Find a faster or better configuration of a training script within a budget, without editing it."""
@@ -187,9 +166,6 @@ def tune(
         space=space,
         say=_say,
         echo=sys.stderr if show_output else None,
-        check=not no_check,
-        with_priors=not no_priors,
-        with_memory_law=not no_prediction,
         **checked(settings, TuneSettings),
     )
 

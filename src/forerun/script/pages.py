@@ -175,8 +175,9 @@ def tune_page(found: TuneResult) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble(
             ("Tuned", "bold"),
-            f" for {', '.join(found.objectives)}: {len(ran)} trials{resumed}, ended by {found.ended_by}; "
-            f"{found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to memory",
+            f" for {', '.join(found.objectives)}: {len(ran)} trial{'s' * (len(ran) != 1)}{resumed}, ended by "
+            f"{found.ended_by}; {found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to "
+            "memory",
         ),
         Text(""),
         _indented(_trials(found)),
@@ -271,7 +272,7 @@ def diagnosis_page(found: Diagnosis) -> RenderableType:
     for number, cause in enumerate(found.causes, start=1):
         cost = (
             f", {format_duration_s(cause.cost_s)} of a step ({format_percent(cause.share)})"
-            if cause.cost_s
+            if cause.cost_s and cause.bottleneck != "memory"
             else ""
         )
         parts += [

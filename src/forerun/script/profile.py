@@ -118,9 +118,15 @@ def run_profiled(
             notes.append(f"judged without the trace of its steps: {error}")
         if trace is not None:
             notes.append(_keep_trace(path, trace))
-    cores = describe_host().num_usable_cores
-    window = observe(traces[:1]) if traces else None
-    found = summarise_run(run, process, num_usable_cores=cores, epochs=epochs, window=window)
+    host, window = describe_host(), observe(traces[:1]) if traces else None
+    found = summarise_run(
+        run,
+        process,
+        num_usable_cores=host.num_usable_cores,
+        usable_bytes=host.memory_usable_bytes,
+        epochs=epochs,
+        window=window,
+    )
     seen = of_profile(found, window)
     if len(traces) > 1:
         # What the first rank waits for the others is no communication that all share.

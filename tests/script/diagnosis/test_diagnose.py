@@ -82,6 +82,9 @@ def test_a_slower_link_is_named():
     several = {"model": "torchvision:vgg11", "device": "8xh100-sxm", "batch_size": 1, "precision": "amp"}
     slow_s = forerun.predict(**several, intra="pcie-4-x16").step_time_s.value
     assert "PCI Express in place of NVLink" in forerun.diagnose(**several, measured=slow_s).causes[0].evidence
+    nodes = {**several, "device": "2x8xh100-sxm", "inter": "infiniband-ndr"}
+    found = forerun.diagnose(**nodes, measured=2 * forerun.predict(**nodes).step_time_s.high).causes[0]
+    assert found.cause == "slow or wrong link between devices"
 
 
 def test_classes_that_are_all_slower_alike_mean_a_lowered_clock_and_one_class_means_its_kernels():

@@ -46,6 +46,11 @@ Self CUDA time total: 6.000s
         ),
         ("\n".join("time: 1.0 data: 0.0" for _ in range(9)) + "\ntime: 91.0 data: 0.0", 11.0, 0.0),
         (" iteration 10/ 500 | elapsed time per iteration (ms): 6512.4 | lm loss: 1.05E+01 |", 6.5124, 0.0),
+        (
+            "time (ms) | forward: 200 | backward: 500 | optimizer: 250 | batch generator: 50 | data loader: 9",
+            1.0,
+            0.05,
+        ),
         ("iter 10: loss 4.2, time 135.44ms, mfu 17.30%", 0.13544, 0.0),
         ("  1%| | 10/1000 [00:25<41:00,  2.48s/it]", 2.48, 0.0),
         ("{'train_samples_per_second': 12.3, 'train_steps_per_second': 0.5}", 2.0, 0.0),
@@ -66,6 +71,10 @@ def test_a_log_is_judged_alone_and_beside_a_prediction(tmp_path):
     assert (beside.verdict, beside.causes[0].cause) == ("slow", "data loader")
     stalls = forerun.diagnose(measured="time: 1 data: 0\n" * 9 + "time: 91 data: 0")
     assert stalls.causes[0].cause == "host and launches"
+    shared = "time (ms) | forward_microstep: 1\ntime (ms) | forward: 4 | backward: 7 | backward_allreduce: 2 | step: 1"
+    assert forerun.diagnose(measured=shared).causes[0].cost_s == pytest.approx(0.002)
+    zero = forerun.diagnose(measured="time (ms) | forward: 200.1 | backward: 3509 | optimizer: 38738.77")
+    assert zero.causes[0].cause == "optimizer longer than the rest"
     assert forerun.diagnose(measured="time: 0.594, data_time: 0.033").causes[0].cause == "busy device or host"
     # What comes over HTTP is words, never the name of a file of the server.
     with pytest.raises(ForerunError, match="expected a number with a unit"):
@@ -90,9 +99,7 @@ def test_a_table_of_the_profiler_is_judged(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"# gpu   pwr    sm   mem\n# Idx     W     %     %\n    0    57    43    12\n", "--gpu-utilization 43"),
-        (b"timestamp, utilization.gpu [%], power [W]\n2024, 31 %, 80 W\n2024, 33 %, 80 W\n", "--gpu-utilization 32"),
-        (b"| N/A   52C    P0   163W / 250W |   9727MiB / 16280MiB |     76%      Default |", "--gpu-utilization 76"),
+        (b"# gpu   pwr    sm   mem\n# Idx     W     %     %\n    0    57    43    12\n", "--gpu-utilization"),
         (b"\x00\x01nsys", "Nsight Systems"),
         (b"Name  Self CPU total %  Self CPU total  CUDA total  Number of Calls\n", "before 1.7"),
         (b"import torch\n", "'time: 0.59, data_time: 0.03'"),

@@ -13,7 +13,7 @@ from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import causes_of, fed_step_time_s
 from forerun.script.diagnosis.observation import Observation, of_profile
 from forerun.script.profile import advise
-from forerun.script.profiling.profile import Profile, memory_growth, parts_of_step
+from forerun.script.profiling.profile import Profile, _without_core, memory_growth, parts_of_step
 from forerun.script.profiling.step_hooks import num_samples_of
 from made_profiles import made_profile
 
@@ -77,17 +77,44 @@ def test_a_busy_machine_stands_behind_what_the_script_itself_can_change():
     assert causes_of(of_profile(computing, stretched))[0].cause == "host and launches"
 
 
-def test_memory_that_grows_with_the_steps_is_noted():
-    steps = SimpleNamespace(end_s=np.arange(1, 41), is_traced=np.zeros(40))
-    process = SimpleNamespace(steps=steps)
+def test_threads_beyond_the_cores_have_their_part_of_the_wait():
+    def parts(num_threads, ranks=1, cpu_share=0.5):
+        process = SimpleNamespace(
+            thread=np.array([[0.0, 0.0, 0.0], [10.0, 4.0, 6.0]]), optimizers=[{"num_threads": num_threads}]
+        )
+        run = SimpleNamespace(num_ranks=ranks)
+        return _without_core(run, process, None, cpu_share, 2.0, is_on_cpu=True)
 
-    def said(grown_bytes):
-        times_s = np.arange(0.5, 40.5)
-        samples = [SimpleNamespace(time_s=t, memory_bytes=2**30 + grown_bytes(t)) for t in times_s]
-        return memory_growth(SimpleNamespace(samples=samples), process)
+    assert parts(2) == (pytest.approx(0.6), 0.0)
+    assert parts(24) == (pytest.approx(0.05), pytest.approx(0.55))
+    assert parts(2, ranks=2) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert parts(24, cpu_share=0.99) == (0.0, pytest.approx(0.55))
+    crowded = made_profile(
+        "cpu", wait_s=0.0, kernels_s=0.08, optimizer={"num_threads": 24}, crowded_fraction=0.55
+    )
+    found = causes_of(of_profile(crowded))[0]
+    assert (found.cause, found.knobs) == ("too many threads", {"num_threads": 4})
 
-    assert "memory grew by 5 MiB a step" in said(lambda t: round(5 * 2**20 * t))[0]
-    assert said(lambda t: 2**20 * round(100 * np.sin(t))) == said(lambda t: 0) == ()
+
+def test_memory_that_grows_with_the_steps_comes_first():
+    names = ("is_traced", "device_bytes", "memory_bytes")
+
+    def grown(own_bytes, device_bytes=lambda n: 0):
+        rows = [(n < 5, device_bytes(n), 2**30 + own_bytes(n)) for n in range(40)]
+        steps = np.array(rows, dtype=[(name, float) for name in names]).view(np.recarray)
+        return memory_growth(SimpleNamespace(steps=steps, device_whole_bytes=2**31), 2**32)
+
+    step_bytes, num_steps = grown(lambda n: 5 * 2**20 * n)
+    assert step_bytes == pytest.approx(5 * 2**20)
+    assert num_steps == pytest.approx((3 * 2**30 - 39 * step_bytes) / step_bytes)
+    assert grown(lambda n: 2**20 * round(100 * np.sin(n))) == grown(lambda n: 0) == (0.0, None)
+    # What stops to grow is a cache; a GPU is full first.
+    assert grown(lambda n: 2**27 * min(n, 8)) == (0.0, None)
+    assert grown(lambda n: 0, lambda n: 2**24 * (n + 1))[1] == pytest.approx(128 - 40)
+    leaking = {"memory_growth_bytes": step_bytes, "num_steps_to_full": num_steps}
+    assert advise(of_profile(made_profile("cpu", **leaking))).bottleneck == "memory"
+    # A job that ends before is safe.
+    assert advise(of_profile(made_profile("cpu", num_steps_of_job=200.0, **leaking))).bottleneck == "input"
 
 
 def test_what_holds_a_script_up_is_a_cause_of_its_own():

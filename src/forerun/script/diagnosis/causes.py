@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError
-from forerun.base.units import format_duration_s
+from forerun.base.units import format_bytes, format_duration_s
 from forerun.question.devices.cluster import Link, find_link, host_link, load_links
 from forerun.question.devices.device import NumberFormat
-from forerun.script.diagnosis.observation import COMMUNICATION, PRODUCTS, Observation
+from forerun.script.diagnosis.observation import COMMUNICATION, OPTIMIZER, PRODUCTS, Observation
 
 if TYPE_CHECKING:
     from forerun.script.profiling.profile import Profile
@@ -22,10 +22,11 @@ _LEAST_SHARE = 0.03
 """Share of a step below which a cause is not named: single runs of a step differ by as much."""
 LARGE_SHARE = 0.1
 """Share of a cause beside which a step inside the predicted interval is still worth a look."""
-_BUSY_SHARE = 0.05
-"""The same on a busy machine, whose operators of several threads are stretched most: 27 % of a step became 8 %."""
+NOTABLE_SHARE = 0.05
+"""The same in a trace, and on a busy machine, whose operators of several threads are stretched: 27 % became 8 %."""
 _NOTABLE = 0.15
 OTHER_PROGRAMS = "other programs on the device"
+OVER_TCP = "NCCL over TCP"
 _MOST_LAUNCH_S = 100e-6
 """Most host time of an operator: eager ones take 15 to 22 us where the host is free, and some times that where not."""
 _UNEVEN = 1.6
@@ -42,13 +43,14 @@ class Cause(Answer):
 
     Attributes:
         cause: Its name.
-        cost_s: Time of a step that it costs [s].
+        cost_s: Time of a step that it costs; the whole step, where the run ends by it [s].
         share: The same as a share of the step.
         evidence: Figures that speak for it.
         change: Remedy in words.
         knobs: The same for ``forerun tune``; empty where it has no such knob.
         after_s: Step expected after the change; None where no law tells it [s].
-        bottleneck: Part of the step that it belongs to: ``input``, ``copy``, ``host``, ``kernels``, ``machine``.
+        bottleneck: Part of the step that it belongs to: ``input``, ``copy``, ``host``, ``kernels``, ``machine``; or
+            ``memory``.
     """
 
     cause: str = ""
@@ -98,7 +100,7 @@ def causes_of(seen: Observation) -> tuple[Cause, ...]:
 
     def place(cause: Cause) -> tuple[bool, float]:
         part = computing_s / seen.busy_s if cause.bottleneck == "kernels" and seen.busy_s else 1 - stolen
-        is_large = cause.cause != OTHER_PROGRAMS and part * cause.cost_s >= _BUSY_SHARE * free_s
+        is_large = cause.cause != OTHER_PROGRAMS and part * cause.cost_s >= NOTABLE_SHARE * free_s
         return not is_large, -part * cause.cost_s if is_large else -cause.cost_s
 
     return tuple(sorted(found, key=place))
@@ -220,7 +222,9 @@ def _host(seen: Observation) -> Cause | None:
 
 def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
     batch, per_step, factor = profile.samples_per_batch or 1.0, profile.batches_per_step or 1.0, 4
-    larger, rate = round(factor * batch), "with the learning rate scaled with it (forerun tune does both)"
+    larger, rate = round(factor * batch), "with the learning rate scaled with it"
+    if profile.loader:  # else no hook reaches its batches
+        rate += " (forerun tune does both)"
     if per_step >= factor:
         rate = (
             f"and accumulate {per_step / factor:.3g} batches instead of {per_step:.3g}: a step keeps its samples and "
@@ -232,7 +236,7 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
         cost_s=host_s,
         evidence=evidence,
         change=f"use batch size {larger}, {rate}; and look for Python that works sample by sample",
-        knobs={"batch_size": larger},
+        knobs={"batch_size": larger} if profile.loader else {},
         # Host work is per batch: four times the samples share it.
         after_s=(factor * (profile.step_time_s - profile.parts.host_s) + profile.parts.host_s) / factor,
     )
@@ -306,6 +310,24 @@ _part(
 )
 
 
+@_cause("growing memory", "memory")
+def _growing_memory(seen: Observation) -> Cause | None:
+    profile = seen.profile
+    if profile is None or profile.num_steps_to_full is None:
+        return None
+    if seen.compile_s >= _LEAST_SHARE * seen.step_s:
+        return None  # what is compiled in each step is kept as well
+    if profile.num_steps_to_full >= (profile.num_steps_of_job or math.inf) - profile.num_steps:
+        return None
+    return Cause(
+        cost_s=math.inf,
+        evidence=f"each step leaves {format_bytes(profile.memory_growth_bytes)} more in use: memory is full after at "
+        f"most {profile.num_steps_to_full:,.0f} steps more",
+        change="keep loss.item() and output.detach() in place of tensors, which hold their graphs; empty lists of "
+        "outputs (a cache of samples stops growing after the first epoch)",
+    )
+
+
 @_cause("copies to the device", "copy")
 def _copies(seen: Observation) -> Cause | None:
     profile_s = seen.profile.parts.copy_s if seen.profile is not None else 0.0
@@ -361,25 +383,19 @@ def _throttled(seen: Observation) -> Cause | None:
     change = "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), and at cooling"
     sensors = {} if seen.profile is None else seen.profile.sensors
     share = max(sensors.get(f"gpu_throttled_by_{name}_mean", 0.0) for name in ("heat", "power"))
-    if share >= _NOTABLE:
-        return Cause(
-            cost_s=share * seen.busy_s,
-            evidence=f"the device reports lowered clocks in {100 * share:.0f} % of the samples",
-            change=change,
-        )
     predicted = _all_slower(seen)
-    if predicted and max(predicted) <= _UNEVEN * min(predicted) and not any(seen.off_units_s.values()):
-        factor = seen.busy_s / max(1e-12, sum(_computed(seen).values()))
-        return Cause(
-            cost_s=seen.busy_s * (1 - 1 / factor) if factor > 1 else 0.0,
-            evidence=f"every class of kernels takes {min(predicted):.2g} to {max(predicted):.2g} times its prediction",
-            change=change,
+    if share >= _NOTABLE:
+        cost_s = share * seen.busy_s
+        evidence = f"the device reports lowered clocks in {100 * share:.0f} % of the samples"
+    elif predicted and max(predicted) <= _UNEVEN * min(predicted) and not any(seen.off_units_s.values()):
+        cost_s = max(0.0, seen.busy_s - sum(_computed(seen).values()))
+        evidence = (
+            f"every class of kernels takes {min(predicted):.2g} to {max(predicted):.2g} times its prediction"
         )
-    return Cause(
-        cost_s=seen.slowed_s,
-        evidence=f"all kernels of some steps take longer than in others, by {_percent(seen.slowed_s, seen)}",
-        change=change,
-    )
+    else:
+        cost_s = seen.slowed_s
+        evidence = f"all kernels of some steps take longer than in others, by {_percent(cost_s, seen)}"
+    return Cause(cost_s=cost_s, evidence=evidence, change=change)
 
 
 def _computed(seen: Observation) -> dict[str, float]:
@@ -468,6 +484,20 @@ def _is_slow_link(seen: Observation) -> bool:
 @_cause("slow or wrong link between devices")
 def _slow_link(seen: Observation) -> Cause | None:
     rate = seen.link_bytes_per_s
+    change = (
+        "see with NCCL_DEBUG=INFO whether NET/IB or NET/Socket is used and whether P2P is on; set "
+        "NCCL_SOCKET_IFNAME and NCCL_IB_HCA, and load the network's plug-in"
+    )
+    slow_s = seen.other_steps_s.get(OVER_TCP, 0.0)
+    # Between nodes a network is slow by any factor, as the links, the plug-in and the cards it finds have it.
+    if rate is None and seen.estimate is not None and slow_s > seen.step_s / math.exp(_ALIKE):
+        predicted_s = seen.estimate.step_time_s.value
+        return Cause(
+            cost_s=seen.step_s - predicted_s,
+            evidence=f"over TCP the step is predicted at {format_duration_s(slow_s)}, over the network asked for at "
+            f"{format_duration_s(predicted_s)}: one between the two explains it",
+            change=f"{change}; a run on one node tells whether it is the network",
+        )
     if rate is None or not _is_slow_link(seen):
         return None
     expected = _expected_link(seen)
@@ -476,8 +506,7 @@ def _slow_link(seen: Observation) -> Cause | None:
         cost_s=seen.exposed_s * (1 - rate / expected.usable_bytes_per_s),
         evidence=f"large collectives run at {rate / 1e9:.2g} GB/s, as over {nearest.title}; {expected.title} gives "
         f"{expected.usable_bytes_per_s / 1e9:.2g}; {_percent(seen.exposed_s, seen)} is waiting for them",
-        change="see with NCCL_DEBUG=INFO whether NET/IB or NET/Socket is used and whether P2P is on; set "
-        "NCCL_SOCKET_IFNAME and NCCL_IB_HCA, and load the network's plug-in",
+        change=change,
     )
 
 
@@ -491,6 +520,16 @@ def _exposed(seen: Observation) -> Cause | None:
         change="let buckets go out during the backward pass (DDP, with no_sync between micro-steps), raise "
         "bucket_cap_mb, prefetch with FSDP, or take a larger batch",
     )
+
+
+_part(
+    "optimizer longer than the rest",
+    "kernels",
+    lambda seen: seen.by_class.get(OPTIMIZER, 0.0) * (seen.by_class.get(OPTIMIZER, 0.0) > 0.5 * seen.step_s),
+    "{share} is the optimizer's, of which a few per cent are usual",
+    "with ZeRO it gathers weights: look at the links between nodes; with offload it runs on the host: leave that out, "
+    "or take more samples between two updates",
+)
 
 
 @_cause("one slow rank", "machine")
@@ -544,6 +583,24 @@ def _threads(seen: Observation) -> Cause | None:
     )
 
 
+@_cause("too many threads", "machine")
+def _crowded(seen: Observation) -> Cause | None:
+    profile = seen.profile
+    if profile is None or not profile.crowded_fraction:
+        return None
+    cores = max(1, math.floor(profile.num_usable_cores))
+    threads = int(profile.optimizer["num_threads"])
+    each = f"each of {profile.num_ranks} processes uses" if profile.num_ranks > 1 else "PyTorch uses"
+    best = max(1, cores // profile.num_ranks)
+    return Cause(
+        cost_s=profile.crowded_fraction * seen.step_s,
+        evidence=f"{each} {threads} threads for {cores} cores: in {100 * profile.crowded_fraction:.0f} % of a step "
+        "they kept the script off a core",
+        change=f"set OMP_NUM_THREADS, or torch.set_num_threads, to {best}",
+        knobs={"num_threads": best},
+    )
+
+
 @_cause("idle device", "host")
 def _idle(seen: Observation) -> Cause | None:
     if seen.busy_share is None:
@@ -557,11 +614,12 @@ def _idle(seen: Observation) -> Cause | None:
 
 @_cause("other settings than asked for")
 def _other_settings(seen: Observation) -> Cause | None:
-    if seen.estimate is None or not seen.other_steps_s:
+    others = {name: other_s for name, other_s in seen.other_steps_s.items() if name != OVER_TCP}
+    if seen.estimate is None or not others:
         return None
     step_s = seen.estimate.step_time_s.value
-    nearest = min(seen.other_steps_s, key=lambda name: abs(math.log(seen.other_steps_s[name] / seen.step_s)))
-    other_s = seen.other_steps_s[nearest]
+    nearest = min(others, key=lambda name: abs(math.log(others[name] / seen.step_s)))
+    other_s = others[nearest]
     if abs(math.log(other_s / seen.step_s)) > _ALIKE or other_s <= step_s:
         return None
     return Cause(

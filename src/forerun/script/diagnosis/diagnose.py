@@ -15,7 +15,14 @@ from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.script.capture_script import captured_model
 from forerun.script.command_words import check_command
-from forerun.script.diagnosis.causes import LARGE_SHARE, Cause, busy_device, causes_of
+from forerun.script.diagnosis.causes import (
+    LARGE_SHARE,
+    NOTABLE_SHARE,
+    OVER_TCP,
+    Cause,
+    busy_device,
+    causes_of,
+)
 from forerun.script.diagnosis.observation import (
     COMMUNICATION,
     Observation,
@@ -208,7 +215,8 @@ def _seen(source: float | str | Path, estimate: Estimate | None) -> Observation:
     except InvalidSetupError:
         raise UsageError(
             f"expected a trace with 'traceEvents', a table of key_averages, or lines that tell the time of a step in "
-            f"'{source}', such as 'time: 0.59, data_time: 0.03' or '2.1 it/s'; got none"
+            f"'{source}', such as 'time: 0.59, data_time: 0.03' or '2.1 it/s'; got none; a monitor's utilisation "
+            "goes beside a step: --measured 0.41s --gpu-utilization 43"
         ) from None
 
 
@@ -229,10 +237,11 @@ def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
     cluster = estimate.run.cluster
     if cluster.intra_link is not None and cluster.intra_link.name.startswith("nvlink"):
         changes["PCI Express in place of NVLink"] = {"intra": "pcie-4-x16"}
+        changes["messages through the host's memory in place of NVLink"] = {"intra": "pcie-3-x8"}
     elif cluster.intra_link is not None:
         changes["messages through the host's memory (no P2P)"] = {"intra": "pcie-3-x8"}
     if cluster.num_nodes > 1:
-        changes["NCCL over TCP"] = {"inter": "ethernet-10g"}
+        changes[OVER_TCP] = {"inter": "ethernet-10g"}
     for words, change in changes.items():
         try:
             yield words, predict(estimate.run.with_(**change)).step_time_s.value
@@ -297,7 +306,9 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
             change="forerun advise tells which settings would be faster",
         )
         return (fine, *found)
-    if found and (found[0].share >= LARGE_SHARE or predicted is not None or seen.longest):
+    # A trace measures its parts; the parts of a log are what it happens to print.
+    least = NOTABLE_SHARE if seen.longest else LARGE_SHARE
+    if found and (found[0].share >= least or predicted is not None or seen.profile):
         return found
     if seen.num_steps == 0:
         return (

@@ -291,25 +291,21 @@ def _observed(trace: Trace) -> Observation:
     whole = Spans(np.array([begin_s]), np.array([end_s]))
     found = (_on_gpu if trace.is_on_gpu else _on_processor)(trace, whole)
     number = len(trace.steps)
-    times = {
-        name: value / number
-        for name, value in found.items()
-        if isinstance(value, float) and name.endswith("_s") and not name.endswith("_per_s")
-    }
-    counts = {name: value / number for name, value in found.items() if name.startswith("num_")}
     longest = tuple((name, time_s / number) for name, time_s in found.pop("longest"))
-    sums = {
-        name: {key: value / number for key, value in table.items()}
-        for name, table in found.items()
-        if isinstance(table, dict)
-    }
+
+    def of_a_step(name: str, total: Any) -> Any:
+        if isinstance(total, dict):
+            return {key: value / number for key, value in total.items()}
+        is_sum = name.startswith("num_") or (name.endswith("_s") and not name.endswith("_per_s"))
+        return total / number if is_sum else total
+
     return Observation(
         step_s=(end_s - begin_s) / number,
         is_on_gpu=trace.is_on_gpu,
         num_steps=number,
         device=_device(trace.device_name),
         longest=longest,
-        **{**found, **times, **counts, **sums},
+        **{name: of_a_step(name, total) for name, total in found.items()},
     )
 
 

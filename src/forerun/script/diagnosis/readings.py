@@ -15,6 +15,7 @@ from forerun.base.units import parse_amount
 from forerun.prediction.estimate import Estimate
 from forerun.script.diagnosis.observation import (
     COMMUNICATION,
+    OPTIMIZER,
     PRODUCTS,
     Observation,
     class_of_kernel,
@@ -40,8 +41,9 @@ _NAMED_RATE = re.compile(rf"{_UNIT}{_PER}['\"]?\s*[:=]\s*{_NUMBER}\s*(k?)", re.I
 _PER_STEP = re.compile(
     rf"(?<![\w.]){_NUMBER}\s*(ms|s)\s*/\s*(?:it|iter|iteration|step|batch)\b", re.IGNORECASE
 )
+_TIMERS = re.compile(r"time \(ms\)((?: \| [\w -]+: [\d.]+)+)")
+_TIMER = re.compile(r"([\w -]+): ([\d.]+)")
 _MFU = re.compile(rf"{_NUMBER}\s*(%?)\s*mfu|mfu['\"]?\s*[:=]?\s*{_NUMBER}\s*(%?)", re.IGNORECASE)
-_UTILISATION = re.compile(r"(\d+)\s*%\s+(?:Default|E\. Process)")
 _STEPS = ("steps", "it", "iter", "iters")
 _AMOUNT = re.compile(r"(-?[\d.]+)\s*(us|ms|s|%|)")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01, "": 1.0}
@@ -65,6 +67,8 @@ def read_steps(text: float | str, estimate: Estimate | None) -> Observation:
     if not isinstance(text, str):
         return _alone(float(text), f"{text}")
     lines = text.strip().splitlines()
+    if (timed := _of_timers(text)) is not None:
+        return timed
     steps = [found for line in lines if (found := _timed(_STEP, line)) is not None]
     waits = [found for line in lines if (found := _timed(_DATA, line)) is not None]
     if not steps:
@@ -89,6 +93,36 @@ def read_steps(text: float | str, estimate: Estimate | None) -> Observation:
         busy_s=step_s - wait_s - stalled_s,
         loader_s=wait_s,
         host_s=stalled_s,
+    )
+
+
+def _of_timers(text: str) -> Observation | None:
+    """The mean step by the timers that DeepSpeed and Megatron print; None without them."""
+    rows = [
+        {re.sub("[ -]", "_", name.strip()): float(time_ms) / 1e3 for name, time_ms in _TIMER.findall(line)}
+        for line in _TIMERS.findall(text)
+    ]
+    steps = [row for row in rows if {"forward", "backward"} <= set(row)]  # others are of micro-steps
+    if not steps:
+        return None
+    mean_s = {name: _mean([row.get(name, 0.0) for row in steps]) for name in steps[0]}
+    wait_s = mean_s.get("batch_generator", mean_s.get("data_loader", 0.0))
+    optimizer_s = mean_s.get("optimizer", mean_s.get("step", 0.0))
+    shared_s = mean_s.get("backward_allreduce", 0.0)
+    computing_s = mean_s["forward"] + mean_s["backward"]
+    step_s = _checked(computing_s + optimizer_s + wait_s, text)
+    classes = {
+        OPTIMIZER: optimizer_s,
+        COMMUNICATION: shared_s,
+        "forward and backward": computing_s - shared_s,
+    }
+    return Observation(
+        step_s=step_s,
+        num_steps=len(steps),
+        busy_s=step_s - wait_s - shared_s,
+        loader_s=wait_s,
+        exposed_s=shared_s,
+        by_class=classes,
     )
 
 
@@ -159,7 +193,7 @@ def text_of(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        UsageError: It is no text, too long, or what a monitor of devices prints.
+        UsageError: It is no text, or too long.
     """
     try:
         with path.open("rb") as file:
@@ -174,27 +208,7 @@ def text_of(path: Path) -> str:
             f"expected a trace of PyTorch's profiler, its printed table or a training log in '{path}', got {kind}; "
             "export a trace with prof.export_chrome_trace"
         )
-    text = content.decode(errors="replace")
-    if (used := _utilisation(text)) is not None:
-        raise UsageError(
-            f"expected measured steps in '{path}', got utilisation alone; give it beside one: --measured 0.41s "
-            f"--gpu-utilization {used:.0f}"
-        )
-    return text
-
-
-def _utilisation(text: str) -> float | None:
-    """Mean utilisation that ``nvidia-smi``, as a page, ``dmon`` or a table, says [%]; None without one."""
-    if found := _UTILISATION.findall(text):
-        return float(np.mean([float(each) for each in found]))
-    rows = [re.split(r"[,\s]+", line.strip(" #")) for line in text.lower().replace(" [%]", "").splitlines()]
-    for number, head in enumerate(rows):
-        name = next((name for name in ("sm", "utilization.gpu") if name in head and len(head) > 1), None)
-        if name is not None:
-            cells = [row[head.index(name)] for row in rows[number + 1 :] if len(row) >= len(head)]
-            numbers = [float(cell) for cell in (cell.rstrip("%") for cell in cells) if cell.isdecimal()]
-            return float(np.mean(numbers)) if numbers else None
-    return None
+    return content.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -303,13 +303,9 @@ def _image(value: Any) -> Any:
 
 
 def _to_float(torch: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_to_float(torch, part) for part in value)
-    if isinstance(value, list):
-        return [_to_float(torch, part) for part in value]
-    if isinstance(value, dict):
-        for name in list(value):
-            value[name] = _to_float(torch, value[name])  # keeps the type of the model's output
-    return value
+    from torch.utils import _pytree  # it knows the outputs of Transformers' models as well
+
+    half = (torch.bfloat16, torch.float16)
+    return _pytree.tree_map_only(
+        torch.Tensor, lambda part: part.float() if part.dtype in half else part, value
+    )

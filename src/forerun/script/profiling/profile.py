@@ -30,8 +30,8 @@ STEP_NAMES = (
 )
 _IMAGE_DIMS = 4
 _ALL_CORES = 0.85
-_LEAST_POINTS, _STRAIGHT, _GROWN = 6, 0.9, 0.03
-"""Samples of memory, share of their variance in a line, and share of growth from which on it grows with the steps."""
+_LEAST_STEPS, _STRAIGHT, _GROWN = 6, 0.9, 0.03
+"""Steps, share of their memory's variance in a line, and share of growth from which on it grows with the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class Profile(Answer):
         has_images: True if a batch has a tensor of four dimensions; None if no batch was seen.
         busy_machine_fraction: Share of the steps in which the training thread was ready to run and had no core, with
             cores of this run left; None where the system does not tell.
+        crowded_fraction: Share of the steps in which it had no core because of the run's own threads, more than cores.
         loader_wait_s: Wait for the loader in a step, hidden behind kernels or not [s].
         held_s: Time of a step in which something else held the script up: ``saving`` checkpoints and ``collecting``
             garbage, wherever they happen, and ``between`` the steps, such as a validation [s].
@@ -89,6 +90,8 @@ class Profile(Answer):
         num_usable_cores: Number of cores that the processes may use.
         peak_memory_bytes: Largest memory of all processes [bytes].
         device_peak_bytes: Largest memory allocated on the GPU; None without a GPU [bytes].
+        memory_growth_bytes: Memory that each step adds, of the GPU or of the process; 0 unless it grows evenly [bytes].
+        num_steps_to_full: Further steps after which that memory is full; None unless it grows.
         sensors: Figures of sensors: clocks, power, throttling.
         loader: Settings of the training loader.
         optimizer: Name and learning rate of the optimizer.
@@ -141,6 +144,9 @@ class Profile(Answer):
     steps_per_epoch: int | None
     job_time_s: float | None
     time_left_s: float | None
+    memory_growth_bytes: float = 0.0
+    num_steps_to_full: float | None = None
+    crowded_fraction: float = 0.0
     advice: Cause | None = None
     hooks: tuple[Mapping[str, Any], ...] = ()
     interrupted_by: str = ""
@@ -226,6 +232,7 @@ def summarise_run(
     process: ProcessRecord,
     *,
     num_usable_cores: float,
+    usable_bytes: float = 0.0,
     epochs: float | None = None,
     window: Observation | None = None,
 ) -> Profile:
@@ -235,6 +242,7 @@ def summarise_run(
         run: Run of the command.
         process: Process whose steps represent the run.
         num_usable_cores: Number of cores that the processes may use.
+        usable_bytes: Memory of the machine that the processes may use; 0 if that is not asked [bytes].
         epochs: Number of epochs of the job; None to take the script's own argument.
         window: Mean step of the traced window; None without one.
 
@@ -255,13 +263,22 @@ def summarise_run(
     phases = _phases(run, process)
     loader = _training_loader(process)
     batches = float(steady.num_batches.mean())
-    epochs = epochs if epochs is not None else _epochs_of(run, process)
+    epochs = epochs if epochs is not None else _argument(run, process, "num_epochs", EPOCH_NAMES)
     per_epoch = _steps_per_epoch(process, loader, batches)
     num_steps = _steps_of_job(run, process, epochs, per_epoch)
     job_s, left_s = _job_time(process, phases, step_s, num_steps, per_epoch)
     cpu_s, cpu_share = _cpu(run, process, num_usable_cores)
     device = process.optimizers[0]["device"] if process.optimizers else "cpu"
     num_ranks = run.num_ranks
+    growth_bytes, num_to_full = memory_growth(process, usable_bytes)
+    busy_fraction, crowded_fraction = _without_core(
+        run,
+        process,
+        parts,
+        cpu_share,
+        num_usable_cores,
+        is_on_cpu=window is not None and not window.is_on_gpu,
+    )
     return Profile(
         command=run.command,
         outcome=run.outcome,
@@ -277,9 +294,8 @@ def summarise_run(
         has_images=any(len(shape) == _IMAGE_DIMS for shape in process.batch_shapes)
         if process.batch_shapes
         else None,
-        busy_machine_fraction=_busy_machine(
-            process, parts, cpu_share, is_on_cpu=window is not None and not window.is_on_gpu
-        ),
+        busy_machine_fraction=busy_fraction,
+        crowded_fraction=crowded_fraction,
         loader_wait_s=wait_s,
         held_s=_held(process, steady),
         has_window=window is not None,
@@ -293,6 +309,8 @@ def summarise_run(
         num_usable_cores=num_usable_cores,
         peak_memory_bytes=run.peak_memory_bytes,
         device_peak_bytes=process.device_peak_bytes,
+        memory_growth_bytes=growth_bytes,
+        num_steps_to_full=num_to_full,
         sensors=run.telemetry,
         loader=loader,
         optimizer=dict(process.optimizers[0]) if process.optimizers else {},
@@ -306,10 +324,7 @@ def summarise_run(
         interrupted_by=run.interrupted_by,
         num_killed=run.num_killed,
         said=run.said if run.outcome == "crashed" else "",
-        notes=(
-            *_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
-            *memory_growth(run, process),
-        ),
+        notes=_notes(process, num_steps, epochs, num_ranks, has_window=window is not None),
     )
 
 
@@ -373,22 +388,19 @@ def _steps_of_job(
     run: Launch, process: ProcessRecord, epochs: float | None, per_epoch: int | None
 ) -> float | None:
     """Steps of the whole job: as the trainer says, by an argument for the most steps, or by the epochs."""
-    if (known := process.job.get("num_steps")) is not None:
-        return float(known)
-    most = _argument(run, process, STEP_NAMES)
+    most = _argument(run, process, "num_steps", STEP_NAMES)
     if most is not None and most > 0:
         return most
     return None if epochs is None or per_epoch is None else epochs * per_epoch
 
 
-def _epochs_of(run: Launch, process: ProcessRecord) -> float | None:
-    if (known := process.job.get("num_epochs")) is not None:
+def _argument(run: Launch, process: ProcessRecord, told: str, names: Sequence[str]) -> float | None:
+    """A length of the job as its trainer told it, else the first of these arguments that is a number.
+
+    Arguments are as the script's parser read them, or as the command has them.
+    """
+    if (known := process.job.get(told)) is not None:
         return float(known)
-    return _argument(run, process, EPOCH_NAMES)
-
-
-def _argument(run: Launch, process: ProcessRecord, names: Sequence[str]) -> float | None:
-    """The first of these arguments that is a number: as the script's parser read it, or as the command has it."""
     words = {argument.name: argument.value for argument in command_arguments(run.command)}
     values = {**words, **{option["name"]: option["value"] for option in process.options}}
     for name in names:
@@ -419,18 +431,25 @@ def _job_time(
     return job_s, left * (job_s - phases["start"])
 
 
-def _busy_machine(
-    process: ProcessRecord, parts: StepParts, cpu_share: float, *, is_on_cpu: bool
-) -> float | None:
-    """Share of the steps in which the training thread had no core, though its own processes left some.
+def _without_core(
+    run: Launch,
+    process: ProcessRecord,
+    parts: StepParts,
+    cpu_share: float,
+    num_cores: float,
+    *,
+    is_on_cpu: bool,
+) -> tuple[float | None, float]:
+    """Shares of the steps in which the training thread had no core: others had it, and threads of its own.
 
     The system counts the time in which a thread was ready and waited for a core. Where it does not, operators of a
-    processor that took longer than the thread ran are taken for such a wait. If the run's own processes keep nearly all
-    usable cores at work, the thread waits for them, and not for other work of the machine.
+    processor that took longer than the thread ran are taken for such a wait. Where the run has more threads than cores,
+    all but C of T threads wait for others of the run: that share of the wait is its own. If its processes keep nearly
+    all usable cores at work, the thread waits for them, and not for other work of the machine.
     """
     table = process.thread
     if len(table) < 2 or table[-1, 0] <= table[0, 0]:
-        return None
+        return None, 0.0
     took_s = float(table[-1, 0] - table[0, 0])
     # A negative time stands for a system that does not count it.
     if table[0, 2] >= 0:
@@ -439,8 +458,13 @@ def _busy_machine(
         ran = float(table[-1, 1] - table[0, 1]) / took_s
         share = max(0.0, parts.kernels_s / parts.step_s - ran)
     else:
-        return None
-    return min(1.0, share) if cpu_share < _ALL_CORES else 0.0
+        return None, 0.0
+    share = min(1.0, share)
+    num_threads = run.num_ranks * (
+        (process.optimizers[0].get("num_threads") or 0) if process.optimizers else 0
+    )
+    own = share * (1 - num_cores / num_threads) if num_threads > num_cores else 0.0
+    return share - own if cpu_share < _ALL_CORES else 0.0, own
 
 
 def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, float]:
@@ -454,25 +478,23 @@ def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, 
     return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
 
 
-def memory_growth(run: Launch, process: ProcessRecord) -> tuple[str, ...]:
-    """A sentence where memory grows with the steps: a straight line through most of what it varies."""
-    after = process.steps.end_s[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=0)]
-    ends_s = process.steps.end_s
-    points = [(s.time_s, s.memory_bytes) for s in run.samples if after <= s.time_s <= ends_s[-1]]
-    if len(points) < _LEAST_POINTS:
-        return ()
-    times_s, memory_bytes = np.asarray(points, dtype=float).T
-    per_s = float(np.polyfit(times_s, memory_bytes, 1)[0])
-    grown_bytes = per_s * (times_s[-1] - times_s[0])
-    is_straight = np.corrcoef(times_s, memory_bytes)[0, 1] ** 2 > _STRAIGHT if memory_bytes.std() else False
-    if not is_straight or grown_bytes < _GROWN * memory_bytes[0]:
-        return ()
-    num_steps = int(((ends_s > times_s[0]) & (ends_s <= times_s[-1])).sum())
-    step_bytes = grown_bytes / max(1, num_steps)
-    return (
-        f"memory grew by {step_bytes / 2**20:.3g} MiB a step: are losses or outputs kept with their graphs in place "
-        "of loss.item() and output.detach()?",
-    )
+def memory_growth(process: ProcessRecord, usable_bytes: float) -> tuple[float, float | None]:
+    """Memory that each step adds [bytes] and the steps until it is full; 0 and None where it does not grow evenly.
+
+    A leak is a straight line through most of what memory varies: caches and allocators fill in ever smaller jumps.
+    """
+    # The trace of the window takes memory of its own.
+    later = process.steps[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=-1) + 1 :]
+    memories = ((later.device_bytes, process.device_whole_bytes), (later.memory_bytes, usable_bytes))
+    for used_bytes, whole_bytes in memories:
+        if not whole_bytes or len(used_bytes) < _LEAST_STEPS or not used_bytes.std():
+            continue
+        number = np.arange(len(used_bytes))
+        step_bytes = float(np.polyfit(number, used_bytes, 1)[0])
+        is_straight = np.corrcoef(number, used_bytes)[0, 1] ** 2 > _STRAIGHT
+        if is_straight and step_bytes * number[-1] >= _GROWN * used_bytes[0]:
+            return step_bytes, max(0.0, float(whole_bytes - used_bytes[-1]) / step_bytes)
+    return 0.0, None
 
 
 def _notes(

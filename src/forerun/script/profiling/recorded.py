@@ -40,7 +40,8 @@ class ProcessRecord:
         optimizers: Optimizers in the order of their first step.
         options: Arguments that the script's parsers know: ``flags``, ``name``, ``value``.
         hooks: Changes made by hooks: ``knob``, ``what``.
-        device_peak_bytes: Peak memory of the process's own CUDA device; None without such a device [bytes].
+        device_peak_bytes: Peak memory of the process on its own CUDA device; None without such a device [bytes].
+        device_whole_bytes: All memory of that device [bytes].
         job: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` of a framework's trainer; empty without one.
         batch_shapes: Shapes of the tensors of the first batch.
     """
@@ -58,6 +59,7 @@ class ProcessRecord:
     options: tuple[dict[str, Any], ...]
     hooks: tuple[dict[str, Any], ...]
     device_peak_bytes: int | None
+    device_whole_bytes: int | None = None
     job: dict[str, Any] = field(default_factory=dict)
     batch_shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -88,7 +90,7 @@ def _read_process(path: Path) -> ProcessRecord | None:
     if "process" not in records:
         return None
     start = records["process"][0]
-    memory = records.get("device_memory", [])
+    memory = records.get("device_memory", [{}])[-1]
     return ProcessRecord(
         pid=start["pid"],
         rank=None if start["rank"] is None else int(start["rank"]),
@@ -102,7 +104,8 @@ def _read_process(path: Path) -> ProcessRecord | None:
         optimizers=tuple(records.get("optimizer", [])),
         options=_options(records),
         hooks=tuple({"knob": record["knob"], "what": record["what"]} for record in records.get("hook", [])),
-        device_peak_bytes=memory[-1]["peak_bytes"] if memory else None,
+        device_peak_bytes=memory.get("peak_bytes"),
+        device_whole_bytes=memory.get("whole_bytes"),
         job={name: value for name, value in records.get("job", [{}])[0].items() if name != "kind"},
         batch_shapes=tuple(tuple(shape) for shape in records.get("batch", [{"shapes": []}])[0]["shapes"]),
     )

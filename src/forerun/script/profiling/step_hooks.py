@@ -233,6 +233,8 @@ class LoaderSpan:
         is_traced: True if the stretch lies in the traced window.
         saving_s: Time of saving checkpoints in the stretch [s].
         collecting_s: Time of collecting garbage [s].
+        memory_bytes: Memory of the process's own at the end, without files that it has mapped; 0 if not known [bytes].
+        device_bytes: Memory of its tensors on a GPU [bytes].
     """
 
     begin_s: float
@@ -246,6 +248,8 @@ class LoaderSpan:
     is_traced: bool = False
     saving_s: float = 0.0
     collecting_s: float = 0.0
+    memory_bytes: int = 0
+    device_bytes: int = 0
 
 
 class StepClock:

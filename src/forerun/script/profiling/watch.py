@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -68,6 +69,10 @@ class Watch(StepListener):
         self._num_steps = 0
         self._first_step_s: float | None = None
         self._looked_s = 0.0
+        self._statm = -1
+        with contextlib.suppress(OSError):
+            # Kept open: opening it anew would take longer than the smallest steps may be lengthened by.
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY)
 
     def finish(self) -> None:
         """Writes everything known when the process ends in the ordinary way."""
@@ -80,6 +85,7 @@ class Watch(StepListener):
 
     def _step(self, interval: LoaderSpan) -> None:
         interval.is_traced = self._window.is_open
+        interval.memory_bytes, interval.device_bytes = self._memory_bytes()
         self._recording.add("steps", _row(interval))
         self._num_steps += 1
         if interval.end_s - self._looked_s >= _LOOK_EVERY_S:
@@ -146,7 +152,12 @@ class Watch(StepListener):
         self._recording.flush()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            self._recording.write("device_memory", peak_bytes=torch.cuda.max_memory_allocated())
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            self._recording.write(
+                "device_memory",
+                peak_bytes=torch.cuda.max_memory_allocated(),
+                whole_bytes=device.total_memory,
+            )
         self._recording.write(end, time_s=time.monotonic())
 
     def mark_wait(self) -> contextlib.AbstractContextManager[None]:
@@ -194,6 +205,16 @@ class Watch(StepListener):
             num_threads=sys.modules["torch"].get_num_threads(),
         )
 
+    def _memory_bytes(self) -> tuple[int, int]:
+        """Memory of this process's own, without mapped files, and of its tensors on a GPU; 0 where nothing tells it."""
+        own_bytes = 0
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = os.pread(self._statm, 256, 0).split()
+            own_bytes = (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+        torch = sys.modules.get("torch")
+        is_on_gpu = torch is not None and torch.cuda.is_initialized()
+        return own_bytes, sys.modules["torch"].cuda.memory_allocated() if is_on_gpu else 0
+
     def _look_at_thread(self, now_s: float) -> None:
         """Adds the time that the training thread has run so far, and has waited for a free core."""
         self._looked_s = now_s
@@ -229,6 +250,10 @@ class Window:
         if self.is_open and num_steps >= self._last:
             self.close()
             gc.collect()  # else a later step would free what the tracer left behind
+            with contextlib.suppress(AttributeError, OSError, TypeError):
+                ctypes.CDLL(None).malloc_trim(
+                    0
+                )  # else later steps would fill it again, and hide that they grow
             return True
         return False
 
@@ -254,10 +279,9 @@ class Window:
 
     @staticmethod
     def _mark(name: str) -> contextlib.AbstractContextManager[None]:
-        found: contextlib.AbstractContextManager[None] = sys.modules[
-            "torch"
-        ].autograd.profiler.record_function(name)
-        return found
+        made: Callable[[str], contextlib.AbstractContextManager[None]]
+        made = sys.modules["torch"].autograd.profiler.record_function
+        return made(name)
 
 
 def started_profiler(**options: Any) -> Any:
@@ -266,10 +290,8 @@ def started_profiler(**options: Any) -> Any:
     Args:
         options: Further arguments of ``torch.profiler.profile``.
     """
-    from torch.profiler import (
-        ProfilerActivity,
-        profile,
-    )  # the script has imported torch before its first step
+    # The script has imported torch before its first step.
+    from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
     if sys.modules["torch"].cuda.is_initialized():

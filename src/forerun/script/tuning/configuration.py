@@ -230,7 +230,8 @@ def counts_steps(space: Space, profile: Profile, base: Mapping[str, Any]) -> boo
     known = "its own batch size is not known" if own is None else f"its own batch size is {own}"
     raise UsageError(
         f"the samples of a step cannot be counted: the script has no DataLoader, {seen}, and {known}; give batch_size "
-        f"a default in the space that divides these rows, or leave out {', '.join(varying)}"
+        f"a default in the space that divides these rows, leave out {', '.join(varying)}, or take --objective time, by "
+        "which trials run to their ends"
     )
 
 

@@ -153,10 +153,14 @@ class TuneSettings:
         default="yes",
     )
     with_priors: bool = setting(
-        True, help="The first trials come from the cost model.", group="main", default="yes"
+        True, help="The first trials come from the cost model.", group="main", default="yes", flag="priors"
     )
     with_memory_law: bool = setting(
-        True, help="Trials are rejected by their predicted memory.", group="main", default="yes"
+        True,
+        help="Trials are rejected by their predicted memory.",
+        group="main",
+        default="yes",
+        flag="prediction",
     )
 
 
