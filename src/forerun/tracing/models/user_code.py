@@ -52,12 +52,8 @@ from forerun.tracing.models.meta_build import (
     place_of,
 )
 from forerun.tracing.models.training_objects import WithBatch
-from forerun.tracing.models.transformers_models import (
-    NO_PADDING_NOTE,
-    ModelInputs,
-    prepare_for_trace,
-    transformers_inputs,
-)
+from forerun.tracing.models.transformers_inputs import ModelInputs, transformers_inputs
+from forerun.tracing.models.transformers_models import NO_PADDING_NOTE, prepare_for_trace
 from forerun.tracing.models.vision_models import timm_input_shape
 
 _RETURNS = (
