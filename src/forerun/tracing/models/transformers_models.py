@@ -9,7 +9,6 @@ Changes that let the models run without values stand here too.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 import os
@@ -27,11 +26,11 @@ import torch
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
-    MissingExtraError,
     ModelBuildError,
     UnknownModelError,
     near_matches,
 )
+from forerun.base.extras import needing
 from forerun.question.model import Architecture, find_architecture
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
@@ -77,11 +76,8 @@ def build_catalogued(architecture: Architecture, options: InputOptions, name: st
 
 
 def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path | None) -> BuiltModel:
-    try:
-        with _offline():
-            import transformers
-    except ImportError as error:
-        raise MissingExtraError(name, "hf") from error
+    with needing(name), _offline():
+        import transformers
     with _offline():
         config = _config(transformers, values, str(path or name))
         model_class = _model_class(transformers, values, config)
@@ -111,7 +107,6 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             for kernel in _plain_kernels()
             if config.model_type.startswith(tuple(kernel["types"]))
         )
-    definition = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return BuiltModel(
         name=name,
         module=prepare_for_trace(move_to_meta(module), options.training).train(options.training),
@@ -120,7 +115,7 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
         loss=inferred_loss,
         notes=notes,
         tokens_per_sample=inputs.num_tokens,
-        cache_key=f"hf {definition} {options.key()}",
+        may_be_kept=True,
     )
 
 
@@ -415,12 +410,11 @@ def _one_kernel_for_all_lengths(module: torch.nn.Module) -> Iterator[tuple[Any, 
                 "is_flash_attention_requested",
                 lambda config=None, **_: any(config is c for c in configs),
             )
-            by_length = functools.partial(_interface_by_length, functions.get_interface)
-            yield own, "ALL_ATTENTION_FUNCTIONS", SimpleNamespace(get_interface=by_length)
-
-
-def _interface_by_length(interface: Callable[..., Any], *of: Any) -> Callable[..., Any]:
-    return attention_by_length(interface(*of))
+            interface = functions.get_interface
+            by_length = SimpleNamespace(
+                get_interface=lambda *of, get=interface: attention_by_length(get(*of))
+            )
+            yield own, "ALL_ATTENTION_FUNCTIONS", by_length
 
 
 def attention_by_length(attention: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,8 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from forerun.base.errors import InvalidSetupError
 from forerun.question.saving import FusedKernel, Loss, Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
-from forerun.tracing.saving.blocks import autocast_contexts
-from forerun.tracing.saving.device_ops import (
+from forerun.tracing.device_ops import (
     add_product,
     cross_entropy,
     cross_entropy_backward,
@@ -48,6 +47,7 @@ from forerun.tracing.saving.device_ops import (
     rms_norm_backward,
     rotate,
 )
+from forerun.tracing.saving.blocks import autocast_contexts
 from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
 
 _ROTATION = "apply_rotary_pos_emb"
