@@ -385,7 +385,7 @@ def test_text_models_refuse_image_options_and_long_sequences(tmp_path):
     spec = config_file(tmp_path, **BERT)
     with pytest.raises(InvalidSetupError, match="use sequence_length instead of image_size"):
         build_model(spec, image_size=224)
-    with pytest.raises(InvalidSetupError, match="at most 128 tokens, got sequence_length 129"):
+    with pytest.raises(InvalidSetupError, match="at most 128 tokens, got 129"):
         build_model(spec, sequence_length=129)
     with pytest.raises(InvalidSetupError, match="num_classes is for classification heads"):
         build_model(spec, num_classes=3)
