@@ -95,6 +95,7 @@ def _form_of(func: Any, args: Any, result: Any, is_meta: Callable[[torch.Tensor]
         if value.layout is not torch.strided:
             raise _NotKeptError
         found = _Empty(value.shape, value.stride(), value.dtype)
+        # A view, or a result in a larger storage, could not be made again by its shape: its memory would be another's.
         storage = value.untyped_storage()
         is_whole = is_meta(value) and storage.nbytes() == _made(found).untyped_storage().nbytes()
         if type(value) is not torch.Tensor or not is_whole or storage._cdata in taken:

@@ -246,7 +246,8 @@ class StepRecorder(TorchDispatchMode):
         module = self._modules[-1]
         if node is not None and not module:
             return self._module_of_node.get(node._sequence_nr(), "")
-        # A module runs in the backward pass too if a checkpoint recomputes it.
+        # A module runs in the backward pass too if a checkpoint recomputes it. Autograd made the node of this operation
+        # before it dispatched the operation, and has counted on.
         self._module_of_node.setdefault(_C._autograd._get_sequence_nr() - 1, module)
         return module
 

@@ -221,6 +221,8 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
             return found
 
         def pack(tensor: torch.Tensor) -> Any:
+            # Megatron-LM's kernel makes activation and weighted result again from the first product, so what autograd
+            # would save of them is dropped here, and stands as new memory where the backward pass asks for it.
             is_last = bool(results) and tensor.untyped_storage()._cdata == results[-1]
             of_activation = len(results) == 1 and not is_last and tensor.dim() == 2
             is_weighted = weighs and len(results) == 2 and is_last
