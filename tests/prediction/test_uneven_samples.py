@@ -75,6 +75,8 @@ def test_the_parts_of_the_step_still_add_up(known):
     assert sum(part.time_s for part in found.breakdown) == pytest.approx(
         ratio * sum(part.time_s for part in known.breakdown)
     )
+    for layer, longest in zip(found.top_layers, known.top_layers, strict=True):
+        assert (layer.time_s, layer.share) == (pytest.approx(ratio * longest.time_s), longest.share)
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed"])

@@ -2,8 +2,11 @@ import pytest
 import torch
 
 from forerun.base.errors import InvalidSetupError, UnknownModelError
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.families import FAMILIES, FamilyKey, family
 from forerun.tracing.models.sources import build_model
+from forerun.tracing.trace import _cache_path
 
 
 def num_parameters(spec, **options):
@@ -96,14 +99,13 @@ def test_image_size_changes_the_dense_layer():
     assert num_parameters("cnn", image_size=64) > num_parameters("cnn")
 
 
-def test_cache_key_holds_what_changes_the_network():
+def test_the_place_of_a_kept_graph_holds_what_changes_the_network():
     keys = {
-        build_model(spec, image_size=size).cache_key
-        for spec in ("cnn", "cnn:depth=3", "cnn:depth=3,num_classes=4")
+        _cache_path(ModelRequest(model=spec, image_size=size), TrainingSetup())
+        for spec in ("cnn", "cnn:depth=3", "cnn:depth=3,num_classes=4", "torchvision:resnet18")
         for size in (None, 48)
     }
-    assert len(keys) == 6
-    assert build_model("cnn").cache_key == build_model("cnn:depth=4").cache_key
+    assert len(keys) == 8
 
 
 @pytest.mark.parametrize(

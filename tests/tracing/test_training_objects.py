@@ -102,6 +102,7 @@ def test_a_lightning_module_is_predicted_with_its_own_training_step():
     batch = [torch.randn(32, 8), torch.randint(2, (32,))]
     found = forerun.predict(Net(), device="l4", inputs=batch)
     assert (found.optimizer, found.batch_size_per_device, found.model) == ("adamw", 32, "Net")
+    assert not any("no loss" in note for note in found.notes)  # its step returns the loss
     assert forerun.predict(Net(), device="l4", inputs=batch, optimizer="sgd").optimizer == "sgd"
     with pytest.raises(InvalidSetupError, match="give inputs=next"):
         forerun.predict(Net(), device="l4")

@@ -256,6 +256,7 @@ def _told(run: Run, answers: Sequence[Estimate], epoch: UnevenEpoch, mean: MeanS
         cost_usd=_scaled(longest.cost_usd, ratio * per_epoch),
         energy_j=_scaled(longest.energy_j, ratio * (per_epoch if run.job else 1.0)),
         breakdown=tuple(BreakdownPart(part.name, part.time_s * ratio) for part in longest.breakdown),
+        top_layers=tuple(replace(layer, time_s=layer.time_s * ratio) for layer in longest.top_layers),
         notes=(*notes, *longest.notes),
     )
 

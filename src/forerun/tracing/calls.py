@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -120,7 +120,7 @@ class CostRow:
     law_size: float = 1.0
     is_weight_gradient: bool = False
     speedup: float = 1.0
-    is_supported: bool = field(default=True)
+    is_supported: bool = True
 
 
 Rule = Callable[[Call], list[CostRow]]
@@ -167,17 +167,3 @@ def streaming_row(
         width=width,
         is_supported=is_supported,
     )
-
-
-def streaming_rules(op_class: OpClass, flops_per_element: float, names: str) -> None:
-    """Registers operations that read and write each operand once.
-
-    Args:
-        op_class: Class of all these operations.
-        flops_per_element: Work per element of the largest operand [FLOP].
-        names: Names of the operations, separated by blanks.
-    """
-
-    @rule(*names.split())
-    def stream(call: Call) -> list[CostRow]:
-        return [streaming_row(call, op_class, flops_per_element)]

@@ -25,31 +25,20 @@ from torch import _C
 from torch.library import Library
 
 from forerun.tracing.calls import operation_facts
+from forerun.tracing.device_ops import define
 from forerun.tracing.op_rules.products import NUM_GATES
 
-torch.library.define(
-    "forerun::rnn",
-    "(Tensor source, Tensor hidden, Tensor[] weights, str mode, int num_layers, int num_directions, "
-    "bool batch_first, bool train, int num_steps) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "forerun::rnn_backward",
-    "(Tensor grad_output, Tensor source, Tensor hidden, Tensor[] weights, Tensor reserve, str mode, "
-    "int num_layers, int num_directions, bool batch_first, int num_steps) -> Tensor[]",
-)
 
-
-@torch.library.impl("forerun::rnn", "Meta")
-def _rnn(
+def _rnn_on_meta(
     source: torch.Tensor,
     hidden: torch.Tensor,
-    weights: list[torch.Tensor],
+    _weights: list[torch.Tensor],
     mode: str,
     num_layers: int,
     num_directions: int,
-    batch_first: bool,
+    _batch_first: bool,
     train: bool,
-    num_steps: int,
+    _num_steps: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     hidden_size = hidden.shape[-1]
     output = source.new_empty((*source.shape[:-1], hidden_size * num_directions))
@@ -60,20 +49,16 @@ def _rnn(
     return output, hidden.new_empty(hidden.shape), final_cell, source.new_empty((kept if train else 0,))
 
 
-@torch.library.impl("forerun::rnn_backward", "Meta")
-def _rnn_backward(
-    grad_output: torch.Tensor,
-    source: torch.Tensor,
-    hidden: torch.Tensor,
-    weights: list[torch.Tensor],
-    reserve: torch.Tensor,
-    mode: str,
-    num_layers: int,
-    num_directions: int,
-    batch_first: bool,
-    num_steps: int,
-) -> list[torch.Tensor]:
-    return [source.new_empty(source.shape), *(weight.new_empty(weight.shape) for weight in weights)]
+_rnn = define(
+    "rnn(Tensor source, Tensor hidden, Tensor[] weights, str mode, int num_layers, int num_directions, "
+    "bool batch_first, bool train, int num_steps) -> (Tensor, Tensor, Tensor, Tensor)",
+    _rnn_on_meta,
+)
+_rnn_backward = define(
+    "rnn_backward(Tensor grad_output, Tensor source, Tensor hidden, Tensor[] weights, Tensor reserve, str mode, "
+    "int num_layers, int num_directions, bool batch_first, int num_steps) -> Tensor[]",
+    lambda _gradient, source, _hidden, weights, *_: [one.new_empty(one.shape) for one in (source, *weights)],
+)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -84,7 +69,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
     source, hidden, reserve, *weights = ctx.saved_tensors
-    made = torch.ops.forerun.rnn_backward(grad_output, source, hidden, list(weights), reserve, *ctx.settings)
+    made = _rnn_backward(grad_output, source, hidden, list(weights), reserve, *ctx.settings)
     return made[0], None, list(made[1:]), None, None, None, None, None, None
 
 
@@ -110,7 +95,7 @@ def fused_layers(
     """
     hidden = hx[0] if isinstance(hx, (list, tuple)) else hx
     num_directions = 2 if bidirectional else 1
-    output, final_hidden, final_cell, _ = torch.ops.forerun.rnn(
+    output, final_hidden, final_cell, _ = _rnn(
         source, hidden, list(weights), mode, num_layers, num_directions, batch_first, train, num_steps
     )
     return (output, final_hidden, final_cell) if mode == "lstm" else (output, final_hidden)

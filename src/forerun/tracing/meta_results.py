@@ -8,11 +8,13 @@ a shortcut returns ``NotImplemented`` when its case does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from forerun.tracing.calls import operation_facts
 
 Shortcut = Callable[..., Any]
 
@@ -83,7 +85,7 @@ def _form_of(func: Any, args: Any, result: Any, is_meta: Callable[[torch.Tensor]
     schema = func._schema
     if schema.is_mutable or any(output.alias_info is not None for output in schema.returns):
         return None
-    taken = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
+    taken = {tensor.untyped_storage()._cdata for tensor in nested_tensors(args)}
 
     def form(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -93,6 +95,7 @@ def _form_of(func: Any, args: Any, result: Any, is_meta: Callable[[torch.Tensor]
         if value.layout is not torch.strided:
             raise _NotKeptError
         found = _Empty(value.shape, value.stride(), value.dtype)
+        # A view, or a result in a larger storage, could not be made again by its shape: its memory would be another's.
         storage = value.untyped_storage()
         is_whole = is_meta(value) and storage.nbytes() == _made(found).untyped_storage().nbytes()
         if type(value) is not torch.Tensor or not is_whole or storage._cdata in taken:
@@ -106,10 +109,13 @@ def _form_of(func: Any, args: Any, result: Any, is_meta: Callable[[torch.Tensor]
         return None
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a structure of mappings, lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from nested_tensors(item)
 
 
 def _made(form: Any) -> Any:
@@ -176,19 +182,10 @@ def _ctc_loss(scores: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any) -
     return scores.new_empty((texts,)), scores.new_empty((texts, frames, places))
 
 
-def _overloads(names: str, overload: str) -> list[Any]:
-    packets = (getattr(torch.ops.aten, name) for name in names.split())
+def _overloads(names: Sequence[str], overload: str) -> list[Any]:
+    packets = (getattr(torch.ops.aten, name) for name in names)
     return [getattr(packet, overload) for packet in packets if overload in packet.overloads()]
 
-
-_GRADIENTS = """threshold_backward gelu_backward silu_backward hardswish_backward hardsigmoid_backward
-    sigmoid_backward tanh_backward elu_backward leaky_relu_backward mish_backward hardtanh_backward"""
-"""Gradients of activations. Where gradient and input lie in memory in different orders, some of CUDA's kernels take
-that of the input; the weights of the cost model were fitted with that of the gradient."""
-_IN_PLACE = """relu_ silu_ hardswish_ hardsigmoid_ sigmoid_ tanh_ hardtanh_ elu_ leaky_relu_ mish_ zero_
-    addcmul_ addcdiv_"""
-_FOREACH = """_foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_
-    _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_"""
 
 SHORTCUTS: dict[Any, Shortcut] = {
     torch.ops.aten.convolution.default: _convolution,
@@ -199,14 +196,17 @@ SHORTCUTS: dict[Any, Shortcut] = {
 for _overload in ("default", "Tensor"):
     SHORTCUTS.update(
         dict.fromkeys(
-            _overloads("_ctc_loss_backward", _overload), lambda _, scores, *__: scores.new_empty(scores.shape)
+            _overloads(["_ctc_loss_backward"], _overload),
+            lambda _, scores, *__: scores.new_empty(scores.shape),
         )
     )
+# Where gradient and input lie in memory in different orders, some of CUDA's kernels take that of the input; the weights
+# of the cost model were fitted with that of the gradient.
 for _overload in ("default", "grad_input"):
-    SHORTCUTS.update(
-        dict.fromkeys(_overloads(_GRADIENTS, _overload), lambda first, *_, **__: torch.empty_like(first))
-    )
-SHORTCUTS.update(dict.fromkeys(_overloads(_IN_PLACE, "default"), _written))
-SHORTCUTS.update(dict.fromkeys(_overloads("add_ mul_ sub_ div_", "Tensor"), _written))
+    _found = _overloads(operation_facts()["like_their_gradient"], _overload)
+    SHORTCUTS.update(dict.fromkeys(_found, lambda first, *_, **__: torch.empty_like(first)))
+SHORTCUTS.update(dict.fromkeys(_overloads(operation_facts()["written_in_place"], "default"), _written))
+SHORTCUTS.update(dict.fromkeys(_overloads(["add_", "mul_", "sub_", "div_"], "Tensor"), _written))
 for _overload in ("List", "Scalar", "ScalarList", "Tensor", "default"):
-    SHORTCUTS.update(dict.fromkeys(_overloads(_FOREACH, _overload), lambda *_, **__: None))
+    _found = _overloads(operation_facts()["written_lists"], _overload)
+    SHORTCUTS.update(dict.fromkeys(_found, lambda *_, **__: None))

@@ -19,7 +19,7 @@ from forerun.graph.graph import AllocationKind, Graph, OpClass, StepPart
 from forerun.graph.passes import taken_rows
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup
-from forerun.tracing.saving.device_ops import adamw_8bit
+from forerun.tracing.device_ops import adamw_8bit
 
 _Parameters = list[torch.nn.Parameter]
 _Maker = Callable[..., torch.optim.Optimizer]
@@ -252,7 +252,8 @@ def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:
     if not len(chosen):
         return graph
     weight_bytes = float(ops.element_bytes[chosen].max()) * graph.num_trainable_parameters
-    state_bytes = _optimizer_state_bytes(graph)
+    is_state = graph.memory.kind == AllocationKind.OPTIMIZER_STATE
+    state_bytes = float(graph.memory.size_bytes[is_state, 0].sum())
     taken = taken_rows(ops, np.append(np.flatnonzero(ops.step_part != StepPart.OPTIMIZER), chosen[0]))
     taken.count[-1] = num_kernels or max(
         1.0, np.ceil(graph.num_trainable_parameters / _PARAMETERS_PER_LAUNCH)
@@ -264,8 +265,3 @@ def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:
     taken.write_bytes[-1] = ((weight_bytes + state_bytes) * share, 0.0)
     taken.elements[-1] = (graph.num_trainable_parameters * share, 0.0)
     return replace(graph, ops=taken)
-
-
-def _optimizer_state_bytes(graph: Graph) -> float:
-    is_state = graph.memory.kind == AllocationKind.OPTIMIZER_STATE
-    return float(graph.memory.size_bytes[is_state, 0].sum())

@@ -16,7 +16,7 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
 from forerun.tracing.calls import Call, CostRow, TensorInfo, operation_facts
 from forerun.tracing.cuda_semantics import repeats_now
 from forerun.tracing.fusion import Access, DataFlow
-from forerun.tracing.meta_results import SHORTCUTS, meta_result
+from forerun.tracing.meta_results import SHORTCUTS, meta_result, nested_tensors
 from forerun.tracing.op_rules import cost_rows
 
 _NAMES_WITHOUT_KERNEL = frozenset(operation_facts()["without_kernel"])
@@ -100,14 +100,7 @@ def _plain(value: Any) -> Any:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested lists, tuples and mappings; of a sparse one its values."""
-    if isinstance(value, torch.Tensor):
-        yield _values(value) if value.layout in _SPARSE else value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    return (_values(tensor) if tensor.layout in _SPARSE else tensor for tensor in nested_tensors(value))
 
 
 class StepRecorder(TorchDispatchMode):
@@ -253,7 +246,8 @@ class StepRecorder(TorchDispatchMode):
         module = self._modules[-1]
         if node is not None and not module:
             return self._module_of_node.get(node._sequence_nr(), "")
-        # A module runs in the backward pass too if a checkpoint recomputes it.
+        # A module runs in the backward pass too if a checkpoint recomputes it. Autograd made the node of this operation
+        # before it dispatched the operation, and has counted on.
         self._module_of_node.setdefault(_C._autograd._get_sequence_nr() - 1, module)
         return module
 

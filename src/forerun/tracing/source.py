@@ -147,10 +147,8 @@ def trace_limits(*, timeout_s: float | None = None, in_process: bool = False) ->
     """
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidSetupError(f"the time limit of tracing must be above 0 s, got {timeout_s:g}; give 120")
-    chosen = TraceLimits(in_process=in_process) if timeout_s is None else TraceLimits(
-        timeout_s=timeout_s, in_process=in_process
-    )  # fmt: skip
-    token = _limits.set(chosen)
+    longest = TraceLimits().timeout_s if timeout_s is None else timeout_s
+    token = _limits.set(TraceLimits(timeout_s=longest, in_process=in_process))
     try:
         yield
     finally:

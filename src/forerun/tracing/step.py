@@ -165,6 +165,7 @@ def _train_step(
         recorder,
         cuda_semantics(AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention),
     ):
+        # Gradients of the step before live until here, as in a loop that zeroes them first.
         recorder.mark(MemoryEvent.FORWARD_BEGINS)
         if not setup.keeps_gradients:
             _zero_gradients(built.module, setup)

@@ -306,7 +306,7 @@ def _made(
             return _made(request, setup, module)  # its code may count on blocks that were left out
         graph = of_all_blocks(graph, built) if built.all_blocks else graph
     # The key holds no batch size, so a graph for one batch size only must not be stored under it.
-    return graph, built.cache_key is not None and graph.only_batch_size == built.only_batch_size
+    return graph, built.may_be_kept and graph.only_batch_size == built.only_batch_size
 
 
 def _captured(path: Path, setup: TrainingSetup) -> Graph:

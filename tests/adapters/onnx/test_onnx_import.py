@@ -16,7 +16,10 @@ from forerun.base.errors import (
     TraceError,
     UnknownModelError,
 )
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.sources import build_model
+from forerun.tracing.trace import _cache_path
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -446,11 +449,11 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
         build_model(f"onnx:{path}")
 
 
-def test_cache_key_follows_the_content(tmp_path):
+def test_the_place_of_a_kept_graph_follows_the_content(tmp_path):
     path = saved(model_of([N("Relu", ["x"], ["y"])], {"x": ["b", 3]}), tmp_path)
-    before = build_model(f"onnx:{path}").cache_key
+    before = _cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
     saved(model_of([N("Neg", ["x"], ["y"])], {"x": ["b", 3]}), tmp_path)
-    assert before != build_model(f"onnx:{path}").cache_key
+    assert before != _cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
 
 
 def test_an_operator_cannot_be_registered_twice():

@@ -159,7 +159,7 @@ def build_diffusion(text: str, options: InputOptions) -> BuiltModel:
         make_batch=_batch_maker(denoiser, kind, sizes, entry, parts),
         loss=_loss,
         notes=(_note(sizes, parts, entry),),
-        cache_key=None if name.endswith(".json") else f"diffusers {text} {options.key()}",
+        may_be_kept=not name.endswith(".json"),
     )
 
 

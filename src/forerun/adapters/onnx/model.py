@@ -6,7 +6,6 @@ model exported for inference can be traced.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +31,11 @@ from forerun.adapters.onnx.graph import (
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
-    MissingExtraError,
     ModelBuildError,
     TraceError,
     UnknownModelError,
 )
+from forerun.base.extras import needing
 from forerun.tracing.models.built_model import INFERRED_LOSS_NOTE, BuiltModel, InputOptions, inferred_loss
 from forerun.tracing.models.meta_build import building_device, is_building_on_meta
 
@@ -219,7 +218,7 @@ def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
         loss=inferred_loss,
         only_batch_size=only_batch_size,
         notes=_notes(module.graph, only_batch_size),
-        cache_key=f"onnx {hashlib.sha256(path.read_bytes()).hexdigest()} {options.key()}",
+        may_be_kept=True,
     )
 
 
@@ -231,11 +230,9 @@ def load_onnx_module(path: Path, *, name: str = "", with_values: bool = False) -
         name: Name in error messages; empty for the path.
         with_values: True loads the weights' values and stays on the CPU, to run the model.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingExtraError(name or str(path), "onnx") from error
     name = name or str(path)
+    with needing(name):
+        import onnx
     try:
         model = onnx.load(str(path), load_external_data=False)
         if model.functions:
@@ -305,7 +302,7 @@ def _notes(graph: OnnxGraph, only_batch_size: int | None) -> tuple[str, ...]:
     biased = sum(node.op == "Conv" and bool("".join(node.inputs[2:3])) for node in nodes)
     if biased and not any(node.op in _NORMS for node in nodes):
         notes.append(
-            f"{biased} convolutions have biases and there is no normalisation: batch norms were folded at "
+            f"convolutions have biases ({biased} of them) and there is no normalisation: batch norms were folded at "
             "export, or the model has none; if they were folded, the training step is understated: pass the "
             "original model"
         )

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from forerun.base.errors import InvalidSetupError
+from forerun.tracing.meta_results import nested_tensors
 
 BatchMaker = Callable[[int], Mapping[str, Any]]
 LossFunction = Callable[[Any, Mapping[str, Any]], torch.Tensor]
@@ -22,7 +23,7 @@ class BuiltModel:
     Attributes:
         name: The model as the user named it.
         module: The network; its parameters and buffers are meta tensors unless it was built to be run.
-        input_shape: Shape of one sample without the batch axis, for display and cache keys.
+        input_shape: Shape of one sample without the batch axis, for display.
         make_batch: Function from a batch size to the keyword arguments of ``loss`` and, under the keys ``"args"``
             and ``"kwargs"``, those of the module; tensors are on the module's device.
         loss: Function from the module's output and the batch to a scalar.
@@ -31,8 +32,7 @@ class BuiltModel:
         tokens_per_sample: Tokens of one sample of a model that reads tokens, None of others.
         blocks: Names of the modules that repeat, in order.
         all_blocks: For each block of the model the one of the module that stands for it, where it lacks any.
-        cache_key: Text that identifies the model's definition beyond its name (file digest, options), or
-            None if the trace must not be cached (a module object handed over in Python).
+        may_be_kept: Whether its name and files say all of it, so that its graph may be kept in the cache.
     """
 
     name: str
@@ -45,7 +45,7 @@ class BuiltModel:
     tokens_per_sample: int | None = None
     blocks: tuple[str, ...] = ()
     all_blocks: tuple[str, ...] = ()
-    cache_key: str | None = None
+    may_be_kept: bool = False
 
 
 _MAX_SIZE = 1_000_000
@@ -124,13 +124,6 @@ class InputOptions:
             raise InvalidSetupError(
                 f"{name} reads images, not tokens: use image_size or input_shape instead of sequence_length"
             )
-
-    def key(self) -> str:
-        """The options that change the traced graph, for cache keys."""
-        return (
-            f"image={self.image_size} shape={self.input_shape} sequence={self.sequence_length} "
-            f"classes={self.num_classes} training={self.training} attention={self.attn_implementation}"
-        )
 
 
 def _check_size(name: str, size: int | None) -> None:
@@ -258,12 +251,4 @@ def _is_per_token(output: torch.Tensor, batch: Mapping[str, Any]) -> bool:
 
 
 def _float_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _float_tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _float_tensors(item)
+    return (tensor for tensor in nested_tensors(value) if tensor.is_floating_point())

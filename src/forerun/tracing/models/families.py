@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -124,7 +125,7 @@ def build_family(spec: str, options: InputOptions) -> BuiltModel:
         make_batch=lambda batch_size: make_batch(batch_size, shape),
         loss=next_token_loss if chosen.reads_tokens else classification_loss,
         tokens_per_sample=shape[0] if chosen.reads_tokens else None,
-        cache_key=f"family {name} {sorted(values.items())} {options.key()}",
+        may_be_kept=True,
     )
 
 
@@ -343,7 +344,7 @@ def _cifar_resnet(shape: Shape, *, depth: int, num_classes: int) -> nn.Module:
     return CifarResNet(depth, shape[0], num_classes)
 
 
-def _with_cifar_stem(builder_name: str, shape: Shape, num_classes: int) -> nn.Module:
+def _with_cifar_stem(builder_name: str, shape: Shape, *, num_classes: int) -> nn.Module:
     """An ImageNet ResNet whose stem keeps the resolution: one 3x3 convolution, no pooling."""
     with needing(builder_name):
         from torchvision import models
@@ -354,19 +355,10 @@ def _with_cifar_stem(builder_name: str, shape: Shape, num_classes: int) -> nn.Mo
     return network
 
 
-@family("cifar-resnet18", input_shape=(3, 32, 32), num_classes=_TEN_CLASSES)
-def _cifar_resnet18(shape: Shape, *, num_classes: int) -> nn.Module:
-    return _with_cifar_stem("resnet18", shape, num_classes)
-
-
-@family("cifar-resnet34", input_shape=(3, 32, 32), num_classes=_TEN_CLASSES)
-def _cifar_resnet34(shape: Shape, *, num_classes: int) -> nn.Module:
-    return _with_cifar_stem("resnet34", shape, num_classes)
-
-
-@family("cifar-resnet50", input_shape=(3, 32, 32), num_classes=_TEN_CLASSES)
-def _cifar_resnet50(shape: Shape, *, num_classes: int) -> nn.Module:
-    return _with_cifar_stem("resnet50", shape, num_classes)
+for _name in ("resnet18", "resnet34", "resnet50"):
+    family(f"cifar-{_name}", input_shape=(3, 32, 32), num_classes=_TEN_CLASSES)(
+        partial(_with_cifar_stem, _name)
+    )
 
 
 _MOST_TOKENS = 1024

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from forerun.tracing.op_rules.products import DELTA_PIECE
-from forerun.tracing.saving.device_ops import (
+from forerun.tracing.device_ops import (
     causal_convolution,
     causal_convolution_backward,
     delta_rule,
     delta_rule_backward,
 )
+from forerun.tracing.op_rules.products import DELTA_PIECE
 
 
 def take_linear_attention_kernels(module: torch.nn.Module) -> None:

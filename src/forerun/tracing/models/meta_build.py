@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -285,32 +286,10 @@ def _values_like(meta: torch.Tensor, bound: int, device: torch.device) -> torch.
     return torch.randint(bound, meta.shape, dtype=meta.dtype, device=device)
 
 
-_TOO_SMALL = re.compile(
-    r"output size is too small|kernel size can't be greater than actual input size|"
-    r"kernel size should be|padded input size per channel|expected more than 1 value per channel|"
-    r"calculated output size|smaller than kernel|non-empty 3D or 4D|non-zero size|input size to be non-empty|"
-    r"padding size should be less than|spatial dimensions to be non-zero",
-    re.IGNORECASE,
-)
-_MISMATCH = re.compile(
-    r"shapes cannot be multiplied|same reduction dim|to have \d+ channels|is invalid for input of size|"
-    r"must match the (size|existing)|"
-    r"size of tensor a|sizes of tensors must match|doesn't match model|doesn't match|expected input|"
-    r"normalized_shape|should be divisible|must be divisible|not divisible|size mismatch|weight of size|"
-    r"input\.size\(-1\) must be equal|expected \dD|got input of size|unflatten|out of bounds for dimension|"
-    r"incompatible dimensions|cannot be broadcast|not aligned|index out of range|dimension out of range",
-    re.IGNORECASE,
-)
-_DATA_DEPENDENT = re.compile(
-    r"cannot be called on meta tensors|data-dependent|aten::_local_scalar_dense|"
-    r"aten::(nonzero|masked_select|_unique2?|unique_\w+|bincount|equal)\b|"
-    r"nonzero.*meta|cannot copy out of meta tensor|boolean value of tensor|numpy\(\) on tensor|"
-    r"can't convert meta device|number of output elements|repeat_interleave",
-    re.IGNORECASE,
-)
-_OTHER_DEVICE = re.compile(
-    r"not on the expected device|to be on the same device|no NVIDIA driver", re.IGNORECASE
-)
+_WORDS = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+_SAYS = {kind: re.compile("|".join(words), re.IGNORECASE) for kind, words in _WORDS.items()}
+"""Kinds of failures, by what their messages say."""
+
 _TORCH = Path(torch.__file__).parent
 _FORERUN = Path(__file__).parents[1]
 _OF_OPERATIONS = (
@@ -345,12 +324,14 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
             f"traced without values ({first_line(exc).partition('. ')[0]}); make that part depend on shapes only, or "
             "predict the part of the model that does"
         )
-    if _TOO_SMALL.search(text):
+    if _SAYS["too_small"].search(text):
         return InvalidSetupError(
             f"inputs of {shape} are too small for {built.name}: {first_line(exc)}; give a larger image_size, "
             "input_shape or sequence_length"
         )
-    if isinstance(exc, (RuntimeError, ValueError, AssertionError, IndexError)) and _is_about_sizes(exc, text):
+    names_a_size = isinstance(exc, AssertionError) and "size" in text.lower()
+    is_about_sizes = names_a_size or _SAYS["mismatch"].search(text)
+    if isinstance(exc, (RuntimeError, ValueError, AssertionError, IndexError)) and is_about_sizes:
         return InvalidSetupError(
             f"{built.name} cannot take inputs of {shape}: {first_line(exc).rstrip('.')}{place_of(exc)}; "
             "give the --input-shape (or --image-size, --sequence-length) it was made for"
@@ -360,7 +341,7 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
             f"no weight of {built.name} is trained: it has none, or all are frozen (requires_grad is False); train "
             "one, or ask for --phase inference"
         )
-    if _OTHER_DEVICE.search(text):
+    if _SAYS["other_device"].search(text):
         return ModelBuildError(
             f"{built.name} computes with tensors on the CPU and on the device{place_of(exc)}: {first_line(exc)}; make "
             "them on the device of the inputs (device=x.device)"
@@ -402,12 +383,8 @@ def is_data_dependent(exc: BaseException) -> bool:
     if type(exc).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
         return True
     return isinstance(exc, (RuntimeError, NotImplementedError, TypeError)) and bool(
-        _DATA_DEPENDENT.search(str(exc))
+        _SAYS["data_dependent"].search(str(exc))
     )
-
-
-def _is_about_sizes(exc: BaseException, text: str) -> bool:
-    return bool(_MISMATCH.search(text)) or (isinstance(exc, AssertionError) and "size" in text.lower())
 
 
 def _explain_inputs(text: str, built: BuiltModel) -> ForerunError | None:

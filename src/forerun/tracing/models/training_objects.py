@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forerun.base.errors import InvalidSetupError
+from forerun.tracing.meta_results import nested_tensors
 from forerun.tracing.models.meta_build import first_line
 
 _OPTIMIZERS = {
@@ -68,7 +69,10 @@ def as_module(model: Any, inputs: Any, options: Mapping[str, Any]) -> tuple[Any,
         model = _with_training_step(model, inputs, options)
     elif inputs is not None:
         model = WithBatch(model, inputs)
-    if isinstance(model, WithBatch) and (size := _batch_size(model.batch)):
+    batch = model.batch if isinstance(model, WithBatch) else None
+    # The first axis of the first tensor that has one.
+    size = next((tensor.shape[0] for tensor in nested_tensors(batch) if tensor.dim() and len(tensor)), None)
+    if size is not None:
         found = {"batch_size": size, **found}
     return model, {name: value for name, value in found.items() if options.get(name) is None}
 
@@ -98,16 +102,6 @@ def _first_batch(loader: Any) -> Any:
             f"expected a first batch of the loader, but {type(error).__name__}: {first_line(error)}; "
             "give one batch as inputs"
         ) from error
-
-
-def _batch_size(batch: Any) -> int | None:
-    """The first axis of the first tensor in any structure."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else None
-    parts = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    )
-    return next((size for size in map(_batch_size, parts) if size), None)
 
 
 def _of_lightning(module: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
+from forerun.tracing.meta_results import nested_tensors
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
     BuiltModel,
@@ -52,12 +53,8 @@ from forerun.tracing.models.meta_build import (
     place_of,
 )
 from forerun.tracing.models.training_objects import WithBatch
-from forerun.tracing.models.transformers_models import (
-    NO_PADDING_NOTE,
-    ModelInputs,
-    prepare_for_trace,
-    transformers_inputs,
-)
+from forerun.tracing.models.transformers_inputs import ModelInputs, transformers_inputs
+from forerun.tracing.models.transformers_models import NO_PADDING_NOTE, prepare_for_trace
 from forerun.tracing.models.vision_models import timm_input_shape
 
 _RETURNS = (
@@ -149,9 +146,7 @@ def _run_file(path: Path, path_text: str) -> ModuleType:
     try:
         spec.loader.exec_module(namespace)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ModelBuildError(
-            f"importing {path_text} raised {type(error).__name__}{place_of(error)}: {first_line(error)}"
-        ) from error
+        raise _failure(f"importing {path_text}", error) from error
     return namespace
 
 
@@ -178,10 +173,16 @@ def _call(factory: Any, options: InputOptions, spec: str) -> Any:
     except ForerunError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ModelBuildError(
-            f"{spec} raised {type(error).__name__}{place_of(error)}: {first_line(error)}; the factory must "
-            "work without a GPU and without arguments, as one of your own that calls it can"
-        ) from error
+        remedy = "; the factory must work without a GPU and without arguments, as one of your own that calls it can"
+        raise _failure(spec, error, remedy) from error
+
+
+def _failure(done: str, error: BaseException, remedy: str = "") -> ModelBuildError:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"; install {error.name.partition('.')[0]}, or put it beside the file"
+    return ModelBuildError(
+        f"{done} raised {type(error).__name__}{place_of(error)}: {first_line(error)}{remedy}"
+    )
 
 
 def _arguments(factory: Any, options: InputOptions, spec: str) -> dict[str, Any]:
@@ -219,10 +220,12 @@ def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
     module = _copied(original, name).train(options.training)
     inputs = _inputs(returned, module, options, name)
     loss: LossFunction = inferred_loss
-    notes: tuple[str, ...] = () if returned.loss else (INFERRED_LOSS_NOTE,)
+    has_loss = returned.loss is not None or isinstance(returned.module, WithBatch)  # whose own step it runs
+    notes: tuple[str, ...] = () if has_loss else (INFERRED_LOSS_NOTE,)
     if returned.loss is not None:
         loss = _user_loss(returned.loss, has_target=returned.target is not None)
-    if _of_transformers(module) and _has_mask(returned.example_batch):
+    example = returned.example_batch
+    if _of_transformers(module) and isinstance(example, Mapping) and "attention_mask" in example:
         notes = (*notes, NO_PADDING_NOTE)
     if _adds_loops(module):
         notes = (
@@ -238,10 +241,6 @@ def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
         notes=notes,
         tokens_per_sample=inputs.num_tokens,
     )
-
-
-def _has_mask(example: Any) -> bool:
-    return isinstance(example, Mapping) and "attention_mask" in example
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -300,7 +299,7 @@ def _inputs(returned: _Returned, module: torch.nn.Module, options: InputOptions,
 
 def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
     form, values = _call_with(returned.module, returned.example_batch)
-    tensors = [x for x in _tensors(values) if x.dim()]
+    tensors = [x for x in nested_tensors(values) if x.dim()]
     if not tensors:
         raise ModelBuildError(
             f"the example batch of {name} holds no tensor with a batch axis; give tensors, alone or in tuples, lists "
@@ -334,15 +333,6 @@ def _call_with(module: torch.nn.Module, example: Any) -> tuple[str, Any]:
         # A call with arguments that do not fit names those that are missing.
         return (form, values) if len(signature.parameters) > 1 else ("args", (example,))
     return form, values
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a structure of mappings, lists and tuples, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
 
 
 def _resized(value: Any, example_size: int, batch_size: int) -> Any:

@@ -12,7 +12,6 @@ from torch.nn import functional
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
-    MissingExtraError,
     TraceError,
     UnknownModelError,
     near_matches,
@@ -106,7 +105,7 @@ def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
         make_batch=_batch_maker(kind, shape),
         loss=_loss(name, kind),
         notes=notes,
-        cache_key=f"torchvision {name} {options.key()}",
+        may_be_kept=True,
     )
 
 
@@ -233,10 +232,8 @@ def build_timm(name: str, options: InputOptions) -> BuiltModel:
         name: Name of the architecture, with or without a tag of weights; old names are accepted.
         options: Options of inputs and head.
     """
-    try:
+    with needing(f"timm:{name}"):
         import timm
-    except ImportError as error:
-        raise MissingExtraError(f"timm:{name}", "timm") from error
     if not timm.is_model(name):
         raise UnknownModelError(f"timm has no model {name!r}{near_matches(name, timm_names())}")
     options.refuse_sequence(f"timm:{name}")
@@ -248,7 +245,7 @@ def build_timm(name: str, options: InputOptions) -> BuiltModel:
         input_shape=shape,
         make_batch=lambda batch_size: image_batch(batch_size, shape),
         loss=classification_loss,
-        cache_key=f"timm {name} {options.key()}",
+        may_be_kept=True,
     )
 
 

@@ -104,60 +104,28 @@ def _cdist(call: Call) -> list[CostRow]:
     return [_product(OpClass.BMM, prod(groups), m, right.shape[-2], k, call, left.element_bytes)]
 
 
-def _attention_row(
-    query: TensorInfo, key: TensorInfo, value: TensorInfo, call: Call, num_products: float
-) -> CostRow:
-    """Row of ``num_products`` matrix products of (Lq, Lk) with the head size, for each of B x heads."""
-    *groups, num_queries, head_size = query.shape
-    num_keys, value_size = key.shape[-2], value.shape[-1]
-    read, write, elements, _ = traffic(call)
-    pairs = prod(groups) * num_queries * num_keys
-    saved = _saved(call)
-    return CostRow(
-        op_class=OpClass.ATTENTION,
-        flops=num_products * pairs * (head_size + value_size) / saved,
-        speedup=saved,
-        read_bytes=read,
-        write_bytes=write,
-        element_bytes=query.element_bytes,
-        gemm=(prod(groups), num_queries, num_keys, head_size),
-        elements=elements,
-        width=num_keys,
-    )
-
-
 DELTA_PIECE = 64
 """Tokens of a piece in which the gated delta rule is computed."""
 
 
-@rule("delta_rule")
+@rule("delta_rule", "delta_rule_backward")
 def _delta_rule(call: Call) -> list[CostRow]:
-    """6 C d + 4 C e + 6 d e FLOP for each token and head, see ``tracing.models.linear_attention``."""
-    _, key, value = call.tensors()[:3]
-    return [_delta_row(key, value, call, 1.0)]
-
-
-@rule("delta_rule_backward")
-def _delta_rule_backward(call: Call) -> list[CostRow]:
-    """Three times the products of the forward pass."""
-    _, _, key, value = call.tensors()[:4]
-    return [_delta_row(key, value, call, 3.0)]
-
-
-def _delta_row(key: TensorInfo, value: TensorInfo, call: Call, times: float) -> CostRow:
+    """6 C d + 4 C e + 6 d e FLOP for each token and head, see ``tracing.models.linear_attention``; backward thrice."""
+    is_backward = call.name.endswith("backward")
+    key, value = call.tensors()[1 + is_backward : 3 + is_backward]
+    times = 3.0 if is_backward else 1.0
     places, d, e, piece = prod(value.shape[:-1]), key.shape[-1], value.shape[-1], float(DELTA_PIECE)
-    read, write, elements, _ = traffic(call)
     between = times * places * value.element_bytes * (d + 2 * e + d * e / piece)
     depth = times * (6 * piece * d + 4 * piece * e + 6 * d * e) / (2 * e)
-    return CostRow(
-        op_class=OpClass.BMM,
-        flops=2.0 * places * e * depth,
-        read_bytes=read + between,
-        write_bytes=write + between,
-        element_bytes=value.element_bytes,
-        gemm=(places / piece, piece, e, depth),
-        elements=elements,
-    )
+    row = _product(OpClass.BMM, places / piece, piece, e, depth, call, value.element_bytes)
+    return [
+        replace(
+            row,
+            read_bytes=row.read_bytes + between,
+            write_bytes=row.write_bytes + between,
+            elements=traffic(call)[2],
+        )
+    ]
 
 
 @rule("causal_convolution", "causal_convolution_backward")
@@ -174,28 +142,31 @@ def _saved(call: Call) -> float:
     return (2.0 if is_causal else 1.0) * (FLASH_3_GAIN if kernel is AttentionKernel.FLASH_3 else 1.0)
 
 
-@rule(
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
+@rule(*(f"{name}{part}" for name in operation_facts()["fused_attention"] for part in ("", "_backward")))
 def _attention(call: Call) -> list[CostRow]:
-    """Two products: 2 B h Lq Lk (d + dv) FLOP; what a kernel saves of it counts as done, for MFU."""
-    query, key, value = call.tensors()[:3]
-    return [_attention_row(query, key, value, call, 2.0)]
+    """Two products for each head: 2 B h Lq Lk (d + dv) FLOP; what a kernel saves of it counts as done, for MFU.
 
-
-@rule(
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-)
-def _attention_backward(call: Call) -> list[CostRow]:
-    """Five products, one of them the recomputed scores: 5 B h Lq Lk (d + dv) FLOP."""
-    query, key, value = call.tensors()[1:4]
-    return [_attention_row(query, key, value, call, 5.0)]
+    Five in the backward pass, one of them the recomputed scores.
+    """
+    is_backward = call.name.endswith("backward")
+    query, key, value = call.tensors()[is_backward : 3 + is_backward]
+    *groups, num_queries, head_size = query.shape
+    num_keys, value_size = key.shape[-2], value.shape[-1]
+    read, write, elements, _ = traffic(call)
+    pairs, saved = prod(groups) * num_queries * num_keys, _saved(call)
+    return [
+        CostRow(
+            op_class=OpClass.ATTENTION,
+            flops=(5.0 if is_backward else 2.0) * pairs * (head_size + value_size) / saved,
+            speedup=saved,
+            read_bytes=read,
+            write_bytes=write,
+            element_bytes=query.element_bytes,
+            gemm=(prod(groups), num_queries, num_keys, head_size),
+            elements=elements,
+            width=num_keys,
+        )
+    ]
 
 
 def _recurrent_row(
@@ -249,7 +220,6 @@ def _rnn_backward(call: Call) -> list[CostRow]:
 
 def _in_eight_bits(row: CostRow) -> CostRow:
     """A product of half the depth in 16 bits: the same bytes, and the same time; ``speedup`` keeps the work done."""
-    assert row.gemm is not None
     gemm = (*row.gemm[:3], row.gemm[3] / EIGHT_BIT_RATE)
     flops = row.flops / EIGHT_BIT_RATE
     return replace(row, flops=flops, gemm=gemm, element_bytes=2, speedup=EIGHT_BIT_RATE)
@@ -259,7 +229,6 @@ def _in_eight_bits(row: CostRow) -> CostRow:
 def _eight_bit_product(call: Call) -> list[CostRow]:
     """(m, k) x (k, n) in 8 bits."""
     row = _in_eight_bits(*_mm(call))
-    assert row.gemm is not None
     _, m, n, depth = row.gemm
     return [replace(row, elements=m * n + m * depth + n * depth)]
 

@@ -6,89 +6,12 @@ of optimizers; and the fused kernels of Liger-Kernel and Unsloth, each of which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import (
-    Call,
-    CostRow,
-    TensorInfo,
-    operation_facts,
-    rule,
-    streaming_row,
-    streaming_rules,
-)
-
-streaming_rules(
-    OpClass.ACTIVATION,
-    4.0,
-    """relu relu_ relu6 threshold_backward gelu gelu_backward silu silu_ silu_backward hardswish hardswish_
-    hardswish_backward hardsigmoid hardsigmoid_ hardsigmoid_backward hardtanh hardtanh_
-    hardtanh_backward sigmoid sigmoid_ sigmoid_backward tanh tanh_ tanh_backward leaky_relu leaky_relu_
-    leaky_relu_backward elu elu_ elu_backward mish mish_ mish_backward softplus softplus_backward
-    _prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward erf
-    celu selu""",
-)
-streaming_rules(OpClass.MUL, 1.0, "mul mul_ div div_ addcmul addcmul_ addcdiv addcdiv_")
-streaming_rules(OpClass.ADD, 1.0, "add add_ sub sub_ rsub lerp lerp_")
-streaming_rules(
-    OpClass.ELEMENTWISE,
-    1.0,
-    """abs abs_ acos asin atan atan2 bernoulli bernoulli_ bitwise_and bitwise_and_ bitwise_not bitwise_or
-    bitwise_or_ bitwise_xor ceil clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ cos cosh eq eq_
-    erfinv exp exp_ exp2 expm1 exponential_ floor floor_ floor_divide fmod ge gt isinf isnan isfinite le
-    log log10 log1p log2 log_ logical_and logical_and_ logical_not logical_or logical_or_ lt masked_fill
-    masked_fill_ maximum minimum ne neg neg_ normal_ pow pow_ reciprocal reciprocal_ remainder round
-    rsqrt rsqrt_ sign sgn sin sinh sqrt sqrt_ square tan tril tril_ triu triu_ trunc uniform_ where
-    xlogy random_ nan_to_num nan_to_num_ polar view_as_complex real imag conj_physical __or__ __and__
-    heaviside sinc copysign signbit logaddexp hypot sign_ sgn_ round_ ceil_ trunc_ cos_ sin_
-    square_ logical_not_ logical_xor bitwise_xor_ ge_ gt_ le_ lt_ ne_ fmod_ remainder_""",
-)
-streaming_rules(
-    OpClass.COPY,
-    0.0,
-    """cat clone roll flip repeat stack constant_pad_nd reflection_pad1d reflection_pad1d_backward
-    reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward im2col
-    col2im unfold_backward index_select gather scatter scatter_ scatter_add scatter_add_ index index_put
-    index_put_ _unsafe_index _unsafe_index_put index_add index_add_ take tril_indices triu_indices
-    repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-    select_scatter slice_scatter index_fill index_fill_ masked_scatter masked_scatter_ diag_embed
-    diagonal_scatter index_copy index_copy_ take_along_dim as_strided_scatter masked_scatter_backward
-    _foreach_copy _reshape_copy _unsafe_masked_index _unsafe_masked_index_put_accumulate
-    split_with_sizes_copy roll_backward rot90""",
-)
-streaming_rules(
-    OpClass.REDUCE,
-    1.0,
-    """sum mean amax amin max min argmax argmin prod var var_mean std std_mean linalg_vector_norm norm any
-    all cumsum cumprod logsumexp nll_loss_forward nll_loss_backward nll_loss2d_forward
-    nll_loss2d_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
-    huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits topk sort bincount soft_margin_loss count_nonzero nansum median
-    mode histc searchsorted bucketize dist cummax aminmax linalg_matrix_norm sum_to_size logcumsumexp
-    unique_consecutive _unique2 cdist_backward _is_all_true _is_any_true _weight_norm_interface
-    _weight_norm_interface_backward""",
-)
-streaming_rules(
-    OpClass.EMBEDDING, 0.0, "embedding_dense_backward _embedding_bag_dense_backward embedding_renorm_"
-)
-streaming_rules(
-    OpClass.AVG_POOL,
-    2.0,
-    """avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d
-    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest1d
-    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
-    upsample_bilinear2d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa
-    _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
-    upsample_linear1d upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward
-    upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact2d
-    _upsample_nearest_exact2d_backward grid_sampler_2d grid_sampler_2d_backward
-    _upsample_nearest_exact1d""",
-)
-streaming_rules(
-    OpClass.DROPOUT, 2.0, "native_dropout native_dropout_backward rrelu_with_noise _fused_dropout"
-)
+from forerun.tracing.calls import Call, CostRow, TensorInfo, operation_facts, rule, streaming_row
 
 
 @rule("upsample_bilinear2d", "upsample_bicubic2d")
@@ -104,11 +27,7 @@ def _interpolated(call: Call) -> list[CostRow]:
     return [replace(row, law_size=float(source.shape[1]))]
 
 
-_FILLS = """zero_ zeros_like zeros ones ones_like full full_like fill_ fill arange eye rand randn randint
-    randperm new_zeros new_full new_ones scalar_tensor rand_like randn_like linspace"""
-
-
-@rule(*_FILLS.split())
+@rule(*operation_facts()["fills"])
 def _fill(call: Call) -> list[CostRow]:
     """Writes its output and reads nothing."""
     written = float(sum(t.touched_bytes for t in call.outputs))
@@ -172,27 +91,23 @@ def _embedding(call: Call) -> list[CostRow]:
     ]
 
 
-def _normalisation_rules(op_class: OpClass, flops_per_element: float, names: str) -> None:
-    @rule(*names.split())
+def _normalising_rules(op_class: OpClass, flops_per_element: float, names: Sequence[str]) -> None:
+    @rule(*names)
     def normalise(call: Call) -> list[CostRow]:
         source = call.tensors()[1 if "backward" in call.name else 0]
         width = source.shape[-1] if op_class is OpClass.LAYER_NORM else prod(source.shape[2:])
         return [streaming_row(call, op_class, flops_per_element, width=float(width))]
 
 
-_normalisation_rules(
-    OpClass.BATCH_NORM,
-    5.0,
-    """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm
-    _batch_norm_with_update _batch_norm_no_update""",
-)
-_normalisation_rules(
-    OpClass.BATCH_NORM, 8.0, "native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward"
-)
-_normalisation_rules(OpClass.LAYER_NORM, 5.0, "native_layer_norm _fused_rms_norm")
-_normalisation_rules(OpClass.LAYER_NORM, 8.0, "native_layer_norm_backward _fused_rms_norm_backward")
-_normalisation_rules(OpClass.GROUP_NORM, 5.0, "native_group_norm")
-_normalisation_rules(OpClass.GROUP_NORM, 8.0, "native_group_norm_backward")
+def _streaming_rules(op_class: OpClass, flops_per_element: float, names: Sequence[str]) -> None:
+    @rule(*names)
+    def stream(call: Call) -> list[CostRow]:
+        return [streaming_row(call, op_class, flops_per_element)]
+
+
+for _kind, _register in (("streaming", _streaming_rules), ("normalising", _normalising_rules)):
+    for _listed in operation_facts()[_kind]:
+        _register(OpClass[_listed["class"].upper()], _listed["flops"], _listed["names"])
 
 
 @rule(

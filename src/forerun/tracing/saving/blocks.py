@@ -23,9 +23,9 @@ from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import Graph
 from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
+from forerun.tracing.device_ops import eight_bit_product
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.models.meta_build import FiniteNumbers, answered, answers_now
-from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
 _LISTS = (nn.ModuleList, nn.Sequential)

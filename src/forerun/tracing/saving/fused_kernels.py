@@ -36,8 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from forerun.base.errors import InvalidSetupError
 from forerun.question.saving import FusedKernel, Loss, Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
-from forerun.tracing.saving.blocks import autocast_contexts
-from forerun.tracing.saving.device_ops import (
+from forerun.tracing.device_ops import (
     add_product,
     cross_entropy,
     cross_entropy_backward,
@@ -48,6 +47,7 @@ from forerun.tracing.saving.device_ops import (
     rms_norm_backward,
     rotate,
 )
+from forerun.tracing.saving.blocks import autocast_contexts
 from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
 
 _ROTATION = "apply_rotary_pos_emb"
@@ -221,6 +221,8 @@ def _fuse_experts(layer: nn.Module, weighs: bool) -> bool:
             return found
 
         def pack(tensor: torch.Tensor) -> Any:
+            # Megatron-LM's kernel makes activation and weighted result again from the first product, so what autograd
+            # would save of them is dropped here, and stands as new memory where the backward pass asks for it.
             is_last = bool(results) and tensor.untyped_storage()._cdata == results[-1]
             of_activation = len(results) == 1 and not is_last and tensor.dim() == 2
             is_weighted = weighs and len(results) == 2 and is_last

@@ -93,7 +93,7 @@ class _Blocks:
     def __init__(self, module: nn.Module, blocks: tuple[str, ...], recorder: StepRecorder) -> None:
         self._weights = [list(module.get_submodule(key).parameters()) for key in blocks]
         self._recorder = recorder
-        self._here: set[int] = set()
+        self._here = set(range(len(blocks)))
 
     def leave(self) -> None:
         """Sends all blocks to the host."""
@@ -109,11 +109,6 @@ class _Blocks:
             self._here.add(other)
             for weight in self._weights[other]:
                 self._recorder.watch(weight, AllocationKind.TEMPORARY)
-
-    def start(self) -> None:
-        """All blocks to the host, before the first step."""
-        self._here = set(range(len(self._weights)))
-        self.leave()
 
     def _evict(self, index: int) -> None:
         self._here.discard(index)
@@ -133,7 +128,7 @@ def streamed_blocks(
         yield
         return
     state = _Blocks(module, blocks, recorder)
-    state.start()
+    state.leave()  # before the first step all are on the host
     handles: list[Any] = []
 
     def gradient_leaves(weight: torch.Tensor) -> None:

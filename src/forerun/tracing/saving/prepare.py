@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
+from forerun.base.errors import InvalidSetupError, ModelBuildError, near_matches
+from forerun.base.extras import needing
 from forerun.question.saving import FusedKernel, Loss, MasterWeights, Saving
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
@@ -84,12 +85,10 @@ def add_adapters(module: nn.Module, heads: set[nn.Module], saving: Saving, name:
         MissingExtraError: peft is not installed.
     """
     targets = _targets(module, heads, saving, name)
-    try:
+    with needing("LoRA"):
         from peft import LoraConfig, inject_adapter_in_model
 
         from forerun.tracing.saving.quantized_adapters import AdaptedQuantizedLinear
-    except ImportError as error:
-        raise MissingExtraError("LoRA", "peft") from error
     assert saving.lora_rank is not None
     config = LoraConfig(
         r=saving.lora_rank,
@@ -127,6 +126,7 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
                 f"{name} has no linear layers besides its head: name layers for adapters with --lora-targets"
             )
         return list(linears)
+    known = sorted({path.rpartition(".")[2] for path in linears})
     layers = dict(module.named_modules())
     ends: dict[str, nn.Module] = {}
     for path, layer in layers.items():
@@ -145,13 +145,11 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
         if layer is None and "." in target:  # such as to_out.0, which peft takes as the end of a path
             layer = next((layers[path] for path in layers if path.endswith("." + target)), None)
         if layer is None:
-            known = sorted({path.rpartition(".")[2] for path in linears})
             raise InvalidSetupError(
                 f"{name} has no layer '{target}' for adapters{near_matches(target, known)}; its linear layers are "
                 f"{_listed(known)}"
             )
         if saving.quantize is not None and isinstance(layer, _CONVOLUTIONS):
-            known = sorted({path.rpartition(".")[2] for path in linears})
             raise InvalidSetupError(
                 f"'{target}' of {name} is a convolution, which {saving.quantize} does not hold; give --lora-targets of "
                 f"linear layers, such as {_listed(known)}, or leave --quantize out"
@@ -159,7 +157,7 @@ def _targets(module: nn.Module, heads: set[nn.Module], saving: Saving, name: str
         if not (is_linear(layer) or isinstance(layer, (*_CONVOLUTIONS, nn.Embedding))):
             raise InvalidSetupError(
                 f"'{target}' of {name} is a {type(layer).__name__}, which cannot have adapters; its linear layers are "
-                f"{_listed(sorted({path.rpartition('.')[2] for path in linears}))}"
+                f"{_listed(known)}"
             )
     return found
 

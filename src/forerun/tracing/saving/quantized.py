@@ -39,7 +39,7 @@ from torch.nn import functional
 
 from forerun.question.saving import Fp8Recipe, Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
-from forerun.tracing.saving.device_ops import (
+from forerun.tracing.device_ops import (
     dequantize,
     eight_bit_product,
     grouped_eight_bit_product,
@@ -88,9 +88,9 @@ class QuantizedLinear(nn.Linear):
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         """The layer's output in the precision of its input."""
         dtype = source.dtype if self.kind is Quantization.INT8 else _compute_dtype(source)
-        product = {Quantization.INT8: _EightBits, Quantization.NF4: _FourBits}.get(self.kind, _FourBitsTwice)
+        product = _EightBits if self.kind is Quantization.INT8 else _FourBits
         result: torch.Tensor = product.apply(
-            source.to(dtype), self.weight, self.scales, self.out_features, self.keeps_input
+            source.to(dtype), self.weight, self.scales, self.kind, self.out_features, self.keeps_input
         )
         if self.bias is not None:
             result = result + self.bias.to(dtype)
@@ -121,7 +121,7 @@ class QuantizedStack(nn.Module):
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
         """The weights in half precision."""
-        scales = _in_full(packed, self.scales) if self.kind is Quantization.NF4_DQ else self.scales
+        scales = _scales_in_full(packed, self.scales, self.kind)
         rows = self.shape.numel() // self.shape[-1]
         full: torch.Tensor = dequantize(packed, scales, rows, self.shape[-1], torch.bfloat16)
         return full.view(self.shape)
@@ -169,59 +169,42 @@ class _FourBits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        out_features: int,
-        keeps: bool,
-    ) -> torch.Tensor:
-        _hold(ctx, source, weight, scales, out_features, keeps)
-        full = dequantize(weight, scales, out_features, source.shape[-1], source.dtype)
-        return functional.linear(source, full)
+        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, *more: Any
+    ) -> Any:
+        _hold(ctx, source, weight, scales, *more)
+        full = _scales_in_full(weight, scales, ctx.kind)
+        size = (ctx.out_features, source.shape[-1])
+        return functional.linear(source, dequantize(weight, full, *size, source.dtype))
 
     @staticmethod
-    def scales_of(ctx: Any) -> torch.Tensor:
-        """Scales of the weight in fp32."""
-        found: torch.Tensor = ctx.scales
-        return found
-
-    @classmethod
-    def backward(cls, ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None
-        found = _times_weight(ctx.weight, cls.scales_of(ctx), ctx.out_features, gradient)
-        return found, None, None, None, None
+            return None, None, None, None, None, None
+        found = _times_weight(
+            ctx.weight, _scales_in_full(ctx.weight, ctx.scales, ctx.kind), ctx.out_features, gradient
+        )
+        return found, None, None, None, None, None
 
 
 def _hold(
-    ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out_features: int, keeps: bool
+    ctx: Any,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    kind: Quantization,
+    out_features: int,
+    keeps: bool,
 ) -> None:
     """Holds what the backward pass of a product needs, and its input where the library keeps it."""
-    ctx.weight, ctx.scales, ctx.out_features = weight, scales, out_features
+    ctx.weight, ctx.scales, ctx.kind, ctx.out_features = weight, scales, kind, out_features
     if keeps and ctx.needs_input_grad[0]:
         ctx.save_for_backward(source)
 
 
-class _FourBitsTwice(_FourBits):
-    """The same with scales that are written out in fp32 before each use."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, source: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, *more: Any
-    ) -> Any:
-        found = _FourBits.forward(ctx, source, weight, _in_full(weight, scales), *more)
-        ctx.scales = scales
-        return found
-
-    @staticmethod
-    def scales_of(ctx: Any) -> torch.Tensor:
-        # Written out for this use alone: what hangs on the context would live until the end of the backward pass.
-        return _in_full(ctx.weight, ctx.scales)
-
-
-def _in_full(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Scales of nf4-dq in fp32."""
+def _scales_in_full(weight: torch.Tensor, scales: torch.Tensor, kind: Quantization) -> torch.Tensor:
+    """Scales in fp32; those of nf4-dq for one use, since what a context holds would live until its end."""
+    if kind is not Quantization.NF4_DQ:
+        return scales
     number = -(-2 * weight.numel() // NF4_BLOCK)
     full: torch.Tensor = dequantize(scales[:number], scales[number:], number, 1, torch.float32)
     return full + 1.0
@@ -240,10 +223,8 @@ class _EightBits(_FourBits):
 
 def input_gradient(layer: QuantizedLinear, gradient: torch.Tensor) -> torch.Tensor:
     """Gradient of the input of a layer in 4 bits from that of its output."""
-    scales = layer.scales
-    if layer.kind is Quantization.NF4_DQ:
-        scales = _in_full(layer.weight, scales)
-    return _times_weight(layer.weight, scales, layer.out_features, gradient)
+    full = _scales_in_full(layer.weight, layer.scales, layer.kind)
+    return _times_weight(layer.weight, full, layer.out_features, gradient)
 
 
 def _times_weight(
