@@ -32,6 +32,7 @@ from forerun.surface.report.wording import (
 
 if TYPE_CHECKING:
     from forerun.prediction.comparison import Difference, RunComparison
+    from forerun.search.predict import Prediction
     from forerun.search.sweep import Sweep
 
 PAGE_WIDTH = 96
@@ -44,7 +45,7 @@ _INDENT = (0, 0, 0, 2)
 _MEMORY_WORDS = {"context": "context of the driver"}
 
 
-def estimate_page(estimate: Estimate, width: int) -> RenderableType:
+def estimate_page(estimate: Estimate, width: int = PAGE_WIDTH) -> RenderableType:
     """An estimate as a page of text; every bar and colour repeats a figure beside it.
 
     Args:
@@ -83,9 +84,14 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def object_page(estimate: Estimate) -> RenderableType:
-    """An estimate as a page of the usual width."""
-    return estimate_page(estimate, PAGE_WIDTH)
+def prediction_page(found: Prediction, width: int = PAGE_WIDTH) -> Iterator[RenderableType]:
+    """An estimate as a page, and what would make the run fit, once that is known."""
+    yield estimate_page(found, width)
+    if found.ways_to_fit:
+        yield "What would make it fit"
+    for way in found.ways_to_fit:
+        rate = format_count(way.throughput_samples_per_s)
+        yield f"  -  {way.words}: {format_bytes(way.peak_memory_bytes)}, {rate} samples/s"
 
 
 def _title(estimate: Estimate) -> Text:
@@ -159,7 +165,9 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
     largest = estimate.max_batch_size
     # That of one device alone may be larger than the batch that does not fit; and beyond the bound it says nothing.
     most = estimate.batch_size_per_device if estimate.fits == "no" else MAX_BATCH_SIZE
-    if largest is not None and largest.value < most:
+    if largest is not None and largest.value < 1 < most:
+        text.append("; a batch of 1 does not fit either")
+    elif largest is not None and 1 <= largest.value < most:
         text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
     if (shown := estimate.shown_memory_bytes) is not None:
         text.append(f"; nvidia-smi shows {range_words(shown, format_bytes)}")

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import mimetypes
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -34,7 +33,7 @@ from forerun.base.isolation import MOST_TIMES_THE_LIMIT, TimeLimit
 from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
-from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody, wrong_values
 from forerun.surface.web.reach import Reach, question
 
 _STATIC = Path(__file__).parent / "static"
@@ -52,6 +51,7 @@ _BYTES = "application/octet-stream"
 _A_FILE = {
     "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 }
+_BODIES = {"/predict": PredictBody, "/scale": ScaleBody, "/plan": PlanBody, "/diagnose": DiagnoseBody}
 _BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
 
@@ -372,22 +372,14 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(422, "; ".join(_sentence(part) for part in error.errors()))
+        body = _BODIES.get(request.url.path)
+        known = () if body is None else body.model_fields
+        return problem(422, wrong_values(error.errors(), known))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         words = _BODY if error.detail == "There was an error parsing the body" else str(error.detail)
         return JSONResponse({"error": words}, error.status_code, headers=error.headers)
-
-
-_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
-"""A choice as the checks of types write it."""
-
-
-def _sentence(part: Any) -> str:
-    place = ".".join(str(word) for word in part["loc"] if word != "body") or "body"
-    words = _MEMBER.sub(r"\1", part["msg"])
-    return f"{place}: {words}"
 
 
 HEADER_TIMEOUT_S = 10.0
