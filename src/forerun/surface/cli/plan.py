@@ -39,6 +39,7 @@ def _accuracies(path: str) -> Any:
     aliases={"loader_workers": "workers", "loader_cores": "cores"},
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
     page="forerun.surface.report.plan_page:planned_page",
+    plot="forerun.surface.report.objects:save_plot",
     traces=True,
     money=True,
     job_formats="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler), slurm-time "
@@ -69,24 +70,10 @@ def plan(
     ],
     settings: dict[str, Any],
     use_cache: bool,
-    pareto: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Plot time against cost, with the Pareto front marked."),
-    ] = None,
     unsafe_files: UnsafeFilesOption = False,
 ) -> Planned:
     """Find the best device, batch size and precision within limits on time, money, memory and energy."""
-    if pareto is not None:
-        from forerun.surface.report.figure import check_plot_path
-
-        check_plot_path(pareto)
     import forerun
 
     name = model_of(model, unsafe_files=unsafe_files)
-    found = forerun.plan(name, devices=on, use_cache=use_cache, **settings)
-    if pareto is not None:
-        from forerun.surface.report.objects import save_plot
-
-        save_plot(pareto, found)
-        typer.echo(f"plot written to {pareto}", err=True)
-    return found
+    return forerun.plan(name, devices=on, use_cache=use_cache, **settings)

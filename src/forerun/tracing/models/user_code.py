@@ -247,7 +247,7 @@ def _unlike_axes(example: Any) -> Iterator[str]:
     if others:
         yield (
             f"the batch size is the first axis of the example's first tensor, {sizes[0]} there; tensors with another "
-            f"one ({', '.join(map(str, others[:3]))}) stay as they are: --batch-size {sizes[0]} asks for the example itself"
+            f"one ({', '.join(map(str, others[:3]))}) stay as they are; --batch-size {sizes[0]} is the example itself"
         )
 
 
