@@ -184,7 +184,7 @@ def test_no_device_of_a_file_or_of_this_machine_is_answered(client, device):
         ({"dataset": "cifar10", "dataset_size": 5}, 400, "not both"),
         ({"dataset": "cifar"}, 400, "cifar10"),
         ({"optimizer": "sdg"}, 400, "sgd"),
-        ({"image_size": 3}, 400, "give a larger image_size"),
+        ({"image_size": 3}, 400, "give a larger image size"),
     ],
 )
 def test_a_wrong_question_is_told_what_was_wrong(client, changes, status, words):

@@ -165,7 +165,7 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
     largest = estimate.max_batch_size
     # That of one device alone may be larger than the batch that does not fit; and beyond the bound it says nothing.
     most = estimate.batch_size_per_device if estimate.fits == "no" else MAX_BATCH_SIZE
-    if largest is not None and largest.value < 1 < most:
+    if largest is not None and largest.value < 1 and estimate.fits == "no" and most > 1:
         text.append("; a batch of 1 does not fit either")
     elif largest is not None and 1 <= largest.value < most:
         text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")

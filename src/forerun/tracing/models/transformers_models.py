@@ -551,7 +551,7 @@ _CHARACTERS = 128
 
 def _too_long(name: str, limit: int, length: int) -> InvalidSetupError:
     return InvalidSetupError(
-        f"{name} takes at most {limit} tokens, got sequence_length {length}; give --sequence-length {limit} or less"
+        f"{name} takes at most {limit} tokens, got {length}; give --sequence-length {limit} or less"
     )
 
 

@@ -384,7 +384,8 @@ function showScaling(curve) {
 function largestWords({ max_batch_size: largest, batch_size_per_device: batch, fits }) {
   const most = fits === "no" ? batch : 1e7;
   if (!largest || largest.value >= most) return "";
-  return largest.value < 1 ? (batch > 1 ? "; a batch of 1 does not fit either" : "") : `; largest batch ${largest.value.toLocaleString("en")}`;
+  if (largest.value < 1) return fits === "no" && batch > 1 ? "; a batch of 1 does not fit either" : "";
+  return `; largest batch ${largest.value.toLocaleString("en")}`;
 }
 
 function showMemory(estimate) {
