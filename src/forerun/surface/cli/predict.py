@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import UsageError
 from forerun.question.options import RunOptions
-from forerun.surface.cli.output import page_width
 from forerun.surface.cli.settings import ModelOrCommand, OnDevice, UnsafeFilesOption, model_of
 from forerun.surface.cli.verbs import verb
 
@@ -16,12 +14,6 @@ if TYPE_CHECKING:
     from forerun.search.predict import Prediction
 
 _MOST_PLOT_BATCH = 1 << 16
-
-
-def _page(found: Prediction) -> Iterator[Any]:
-    from forerun.surface.report.page import PAGE_WIDTH, prediction_page
-
-    return prediction_page(found, page_width(PAGE_WIDTH))
 
 
 def _plot(path: Path, found: Prediction) -> None:
@@ -38,20 +30,7 @@ def _plot(path: Path, found: Prediction) -> None:
     sweep = forerun.sweep(
         run, devices=[run.cluster.device], batch_sizes=sizes, precisions=[run.setup.precision]
     )
-    throughput = (
-        sweep.throughput_samples_per_s[0, 0],
-        sweep.throughput_low_samples_per_s[0, 0],
-        sweep.throughput_high_samples_per_s[0, 0],
-    )
-    throughput_and_memory(
-        path,
-        title=plot_title(found),
-        batch_sizes=sizes,
-        throughput_samples_per_s=throughput,
-        peak_memory_bytes=sweep.peak_memory_bytes[0, 0],
-        device_memory_bytes=float(sweep.device_memory_bytes[0]),
-        chosen_batch_size=found.batch_size_per_device,
-    )
+    throughput_and_memory(path, sweep, title=plot_title(found), chosen_batch_size=found.batch_size_per_device)
 
 
 def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[int, ...]:
@@ -67,7 +46,7 @@ def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[
 @verb(
     "Predict time, memory and cost of training.",
     options=RunOptions,
-    page=_page,
+    page="forerun.surface.report.page:prediction_page",
     plot=_plot,
     width=96,
     traces=True,
