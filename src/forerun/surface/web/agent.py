@@ -104,7 +104,8 @@ class _OneLineServer(MCPServer[Any]):
             if tool is None:
                 words += f"; the tools are {', '.join(_BY_NAME)}"
             elif isinstance(cause, ValidationError):
-                words += f"; call {name} as in {_example(tool)}"
+                example = (tool.__doc__ or "").partition("Example: ")[2].strip().rstrip(".")
+                words += f"; call {name} as in {example}"
             raise ToolError(in_a_line(words)) from None
 
 
@@ -119,10 +120,6 @@ def _refuse_unknown(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 def _named_parts(tool: Callable[..., Any]) -> list[inspect.Parameter]:
     parts = inspect.signature(tool, eval_str=True).parameters.values()
     return [part for part in parts if part.kind is not part.VAR_KEYWORD]
-
-
-def _example(tool: Callable[..., Any]) -> str:
-    return (tool.__doc__ or "").partition("Example: ")[2].strip().rstrip(".")
 
 
 def make_server(code: Path | None = None) -> MCPServer[Any]:

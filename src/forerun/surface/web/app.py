@@ -373,8 +373,7 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         body = _BODIES.get(request.url.path)
-        known = () if body is None else body.model_fields
-        return problem(422, wrong_values(error.errors(), known))
+        return problem(422, wrong_values(error.errors(), body.model_fields if body else ()))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
