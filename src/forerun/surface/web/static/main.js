@@ -78,6 +78,13 @@ function showSliders() {
 
 function readControls(event) {
   const name = event.target.name;
+  if (!event.target.validity.valid) {
+    turn += 1; // an answer that is under way belongs to the value before
+    clearTimeout(exactTimer);
+    document.body.classList.remove("busy", "asking");
+    showError(`${event.target.labels[0].firstChild.textContent.trim()}: ${event.target.validationMessage}`);
+    return;
+  }
   moved = name;
   if (name === "batch") state.batch = BATCH_SIZES[at("batch").value];
   else if (name === "devices") state.devices = Number(at("devices").value);
