@@ -87,7 +87,7 @@ def has_page(answer: Any) -> bool:
 
 
 def _of(table: Mapping[str, Any], answer: Any) -> Any:
-    """What a table has for the class of an answer, or for one that it extends; None if it has nothing."""
+    """The entry of a table for the class of an answer, or for one that it extends; None if there is none."""
     return next((table[one.__name__] for one in type(answer).__mro__ if one.__name__ in table), None)
 
 

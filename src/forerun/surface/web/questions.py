@@ -174,7 +174,7 @@ _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 
 
 def wrong_values(found: Iterable[Mapping[str, Any]], known: Iterable[str]) -> str:
-    """What the checks of types found in a question, in one line: each setting once, with the value that came.
+    """Errors of a question that the checks of types found, in one line: each setting once, with the value that came.
 
     Args:
         found: Errors of pydantic.
