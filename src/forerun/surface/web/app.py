@@ -14,7 +14,6 @@ import mimetypes
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -313,43 +312,31 @@ def _add_figures(app: FastAPI, figures: Figures) -> None:
         return Response(figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class _PageFile:
+def _page_file(path: Path) -> Response:
     """A file of the page, in memory: the event loop gives it without the thread that reading a disk takes."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    @classmethod
-    def of(cls, path: Path) -> _PageFile:
-        """The file of a path."""
-        content = path.read_bytes()
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        return cls(content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-
-    def response(self, request: Request) -> Response:
-        """The answer; without the content if the browser has it."""
-        headers = {"ETag": self.tag}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, media_type=self.media_type, headers=headers)
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return Response(content, media_type=kind, headers={"ETag": tag})
 
 
 def _add_page(app: FastAPI) -> None:
     files = {
-        str(path.relative_to(_STATIC)): _PageFile.of(path) for path in _STATIC.rglob("*") if path.is_file()
+        str(path.relative_to(_STATIC)): _page_file(path) for path in _STATIC.rglob("*") if path.is_file()
     }
-
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return files["index.html"].response(request)
 
     @app.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
     async def static(name: str, request: Request) -> Response:
         if name not in files:
             raise HTTPException(404)
-        return files[name].response(request)
+        tag = files[name].headers["etag"]
+        if request.headers.get("if-none-match") == tag:  # the browser has it
+            return Response(status_code=304, headers={"ETag": tag})
+        return files[name]
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return await static("index.html", request)
 
 
 def _add_errors(app: FastAPI, limit_s: float) -> None:
