@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from forerun.base.answers import fields_of
 from forerun.base.errors import ForerunError, InvalidSetupError
-from forerun.base.extras import needing
+from forerun.base.extras import loaded, needing
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
@@ -39,10 +39,12 @@ class Prediction(Estimate):
         if self.fits != "no":
             return ()
         from forerun.base.stages import stage
-        from forerun.search.advise import ways_to_fit
 
+        # By its name: advice rests on the estimates of this module.
+        ways: tuple[Way, ...]
         with stage("looking for what would make it fit"):
-            return ways_to_fit(self)
+            ways = loaded("forerun.search.advise:ways_to_fit")(self)
+        return ways
 
     def json_fields(self) -> dict[str, Any]:
         """The fields of an estimate, and the ways to fit where it does not."""

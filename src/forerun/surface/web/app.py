@@ -13,7 +13,7 @@ import hashlib
 import mimetypes
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,7 +50,12 @@ _BYTES = "application/octet-stream"
 _A_FILE = {
     "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 }
-_BODIES = {"/predict": PredictBody, "/scale": ScaleBody, "/plan": PlanBody, "/diagnose": DiagnoseBody}
+_BODIES: Mapping[str, type[BaseModel]] = {
+    "/predict": PredictBody,
+    "/scale": ScaleBody,
+    "/plan": PlanBody,
+    "/diagnose": DiagnoseBody,
+}
 _BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
 
