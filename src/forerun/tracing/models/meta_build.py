@@ -348,7 +348,7 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
     if _TOO_SMALL.search(text):
         return InvalidSetupError(
             f"inputs of {shape} are too small for {built.name}: {first_line(exc)}; give a larger image size, "
-            "input_shape or sequence_length"
+            "input shape or sequence length"
         )
     if isinstance(exc, (RuntimeError, ValueError, AssertionError, IndexError)) and _is_about_sizes(exc, text):
         return InvalidSetupError(
