@@ -41,6 +41,21 @@ def test_what_cannot_fit_by_its_weights_alone_is_not_tried(estimate):
 def test_a_run_that_fits_has_no_ways():
     fits = forerun.predict(MODEL, device="a100-sxm4-80gb", **SETTINGS | {"batch_size": 1})
     assert ways_to_fit(fits) == ()
+    assert "ways_to_fit" not in fits.as_dict()
+
+
+def test_the_answer_of_predict_says_what_would_make_its_run_fit():
+    found = forerun.predict("mnist-cnn", device="t4", batch_size=400_000)
+    assert found.as_dict()["ways_to_fit"] == [way.as_dict() for way in ways_to_fit(found)]
+    assert found.ways_to_fit[0].words in str(found)
+    assert list(found.to_frame()["fits"]) == ["no"]
+
+
+def test_autocast_is_offered_where_the_device_only_emulates_bf16():
+    settings = {"precision": "bf16", "batch_size": 1, "sequence_length": 128}
+    runs = [Run.of(MODEL, device=device, **settings) for device in ("t4", "l4")]
+    offered = [[offer.change for offer in faster(run)] for run in runs]
+    assert [{"precision": "amp"} in changes for changes in offered] == [True, False]
 
 
 def test_advice_for_a_run_that_does_not_fit_begins_with_one_that_does():

@@ -383,7 +383,7 @@ def test_that_state_spaces_have_faster_kernels_elsewhere_is_said(tmp_path):
 
 def test_text_models_refuse_image_options_and_long_sequences(tmp_path):
     spec = config_file(tmp_path, **BERT)
-    with pytest.raises(InvalidSetupError, match="use sequence_length instead of image_size"):
+    with pytest.raises(InvalidSetupError, match="give a sequence length instead of an image size"):
         build_model(spec, image_size=224)
     with pytest.raises(InvalidSetupError, match="at most 128 tokens, got 129"):
         build_model(spec, sequence_length=129)
@@ -677,7 +677,7 @@ def test_images_that_are_too_small(spec, options, message):
     error = failure(build_model(spec, **options), 1)
     assert isinstance(error, InvalidSetupError)
     assert message in str(error)
-    assert "give a larger image_size" in str(error)
+    assert "give a larger image size" in str(error)
 
 
 def test_wrong_shapes_are_said():
@@ -796,7 +796,7 @@ def test_what_is_no_model_is_refused():
         ({"image_size": 2.5}, "image_size must be a whole number, got 2.5"),
         ({"input_shape": ()}, "at least one axis"),
         ({"input_shape": (3, -1, 3)}, "every size of input_shape must be between"),
-        ({"input_shape": (3, 32)}, "samples with 3 axes, such as 3,224,224; got input_shape 3,32"),
+        ({"input_shape": (3, 32)}, "samples with 3 axes, such as 3,224,224; got the input shape 3,32"),
         ({"input_shape": (4, 32, 32)}, "takes 3 channels, got 4"),
         ({"input_shape": (3, 32, 32), "image_size": 32}, "not both"),
         ({"sequence_length": 8}, "reads images, not tokens"),

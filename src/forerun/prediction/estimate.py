@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forerun.base.answers import Answer
+from forerun.base.answers import Answer, fields_of, plain
 from forerun.cost.memory.peak import MemoryShare
 from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
@@ -245,4 +245,5 @@ class Estimate(Answer):
         """The differences between this run and another, with the parts of time and memory behind them."""
         from forerun.prediction.comparison import compare_answers
 
-        return compare_answers(self.as_dict(), other.as_dict())
+        # Of an answer that says more, such as what would make it fit, the estimate alone is compared.
+        return compare_answers(plain(fields_of(self)), plain(fields_of(other)))

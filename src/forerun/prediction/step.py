@@ -643,9 +643,12 @@ def _breakdown(
     ops: DistinctOps, kernel_s: Floats, others_s: Mapping[str, float]
 ) -> tuple[BreakdownPart, ...]:
     """Parts of the step, longest first: the kernels by what they do, and the others that take time."""
+    # The loss of a classifier is a softmax too: without a product of attention it is one more reduction.
+    attends = bool({OpClass.BMM, OpClass.ATTENTION} & {*ops.op_class.tolist()})
+    names = _PART_NAMES if attends else {**_PART_NAMES, OpClass.SOFTMAX: _OTHER_PART}
     sums: dict[str, float] = {}
     for op_class, time_s in zip(ops.op_class, kernel_s, strict=True):
-        name = _PART_NAMES.get(OpClass(op_class), _OTHER_PART)
+        name = names.get(OpClass(op_class), _OTHER_PART)
         sums[name] = sums.get(name, 0.0) + float(time_s)
     sums |= {name: time_s for name, time_s in others_s.items() if time_s > 0}
     ordered = sorted(sums.items(), key=lambda item: -item[1])

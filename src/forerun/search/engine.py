@@ -67,35 +67,6 @@ class JobTerms:
     epochs_of: EpochsOf | None = None
 
 
-class CostModels:
-    """The cost model of each device of a search.
-
-    Args:
-        run: A run with the settings that all candidates share.
-        stacks: Frameworks of the models; no calibration serves models of both.
-        given: The cost model of all devices, if the user gave one.
-    """
-
-    def __init__(self, run: Run, stacks: frozenset[str], given: CostModel | None = None) -> None:
-        self._run = run
-        self._stacks = stacks
-        self._given = given
-        self._found: dict[tuple[str, str], CostModel] = {}
-
-    def of(self, option: DeviceOption) -> CostModel:
-        """The named calibration, that of this machine for ``here``, or the shipped one."""
-        if self._given is not None:
-            return self._given
-        key = (option.name, option.device.name)
-        if key not in self._found:
-            calibration = self._run.software.calibration
-            if calibration is None and option.name.lower() == HERE and len(self._stacks) == 1:
-                calibration = HERE
-            software = replace(self._run.software, calibration=calibration)
-            self._found[key] = cost_model_of(replace(self._run, cluster=option.cluster, software=software))
-        return self._found[key]
-
-
 class Engine:
     """Evaluates the candidates of one search.
 
@@ -125,12 +96,28 @@ class Engine:
         self._sizes = np.asarray(search.axes["batch_size"], dtype=np.int64)
         # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
         self._runs_of = [search.run.with_(**change) for change in self._changes]
-        self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
+        self._cost_model, self._weights = cost_model, dict[tuple[str, str], CostModel]()
         self._visible_bytes = np.asarray([visible_memory_bytes(option.device) for option in self._options])
         self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
         self._epoch = UnevenEpoch.of(search.run) if has_lengths(search.run) else None
         equal = self._epoch.runs(search.run) if self._epoch else ()
         self._at_lengths = [Engine(replace(search, run=run), models, terms, cost_model) for run in equal]
+
+    def weights_of(self, option: DeviceOption) -> CostModel:
+        """The cost model of an option: the user's, the named calibration, that of this machine, or the shipped one."""
+        if self._cost_model is not None:
+            return self._cost_model
+        key = (option.name, option.device.name)
+        if key not in self._weights:
+            run = self.search.run
+            calibration = run.software.calibration
+            # No calibration serves models of two frameworks.
+            is_one = len({each.stack for each in self._runs_of}) == 1
+            if calibration is None and option.name.lower() == HERE and is_one:
+                calibration = HERE
+            software = replace(run.software, calibration=calibration)
+            self._weights[key] = cost_model_of(replace(run, cluster=option.cluster, software=software))
+        return self._weights[key]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -218,7 +205,7 @@ class Engine:
         """Groups of options that share a cost model."""
         groups: dict[int, list[int]] = {}  # cost models hold arrays: they are told apart by identity
         for number, option in enumerate(self._options):
-            groups.setdefault(id(self._costs.of(option)), []).append(number)
+            groups.setdefault(id(self.weights_of(option)), []).append(number)
         return list(groups.values())
 
     def _by_setup(self, run: Run, options: Iterable[int]) -> dict[TrainingSetup, list[int]]:
@@ -235,7 +222,7 @@ class Engine:
         first = self._run(index, options[0], int(sizes[0]))
         model = self._models.of(first)
         devices = [self._options[number].device for number in options]
-        weights = self._costs.of(self._options[options[0]])
+        weights = self.weights_of(self._options[options[0]])
         version = run.software.torch_version
         times = grid_times(model, devices, sizes, setup, weights, version)
         validation, inference = None, run.validation_setup
@@ -295,7 +282,7 @@ class Engine:
         setups = [replace(setup, batch_size_per_device=int(size)) for size in sizes]
         devices = [option.device] * len(setups)
         version = self.search.run.software.torch_version
-        return point_times(model, devices, setups, self._costs.of(option), version)
+        return point_times(model, devices, setups, self.weights_of(option), version)
 
     def _table(
         self,
@@ -310,7 +297,7 @@ class Engine:
     ) -> CandidateTable:
         terms, option = self._terms, self._options[number]
         run = self._run(index, number, int(sizes[0]))
-        weights = self._costs.of(option)
+        weights = self.weights_of(option)
         own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
         busy = shared_times(model, run, sizes, alone, weights, exact=exact)
         # A replay counts what several devices hold already; live bytes are those of one device alone.
@@ -386,7 +373,7 @@ class Engine:
         ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes])
         if run.cluster.num_devices == 1:
             return ends
-        (one,) = one_steps(model, run, [size], self._costs.of(self._options[number]))
+        (one,) = one_steps(model, run, [size], self.weights_of(self._options[number]))
         return ends + replica_bytes(run, one.gradient_bytes)
 
 

@@ -63,7 +63,13 @@ def _trains(run: Run) -> bool:
 
 
 def _halves_in(precision: str) -> Callable[[Run], bool]:
-    return lambda run: run.setup.precision in _LIGHT and half_of(run.cluster.device) == precision
+    return lambda run: _may_halve(run) and half_of(run.cluster.device) == precision
+
+
+def _may_halve(run: Run) -> bool:
+    """True where autocast would be faster: of single precision, and of bf16 on a device that only emulates it."""
+    is_emulated = "bf16" in run.setup.precision and half_of(run.cluster.device) == "amp"
+    return run.setup.precision in _LIGHT or is_emulated
 
 
 def _is_of(stack: str) -> Callable[[Run], bool]:
@@ -230,7 +236,7 @@ def forgotten(estimate: Estimate) -> Iterator[Offer]:
     setup, device = run.setup, run.cluster.device
     if device.kind != "gpu" or not _trains(run):
         return
-    if setup.precision in _LIGHT:
+    if _may_halve(run):
         yield Offer(change={"precision": half_of(device)}, meaning=", which changes the arithmetic")
     if setup.layout is Layout.NCHW and any(part.name == "convolution" for part in estimate.breakdown):
         yield Offer(change={"layout": "nhwc"}, meaning=": model.to(memory_format=torch.channels_last)")

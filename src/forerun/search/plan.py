@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel, Field
 
+from forerun.base.answers import fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import plugin
 from forerun.base.stages import stage
 from forerun.base.tables import read_rows
 from forerun.prediction.models import TracedModels
-from forerun.question.job import DATASETS, Dataset, Job
+from forerun.question.job import DATASETS, Dataset, Job, JobOptions
 from forerun.question.model import captured_facts
 from forerun.question.options import RunOptions
 from forerun.question.recipes import recipe_notes
@@ -43,6 +45,9 @@ from forerun.search.search import (
 )
 from forerun.tracing.trace import full_name
 
+if TYPE_CHECKING:
+    from forerun.search.advise import Way
+
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 32, 32): "cifar10",
     (1, 28, 28): "mnist",
@@ -52,13 +57,53 @@ _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
 """Default dataset of a question, by the shape of a sample."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned(Plan):
+    """The answer of ``plan``: a plan that also says what would make its choice faster.
+
+    Attributes:
+        asked: The settings of the plan.
+    """
+
+    asked: Mapping[str, Any]
+
+    @cached_property
+    def ways_to_save(self) -> tuple[Way, ...]:
+        """Changes that would make the chosen or nearest candidate faster and were not asked about.
+
+        They are predicted when first asked for; a plan that is not ``exact`` has none.
+        """
+        best = self.chosen or self.nearest_miss
+        if best is None or not self.asked.get("exact", True):
+            return ()
+        from forerun.search.advise import ways_to_save
+        from forerun.search.predict import predict
+
+        own = {
+            **{name: value for name, value in self.asked.items() if name in _OF_STEPS},
+            "batch_size": best.batch_size_per_device,
+            "precision": best.precision,
+            "layout": best.layout,
+            "image_size": best.image_size,
+            "num_devices": best.num_devices if best.num_devices > 1 else None,
+            **best.settings,
+        }
+        return ways_to_save(predict(best.model, device=best.device, **own))
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields of a plan, and the ways to save."""
+        found = Plan.json_fields(self) | {"ways_to_save": self.ways_to_save}
+        del found["asked"]  # the question, which the other fields tell in its parts
+        return found
+
+
 def plan(
     models: str | Sequence[str],
     *,
     devices: str | Sequence[str],
     use_cache: bool = True,
     **options: Unpack[PlanOptions],
-) -> Plan:
+) -> Planned:
     """The best configuration under limits, of every combination of models, devices, batch sizes and the rest.
 
     Args:
@@ -88,13 +133,14 @@ def plan(
     found = _answer(specs, choices, given, traced)
     wider, words = _wider(found, specs, choices, given)
     if not wider:
-        return found
-    found = _answer(specs, choices, {**given, **wider}, traced)
+        return Planned(**fields_of(found), asked=given)
+    given = {**given, **wider}
+    found = _answer(specs, choices, given, traced)
     note = (
         f"nothing fits as asked; compared as well: {', '.join(words)} (a setting that you name, such as --recompute "
         "none, is kept)"
     )
-    return replace(found, notes=(note, *found.notes))
+    return Planned(**fields_of(replace(found, notes=(note, *found.notes))), asked=given)
 
 
 def _answer(
@@ -232,6 +278,8 @@ _OF_RUNS = frozenset(declared(RunOptions)) - {
     "inter",
     "price_usd_per_hour",
 }
+_OF_STEPS = _OF_RUNS - declared(JobOptions).keys()
+"""Settings that change a step: a job does not, and its dataset may be one that the plan assumed."""
 
 
 def _possible(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
+from forerun.base.answers import fields_of
 from forerun.base.errors import ForerunError, InvalidSetupError
-from forerun.base.extras import needing
+from forerun.base.extras import loaded, needing
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
@@ -23,7 +25,31 @@ from forerun.question.sharing import Strategy
 if TYPE_CHECKING:
     import torch
 
+    from forerun.search.advise import Way
     from forerun.search.search import Search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Estimate):
+    """The answer of ``predict``: an estimate that also says what would make its run fit."""
+
+    @cached_property
+    def ways_to_fit(self) -> tuple[Way, ...]:
+        """Changes that let the run fit, where it does not; they are predicted when first asked for."""
+        if self.fits != "no":
+            return ()
+        from forerun.base.stages import stage
+
+        # By its name: advice rests on the estimates of this module.
+        ways: tuple[Way, ...]
+        with stage("looking for what would make it fit"):
+            ways = loaded("forerun.search.advise:ways_to_fit")(self)
+        return ways
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields of an estimate, and the ways to fit where it does not."""
+        found = fields_of(self)
+        return {**found, "ways_to_fit": self.ways_to_fit} if self.fits == "no" else found
 
 
 @with_common_settings(RunOptions)
@@ -35,7 +61,7 @@ def predict(
     cost_model: CostModel | None = None,
     use_cache: bool = True,
     **options: Unpack[RunOptions],
-) -> Estimate:
+) -> Prediction:
     """Predicts time, memory, energy and cost of training a model, without the devices.
 
     Args:
@@ -70,7 +96,8 @@ def predict(
             "inputs belong to a module; give input_shape, image_size or sequence_length instead"
         )
     run = run_from(model, device, given)
-    return estimate_of(run, TracedModels(use_cache=use_cache), cost_model).estimate
+    found = estimate_of(run, TracedModels(use_cache=use_cache), cost_model).estimate
+    return Prediction(**fields_of(found))
 
 
 def run_from(model: Any, device: str | Device | Cluster | None, options: Any) -> Run:

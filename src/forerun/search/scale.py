@@ -235,27 +235,16 @@ def _largest_run(
     }
     numbers = sizes_of(options["num_devices"] if "num_devices" in options else _usual_numbers(model, device))
     num_nodes = options.get("num_nodes")
-    return _on_all(model, device, given, numbers, num_nodes), numbers, num_nodes
-
-
-def _on_all(
-    model: Any,
-    device: str | Device | Cluster | None,
-    given: Mapping[str, Any],
-    numbers: Sequence[int],
-    num_nodes: int | None,
-) -> Run:
-    if isinstance(model, Run):
-        run = run_from(model, device, given)
-        # One device says nothing of machines: all are put into one of them.
-        is_alone = run.cluster.num_devices == 1
-        return replace(run, cluster=run.cluster.with_devices(max(numbers), 1)) if is_alone else run
-    named = None if device is None else cluster_from(device, {})
+    named = None if device is None or isinstance(model, Run) else cluster_from(device, {})
     if named is not None and named.num_devices == 1:
-        given = {**given, "num_devices": max(numbers), "num_nodes": num_nodes}
+        given |= {"num_devices": max(numbers), "num_nodes": num_nodes}
     elif named is not None and num_nodes is not None:
         device = replace(named, num_nodes=num_nodes, num_devices_per_node=-(-max(numbers) // num_nodes))
-    return run_from(model, device, given)
+    run = run_from(model, device, given)
+    # One device says nothing of machines: all are put into one of them.
+    if isinstance(model, Run) and run.cluster.num_devices == 1:
+        run = replace(run, cluster=run.cluster.with_devices(max(numbers), 1))
+    return run, numbers, num_nodes
 
 
 def _point(kind: str, found: RunEstimate, alone_rate: float) -> ScalePoint:

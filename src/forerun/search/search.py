@@ -378,15 +378,19 @@ def words_of(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(word.strip() for word in words if word.strip())
 
 
+def _sizes(given: str | int | Sequence[int], what: str) -> tuple[int, ...]:
+    if isinstance(given, int):
+        return (given,)
+    return parse_batch_sizes(given, what) if isinstance(given, str) else tuple(given)
+
+
 def batch_sizes_of(given: str | int | Sequence[int]) -> tuple[int, ...]:
     """Batch sizes of one device, ascending, from a user's words or a list.
 
     Raises:
         InvalidSetupError: There is none, or one is impossible.
     """
-    if isinstance(given, int):
-        given = (given,)
-    sizes = parse_batch_sizes(given) if isinstance(given, str) else tuple(sorted(set(given)))
+    sizes = tuple(sorted({*_sizes(given, "batch size")}))
     if not sizes:
         raise InvalidSetupError("a plan needs at least one batch size, got none")
     for size in (sizes[0], sizes[-1]):
@@ -396,9 +400,7 @@ def batch_sizes_of(given: str | int | Sequence[int]) -> tuple[int, ...]:
 
 def _image_sizes(given: str | int | Sequence[int]) -> list[dict[str, int]]:
     """The changes of an axis of image sizes; one that changes nothing without sizes."""
-    if isinstance(given, int):
-        given = (given,)
-    sizes = parse_batch_sizes(given, "image size") if isinstance(given, str) else tuple(given)
+    sizes = _sizes(given, "image size")
     for size in sizes:
         if size < 1:
             raise InvalidSetupError(f"an image size must be at least 1 pixel, got {size}")

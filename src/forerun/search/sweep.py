@@ -16,7 +16,7 @@ from forerun.graph.graph import Floats, Ints
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions
-from forerun.question.run import Run
+from forerun.question.run import HERE, Run
 from forerun.search.choice import HIGH, LOW, VALUE
 from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
@@ -116,7 +116,8 @@ def sweep(
     given = [run.setup.batch_size_per_device for run in first.over(batch_sizes=batch_sizes)]
     sizes, places = np.unique(given, return_inverse=True)
     # ``here`` among the devices brings its own calibration, which is no one else's.
-    named = first.software.calibration if options.get("calibration") else None
+    own = first.software.calibration
+    named = own if options.get("calibration") or (isinstance(model, Run) and own != HERE) else None
     search = Search(
         run=replace(first, software=replace(first.software, calibration=named)),
         axes={

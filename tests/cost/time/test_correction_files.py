@@ -100,13 +100,20 @@ def test_a_framework_nobody_calibrates_is_refused():
 
 
 def test_a_plan_of_both_frameworks_takes_no_calibration(folder):
+    from forerun.prediction.models import TracedModels
     from forerun.search.devices import parse_devices
-    from forerun.search.engine import CostModels
+    from forerun.search.engine import Engine
+    from forerun.search.search import SETTINGS, Search
 
     save_weights(calibrated("pytorch"), calibration_path(HERE))
     (option,) = parse_devices("here")
     models = {"pytorch": "mnist-cnn", "keras": "keras:mnist-cnn"}
     for stacks, expected in ((("pytorch",), "pytorch"), (("keras",), None), (("keras", "pytorch"), None)):
         run = Run.of(models[stacks[0]], device=option.cluster)
-        found = CostModels(run, frozenset(stacks)).of(option)
+        axes = {
+            SETTINGS: [{"model": models[stack]} for stack in stacks],
+            "device": [option],
+            "batch_size": [8],
+        }
+        found = Engine(Search(run=run, axes=axes), TracedModels()).weights_of(option)
         assert found.calibrated_stack == expected

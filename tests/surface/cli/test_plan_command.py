@@ -56,7 +56,7 @@ def test_a_budget_nobody_meets_is_answered_with_the_nearest_miss():
 
 def test_a_picture_is_written(tmp_path):
     path = tmp_path / "front.svg"
-    result = invoke(*QUESTION, *JOB, "--pareto", str(path))
+    result = invoke(*QUESTION, *JOB, "--plot", str(path))
     assert result.exit_code == 0, result.stderr
     assert path.read_text().startswith("<?xml")
     assert str(path) in result.stderr
@@ -135,7 +135,7 @@ def without(words, *usual):
             ("--format", "yaml"),
             "one of table, json, csv, markdown, dstack, job, ray, sbatch, sky, slurm-time, got 'yaml'",
         ),
-        (("--pareto", "nowhere/front.png"), "nowhere"),
+        (("--plot", "nowhere/front.png"), "nowhere"),
         (("--accuracies", "none.csv"), "cannot be read"),
         (("--prices", "none.toml"), "expected a readable price file"),
         (("--workers", "-1", "--loader-ms", "1"), "number of workers must be zero or more"),

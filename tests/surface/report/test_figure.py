@@ -1,4 +1,5 @@
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,15 +19,15 @@ def png_size(path):
 
 
 def draw_sweep(path, **changes):
-    values = {
-        "title": "model on device",
+    names = ("throughput_samples_per_s", "throughput_low_samples_per_s", "throughput_high_samples_per_s")
+    sweep = {
         "batch_sizes": SIZES,
-        "throughput_samples_per_s": THROUGHPUT,
-        "peak_memory_bytes": np.asarray(SIZES) * 2.0**30,
-        "device_memory_bytes": 6 * 2.0**30,
-        "chosen_batch_size": 4,
+        **{name: rates[None, None] for name, rates in zip(names, THROUGHPUT, strict=True)},
+        "peak_memory_bytes": np.asarray(SIZES)[None, None] * 2.0**30,
+        "device_memory_bytes": np.asarray([6 * 2.0**30]),
     }
-    throughput_and_memory(path, **{**values, **changes})
+    found = SimpleNamespace(**{**sweep, **changes})
+    throughput_and_memory(path, found, title="model on device", chosen_batch_size=4)
 
 
 def texts_of(path):
@@ -57,7 +58,7 @@ def test_sweep_plot_names_axes_units_band_and_limit(tmp_path):
 
 
 def test_a_device_without_a_memory_figure_has_no_limit_line(tmp_path):
-    draw_sweep(tmp_path / "a.svg", device_memory_bytes=0.0)
+    draw_sweep(tmp_path / "a.svg", device_memory_bytes=np.zeros(1))
     assert not any("memory of the device" in text for text in texts_of(tmp_path / "a.svg"))
 
 

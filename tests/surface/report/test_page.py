@@ -11,7 +11,7 @@ from forerun.surface.report.page import estimate_page
 
 def printed(estimate, width=80, **options):
     file = io.StringIO()
-    Console(file=file, width=width, **options).print(estimate_page(estimate, width))
+    Console(file=file, width=width, **options).print(estimate_page(estimate))
     return file.getvalue()
 
 

@@ -184,7 +184,7 @@ def test_no_device_of_a_file_or_of_this_machine_is_answered(client, device):
         ({"dataset": "cifar10", "dataset_size": 5}, 400, "not both"),
         ({"dataset": "cifar"}, 400, "cifar10"),
         ({"optimizer": "sdg"}, 400, "sgd"),
-        ({"image_size": 3}, 400, "give a larger image_size"),
+        ({"image_size": 3}, 400, "give a larger image size"),
     ],
 )
 def test_a_wrong_question_is_told_what_was_wrong(client, changes, status, words):
@@ -199,7 +199,7 @@ def test_a_wrong_question_is_told_what_was_wrong(client, changes, status, words)
         ({"batch_sizes": []}, 422, "batch_sizes"),
         ({"devices": []}, 422, "devices"),
         ({"precisions": ["fp8"]}, 400, "NVIDIA T4 has no fp8"),
-        ({"precisions": ["fp12"]}, 422, "should be 'fp32', 'tf32', "),
+        ({"precisions": ["fp12"]}, 422, "expected 'fp32', 'tf32', "),
         ({"models": ["cnn:depth=1..60..1,base_filters=8..4096"]}, 400, "at most 64 combinations"),
         ({"batch_sizes": list(range(1, 1025)), "devices": ["t4"] * 24}, 400, "at most 20,000 candidates"),
         ({"price_usd_per_hour": {"t4": -1}}, 422, "price_usd_per_hour"),

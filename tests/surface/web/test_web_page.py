@@ -417,6 +417,8 @@ def test_a_model_that_does_not_exist_is_said_on_the_page(opened):
 def test_a_budget_that_nobody_meets_is_said_on_the_page(opened, complaints):
     page = opened(link=f"{SMALL}&within=time<=1ms")
     assert page.locator("#choice").inner_text().startswith("Nothing keeps all limits. Nearest: ")
+    page.locator("#epochs").fill("-3")
+    assert page.locator("#error").inner_text().startswith("Epochs: ")
     assert complaints == []
 
 

@@ -115,7 +115,7 @@ def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int |
         if "egative dimension" in str(error) or "must be greater than 0" in str(error):
             size = "x".join(map(str, shape or family.image))
             raise InvalidSetupError(
-                f"images of {size} are too small for keras:{spec}; give a larger image_size or fewer layers"
+                f"images of {size} are too small for keras:{spec}; give a larger image size or fewer layers"
             ) from error
         raise
 

@@ -109,7 +109,6 @@ def _health_page(found: _Health) -> Iterator[str]:
 @verb("Check this installation.", page=_health_page)
 def doctor() -> _Health:
     """Check this installation: libraries, cache, processes that still run, and what killed commands left behind."""
-    from forerun import __version__
     from forerun.base.kept import cache_folder, remove_leftovers
 
     folder = cache_folder()
@@ -179,14 +178,10 @@ def version_lines(*, verbose: bool) -> Iterator[str]:
     yield f"{host.cpu.model}, {host.num_usable_cores:g} cores usable"
     for gpu in host.gpus:
         yield f"GPU {gpu.name}, driver {gpu.driver_version}"
-    yield "libraries: " + ", ".join(_versions())
+    found = {name: installed_version(name) for name in _LIBRARIES}
+    yield "libraries: " + ", ".join(f"{name} {version}" for name, version in found.items() if version)
     yield f"cost model {shipped_weights_path().name}, graphs of {len(shipped_models())} models"
     yield f"traced graphs are kept in {cache_folder()}"
-
-
-def _versions() -> Iterator[str]:
-    found = {name: installed_version(name) for name in _LIBRARIES}
-    yield from (f"{name} {version}" for name, version in found.items() if version)
 
 
 _PAGES = "forerun.surface.report.hardware_page"

@@ -221,6 +221,7 @@ _OTHER_NAMES = {
         ("--spot", "--price-kind spot, an option of forerun plan"),
         ("--csv", "--format csv"),
         ("--markdown", "--format markdown"),
+        ("--pareto", "--plot FILE.png"),
         ("--output", "--json, or --format csv, with > FILE"),
         ("--disk", "--storage-mb-s 150"),
         ("--workers --num-workers", "--loader-workers 4"),

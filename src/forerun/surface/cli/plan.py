@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +18,7 @@ from forerun.surface.cli.settings import (
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from forerun.search.advise import Way
-    from forerun.search.plan_answer import Plan
-
-_OF_CHOICE = {"num_devices", "num_nodes", "price_usd_per_hour", "intra", "inter"}
-"""Settings that the chosen candidate decides."""
+    from forerun.search.plan import Planned
 
 
 def _prices(text: str) -> Any:
@@ -40,62 +33,14 @@ def _accuracies(path: str) -> Any:
     return read_accuracies(Path(path))
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A plan, with what was asked."""
-
-    plan: Plan
-    settings: dict[str, Any]
-
-    @cached_property
-    def ways(self) -> tuple[Way, ...]:
-        """Changes that would make the chosen or nearest candidate faster and were not asked about."""
-        best = self.plan.chosen or self.plan.nearest_miss
-        if best is None:
-            return ()
-        from forerun.question.job import JobOptions
-        from forerun.question.options import RunOptions
-        from forerun.question.settings import declared
-        from forerun.search.advise import ways_to_save
-        from forerun.search.predict import predict
-
-        # The job decides nothing about a step, and its dataset may be one that the plan assumed.
-        of_runs = declared(RunOptions).keys() - declared(JobOptions).keys() - _OF_CHOICE
-        own = {
-            **{name: value for name, value in self.settings.items() if name in of_runs},
-            "batch_size": best.batch_size_per_device,
-            "precision": best.precision,
-            "layout": best.layout,
-            "image_size": best.image_size,
-            "num_devices": best.num_devices if best.num_devices > 1 else None,
-            **best.settings,
-        }
-        estimate = predict(best.model, device=best.device, **own)
-        return ways_to_save(estimate)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as plain data, with further ways to save."""
-        return {**self.plan.as_dict(), "ways_to_save": [way.as_dict() for way in self.ways]}
-
-
-def _page(found: _Planned) -> Iterator[Any]:
-    from forerun.surface.report.plan_page import plan_page
-
-    yield plan_page(found.plan)
-    if found.ways:
-        yield f"Also worth trying with the {'chosen' if found.plan.chosen else 'nearest'} one"
-    for way in found.ways:
-        yield f"  -  {way.words}: {100 * way.gain:.0f} % less time"
-
-
 @verb(
     "Find the best configuration within limits.",
     options=PlanOptions,
     aliases={"loader_workers": "workers", "loader_cores": "cores"},
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
-    page=_page,
+    page="forerun.surface.report.plan_page:planned_page",
+    plot="forerun.surface.report.objects:save_plot",
     traces=True,
-    rows=lambda found: found.plan,
     money=True,
     job_formats="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler), slurm-time "
     "(a --time with a margin), or sbatch, sky, dstack or ray (what each is told).",
@@ -125,24 +70,10 @@ def plan(
     ],
     settings: dict[str, Any],
     use_cache: bool,
-    pareto: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Plot time against cost, with the Pareto front marked."),
-    ] = None,
     unsafe_files: UnsafeFilesOption = False,
-) -> _Planned:
+) -> Planned:
     """Find the best device, batch size and precision within limits on time, money, memory and energy."""
-    if pareto is not None:
-        from forerun.surface.report.figure import check_plot_path
-
-        check_plot_path(pareto)
     import forerun
 
     name = model_of(model, unsafe_files=unsafe_files)
-    found = forerun.plan(name, devices=on, use_cache=use_cache, **settings)
-    if pareto is not None:
-        from forerun.surface.report.objects import save_plot
-
-        save_plot(pareto, found)
-        typer.echo(f"plot written to {pareto}", err=True)
-    return _Planned(found, settings)
+    return forerun.plan(name, devices=on, use_cache=use_cache, **settings)

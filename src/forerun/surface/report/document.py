@@ -88,11 +88,8 @@ def _document(answer: Readable, template: str, **options: Any) -> str:
         loader=folder, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, **options
     )
     found = environment.get_template(template)
-    return found.render(title=_title(answer), sections=_sections(answer), made=_made())
-
-
-def _made() -> str:
-    return f"Made by forerun {__version__} on {datetime.date.today()}. Ranges are 90 % intervals."
+    made = f"Made by forerun {__version__} on {datetime.date.today()}. Ranges are 90 % intervals."
+    return found.render(title=_title(answer), sections=_sections(answer), made=made)
 
 
 def _title(answer: Readable) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from forerun.prediction.estimate import Interval
+    from forerun.search.sweep import Sweep
 
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -180,61 +181,49 @@ def save_figure(figure: Figure, path: Path) -> None:
 _MOST_LEGEND_GROUPS = 24
 
 
-def throughput_and_memory(
-    path: Path,
-    *,
-    title: str,
-    batch_sizes: Sequence[int],
-    throughput_samples_per_s: tuple[Floats, Floats, Floats],
-    peak_memory_bytes: Floats,
-    device_memory_bytes: float,
-    chosen_batch_size: int,
-) -> None:
+def throughput_and_memory(path: Path, sweep: Sweep, *, title: str, chosen_batch_size: int) -> None:
     """Throughput with its 90 % band, and memory with the card's limit, against the batch size.
 
     Args:
         path: File to write.
+        sweep: One device and precision over ascending batch sizes.
         title: Model, device and setup.
-        batch_sizes: Ascending, (n,).
-        throughput_samples_per_s: Value, low and high, (n,) each.
-        peak_memory_bytes: Peak memory [bytes], (n,).
-        device_memory_bytes: Memory that a process can use [bytes].
         chosen_batch_size: Batch size marked by a vertical line.
 
     Raises:
         UsageError, FailureError: The file cannot be written.
     """
-    check_plot_path(path)
-    figure = new_figure(width_in=7.0, height_in=6.4)
-    above, below = figure.subplots(2, 1, sharex=True)
-    sizes = np.asarray(batch_sizes, dtype=float)
-    _draw_throughput(above, sizes, throughput_samples_per_s)
-    _draw_memory(below, sizes, np.asarray(peak_memory_bytes) / GIB, device_memory_bytes / GIB)
-    for axes in (above, below):
-        axes.axvline(chosen_batch_size, color="#555555", linestyle=":", label=f"batch {chosen_batch_size:,}")
-        axes.grid(visible=True, alpha=0.3)
-        # Room for the legend above the curves and the limit.
-        axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-        axes.legend(loc="upper left", fontsize="small", ncols=2)
-    below.set_xlabel("batch size")
-    figure.suptitle(title)
-    save_figure(figure, path)
+    with drawn(path, width_in=7.0, height_in=6.4) as figure:
+        above, below = figure.subplots(2, 1, sharex=True)
+        _draw_throughput(above, sweep)
+        _draw_memory(below, sweep)
+        for axes in (above, below):
+            axes.axvline(
+                chosen_batch_size, color="#555555", linestyle=":", label=f"batch {chosen_batch_size:,}"
+            )
+            axes.grid(visible=True, alpha=0.3)
+            # Room for the legend above the curves and the limit.
+            axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+            axes.legend(loc="upper left", fontsize="small", ncols=2)
+        below.set_xlabel("batch size")
+        figure.suptitle(title)
 
 
-def _draw_throughput(axes: Axes, sizes: Floats, throughput: tuple[Floats, Floats, Floats]) -> None:
-    value, low, high = throughput
-    axes.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, label="90 % interval")
-    axes.plot(sizes, value, color=COLOURS[0], marker="o", markersize=4, label="predicted")
+def _draw_throughput(axes: Axes, sweep: Sweep) -> None:
+    low, high = sweep.throughput_low_samples_per_s[0, 0], sweep.throughput_high_samples_per_s[0, 0]
+    axes.fill_between(sweep.batch_sizes, low, high, color=COLOURS[0], alpha=0.2, label="90 % interval")
+    value = sweep.throughput_samples_per_s[0, 0]
+    axes.plot(sweep.batch_sizes, value, color=COLOURS[0], marker="o", markersize=4, label="predicted")
     axes.set_xscale("log", base=2)
     axes.set_ylabel("throughput [samples/s]")
 
 
-def _draw_memory(axes: Axes, sizes: Floats, memory_gib: Floats, limit_gib: float) -> None:
+def _draw_memory(axes: Axes, sweep: Sweep) -> None:
+    sizes, memory_gib = np.asarray(sweep.batch_sizes, dtype=float), sweep.peak_memory_bytes[0, 0] / GIB
     axes.plot(sizes, memory_gib, color=COLOURS[1], marker="o", markersize=4, label="peak memory")
-    if limit_gib > 0:
-        axes.axhline(
-            limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB"
-        )
+    if (limit_gib := sweep.device_memory_bytes[0] / GIB) > 0:
+        words = f"memory of the device, {limit_gib:.1f} GiB"
+        axes.axhline(limit_gib, color="black", linestyle="--", label=words)
     # Labels at powers of two only, and not too many: a batch in between would be written over its neighbour.
     number_labels(axes, sizes[np.log2(sizes) % 1 == 0])
     axes.set_ylabel("memory [GiB]")

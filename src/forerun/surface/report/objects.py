@@ -22,8 +22,10 @@ _WIDTH = 96
 
 _REPORT = "forerun.surface.report"
 _PAGES: Mapping[str, str] = {
-    "Estimate": f"{_REPORT}.page:object_page",
+    "Prediction": f"{_REPORT}.page:prediction_page",
+    "Estimate": f"{_REPORT}.page:estimate_page",
     "RunComparison": f"{_REPORT}.page:comparison_page",
+    "Planned": f"{_REPORT}.plan_page:planned_page",
     "Plan": f"{_REPORT}.plan_page:plan_page",
     "Sweep": f"{_REPORT}.page:sweep_page",
     "ScaleCurve": f"{_REPORT}.scale_page:scale_page",
@@ -81,7 +83,12 @@ _CARD = (
 
 def has_page(answer: Any) -> bool:
     """True for the answers that are printed as a page."""
-    return type(answer).__name__ in _PAGES
+    return _of(_PAGES, answer) is not None
+
+
+def _of(table: Mapping[str, Any], answer: Any) -> Any:
+    """The entry of a table for the class of an answer, or for one that it extends; None if there is none."""
+    return next((table[one.__name__] for one in type(answer).__mro__ if one.__name__ in table), None)
 
 
 def _recorded(answer: Any) -> Any:
@@ -91,7 +98,7 @@ def _recorded(answer: Any) -> Any:
         file=io.StringIO(), width=_WIDTH, record=True, markup=False, highlight=False, emoji=False,
         color_system="truecolor", force_terminal=False,
     )  # fmt: skip
-    made = loaded(_PAGES[type(answer).__name__])(answer)
+    made = loaded(_of(_PAGES, answer))(answer)
     for part in made if hasattr(made, "__next__") else [made]:
         console.print(part)
     return console
@@ -130,9 +137,9 @@ def rows_of(answer: Any, as_dict: Callable[[], Mapping[str, Any]] | None = None)
     """
     if type(answer).__name__ == "Sweep":
         return _sweep_rows(answer)
-    if type(answer).__name__ == "Estimate":
+    field = _of(_ROWS, answer)
+    if field == "breakdown":  # an estimate is one row
         return [_flat({name: value for name, value in answer.as_dict().items() if name != "run"})]
-    field = _ROWS.get(type(answer).__name__)
     if field is not None:
         return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in getattr(answer, field)]
     known = answer.as_dict() if as_dict is None else as_dict()
@@ -217,18 +224,18 @@ def plot_of(answer: Any) -> Any:
         UsageError: The answer has nothing to draw.
     """
     require("plot()", "matplotlib")
-    name = type(answer).__name__
-    if name in _CHARTS:
-        return loaded(_CHARTS[name])(answer)
+    if chart := _of(_CHARTS, answer):
+        return loaded(chart)(answer)
     from forerun.surface.report.figure import kept_figure, new_figure
 
-    if name in _CHART_FILES:
-        return kept_figure(loaded(_CHART_FILES[name]), answer)
-    if name == "Sweep":
+    if chart := _of(_CHART_FILES, answer):
+        return kept_figure(loaded(chart), answer)
+    if type(answer).__name__ == "Sweep":
         return _sweep_chart(answer)
-    if name not in _BARS:
-        raise UsageError(f"{name} has no chart; see its to_frame()")
-    axis, bars_of = _BARS[name]
+    bars = _of(_BARS, answer)
+    if bars is None:
+        raise UsageError(f"{type(answer).__name__} has no chart; see its to_frame()")
+    axis, bars_of = bars
     # A bar chart is drawn from below, and read from above.
     bars = bars_of(answer)[::-1]
     figure = new_figure(width_in=7, height_in=0.9 + 0.35 * len(bars))

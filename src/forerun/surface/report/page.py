@@ -32,10 +32,8 @@ from forerun.surface.report.wording import (
 
 if TYPE_CHECKING:
     from forerun.prediction.comparison import Difference, RunComparison
+    from forerun.search.predict import Prediction
     from forerun.search.sweep import Sweep
-
-PAGE_WIDTH = 96
-"""Longest line of the page, because longer ones are hard to read on any terminal."""
 
 WIDTH_WITH_BARS = 60
 """Narrowest page with bars; below it the figures need all the room."""
@@ -44,19 +42,13 @@ _INDENT = (0, 0, 0, 2)
 _MEMORY_WORDS = {"context": "context of the driver"}
 
 
-def estimate_page(estimate: Estimate, width: int) -> RenderableType:
-    """An estimate as a page of text; every bar and colour repeats a figure beside it.
-
-    Args:
-        estimate: The prediction.
-        width: Columns of the terminal; bars are left out where there is no room.
-    """
-    with_bars = width >= WIDTH_WITH_BARS
+def estimate_page(estimate: Estimate) -> RenderableType:
+    """An estimate as a page of text; every bar and colour repeats a figure beside it."""
     parts: list[RenderableType] = [_title(estimate), Text(""), _headline(estimate), Text("")]
     if estimate.peak_memory_bytes is not None:
         parts += [
             _memory_sentence(estimate, estimate.peak_memory_bytes),
-            _memory_bars(estimate, with_bars),
+            _memory_bars(estimate),
             Text(""),
         ]
     step = f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}"
@@ -66,7 +58,7 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
         times.append((Text("Passes", style="bold"), [(part.name, part.time_s) for part in estimate.passes]))
     for heading, spans in times:
         rows = _waterfall(spans, sum(time_s for _, time_s in spans), format_duration_s)
-        parts += [heading, _bars(rows, with_bars), Text("")]
+        parts += [heading, _Bars(rows), Text("")]
     if estimate.top_layers:
         layers = [
             (layer.module, format_duration_s(layer.time_s), format_percent(layer.share))
@@ -83,9 +75,14 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def object_page(estimate: Estimate) -> RenderableType:
-    """An estimate as a page of the usual width."""
-    return estimate_page(estimate, PAGE_WIDTH)
+def prediction_page(found: Prediction) -> Iterator[RenderableType]:
+    """An estimate as a page, and what would make the run fit, once that is known."""
+    yield estimate_page(found)
+    if found.ways_to_fit:
+        yield "What would make it fit"
+    for way in found.ways_to_fit:
+        rate = format_count(way.throughput_samples_per_s)
+        yield f"  -  {way.words}: {format_bytes(way.peak_memory_bytes)}, {rate} samples/s"
 
 
 def _title(estimate: Estimate) -> Text:
@@ -159,14 +156,16 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
     largest = estimate.max_batch_size
     # That of one device alone may be larger than the batch that does not fit; and beyond the bound it says nothing.
     most = estimate.batch_size_per_device if estimate.fits == "no" else MAX_BATCH_SIZE
-    if largest is not None and largest.value < most:
+    if largest is not None and largest.value < 1 and estimate.fits == "no" and most > 1:
+        text.append("; a batch of 1 does not fit either")
+    elif largest is not None and 1 <= largest.value < most:
         text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
     if (shown := estimate.shown_memory_bytes) is not None:
         text.append(f"; nvidia-smi shows {range_words(shown, format_bytes)}")
     return text
 
 
-def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+def _memory_bars(estimate: Estimate) -> RenderableType:
     parts = merge_small(
         tuple((_MEMORY_WORDS.get(p.name, p.name), p.size_bytes) for p in estimate.memory_parts)
     )
@@ -181,7 +180,7 @@ def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
         beyond = Bar(card / used, 1.0, fill="!", ascii_fill="!", colour="red")
         share = format_percent(1 - card / used)
         rows.append(("more than there is", beyond, format_bytes(used - card), share))
-    return _bars(rows, with_bars)
+    return _Bars(rows)
 
 
 _BarRow = tuple[str, "Bar", str, str]
@@ -199,16 +198,23 @@ def _waterfall(
     return rows
 
 
-def _bars(rows: Iterable[_BarRow], with_bars: bool) -> RenderableType:
-    table = Table.grid(padding=(0, 2), expand=with_bars)
-    table.add_column(overflow="fold")
-    if with_bars:
-        table.add_column(ratio=1)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    for name, bar, words, share in rows:
-        table.add_row(Text(name), *([bar] if with_bars else []), Text(words), Text(share))
-    return Padding(table, _INDENT, expand=False)
+@dataclass(frozen=True, slots=True)
+class _Bars:
+    """Names with bars and figures, the bars where the page has room for them."""
+
+    rows: list[_BarRow]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with_bars = options.max_width >= WIDTH_WITH_BARS
+        table = Table.grid(padding=(0, 2), expand=with_bars)
+        table.add_column(overflow="fold")
+        if with_bars:
+            table.add_column(ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        for name, bar, words, share in self.rows:
+            table.add_row(Text(name), *([bar] if with_bars else []), Text(words), Text(share))
+        yield Padding(table, _INDENT, expand=False)
 
 
 def bar_cells(start: float, end: float, width: int) -> tuple[int, int]:

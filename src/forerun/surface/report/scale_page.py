@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -149,14 +149,19 @@ _LAYOUTS: Columns[LayoutPoint] = {
 }
 _CHANGES: Columns[Change] = {
     "change": lambda change: change.settings,
-    "faster by": lambda change: f"{change.gain:+.0%}".replace("%", " %"),
-    "90 %": lambda change: f"{change.gain_low:+.0%} to {change.gain_high:+.0%}".replace("%", " %"),
+    "faster by": lambda change: _gain_words(change.gain),
+    "90 %": lambda change: f"{_gain_words(change.gain_low)} to {_gain_words(change.gain_high)}",
     "memory": lambda change: format_bytes(change.peak_memory_bytes.value),
     "fits": lambda change: change.fits or "",
 }
 
 
-def layouts_page(plan: LayoutPlan) -> RenderableType:
+def _gain_words(gain: float) -> str:
+    """A gain in per cent, from nine times as fast on as a factor."""
+    return f"{gain:+.0%}".replace("%", " %") if gain < 9 else f"{1 + gain:.3g} times"
+
+
+def layouts_page(plan: LayoutPlan) -> Iterator[RenderableType]:
     """The best layouts, the front, what to change first, and the best layout in the words of frameworks."""
     head = f"{plan.model} on {plan.cluster}, global batch {plan.global_batch}"
     parts: list[RenderableType] = [
@@ -179,9 +184,11 @@ def layouts_page(plan: LayoutPlan) -> RenderableType:
         Text(""),
         Text(f"What to change first: {plan.change_first}"),
     ]
+    yield Group(*parts)
     for name, text in plan.files.items():
-        parts += [Text(""), Text(f"{name}:", style="bold"), Text(text.rstrip())]
-    return Group(*parts, Text(""), *(Text(f"- {note}") for note in plan.notes))
+        yield Group(Text(""), Text(f"{name}:", style="bold"))
+        yield text.rstrip()  # a plain text is no paragraph: the lines of a file stay as they are, to be copied
+    yield Group(Text(""), *(Text(f"- {note}") for note in plan.notes))
 
 
 def advice_page(plan: AdvicePlan) -> RenderableType:

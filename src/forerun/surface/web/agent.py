@@ -22,12 +22,13 @@ from forerun.question.devices import find_device, load_catalog
 from forerun.question.model import flat_names
 from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
 from forerun.question.settings import declared
-from forerun.search.advise import advise, ways_to_fit
+from forerun.search.advise import advise
 from forerun.search.layouts import layouts
 from forerun.search.options import PlanOptions
 from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
+from forerun.surface.web.questions import wrong_values
 from forerun.surface.web.reach import Reach, joined, question
 
 _INSTRUCTIONS = (
@@ -56,10 +57,14 @@ class WayToFit(BaseModel):
     words: str
     change: dict[str, Any]
     peak_memory_bytes: float
+    throughput_samples_per_s: float
+    gain: float
 
 
 class Prediction(BaseModel):
     """Answer of the tool predict; a quantity that was not asked for or is not known is null."""
+
+    model_config = ConfigDict(from_attributes=True)  # an answer of ``forerun.predict`` is one
 
     model: str
     device: str
@@ -95,11 +100,12 @@ class _OneLineServer(MCPServer[Any]):
             raise UnexpectedToolError(f"internal error in the tool {name}: {kind}; report it") from error
         except ToolError as error:
             cause = error.__cause__
-            words = _wrong_types(cause, arguments) if isinstance(cause, ValidationError) else str(error)
+            words = wrong_values(cause.errors(), ()) if isinstance(cause, ValidationError) else str(error)
             if tool is None:
                 words += f"; the tools are {', '.join(_BY_NAME)}"
             elif isinstance(cause, ValidationError):
-                words += f"; call {name} as in {_example(tool)}"
+                example = (tool.__doc__ or "").partition("Example: ")[2].strip().rstrip(".")
+                words += f"; call {name} as in {example}"
             raise ToolError(in_a_line(words)) from None
 
 
@@ -114,22 +120,6 @@ def _refuse_unknown(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 def _named_parts(tool: Callable[..., Any]) -> list[inspect.Parameter]:
     parts = inspect.signature(tool, eval_str=True).parameters.values()
     return [part for part in parts if part.kind is not part.VAR_KEYWORD]
-
-
-def _example(tool: Callable[..., Any]) -> str:
-    return (tool.__doc__ or "").partition("Example: ")[2].strip().rstrip(".")
-
-
-def _wrong_types(error: ValidationError, arguments: Mapping[str, Any]) -> str:
-    """The arguments that are missing, and those of another type, each once."""
-    said: dict[str, str] = {}
-    for part in error.errors(include_url=False):
-        name = str(part["loc"][0])
-        wanted = "a value" if part["type"] == "missing" else part["msg"].removeprefix("Input should be ")
-        given = f"{arguments[name]!r:.60}" if name in arguments else "none"
-        # Of a value that fits none of several types the first is said, not one sentence for each type.
-        said.setdefault(name, f"{name}: expected {wanted}, got {given}")
-    return "; ".join(said.values())
 
 
 def make_server(code: Path | None = None) -> MCPServer[Any]:
@@ -200,10 +190,7 @@ def _predict(
         "dataset_size": dataset_size,
         "epochs": epochs,
     }
-    estimate = predict(model, device=device, **given, **asked)
-    own = {name: getattr(estimate, name) for name in Prediction.model_fields if name != "ways_to_fit"}
-    own |= {"provenance": str(estimate.provenance), "ways_to_fit": ways_to_fit(estimate)}
-    return Prediction(**own)
+    return Prediction.model_validate(predict(model, device=device, **given, **asked))
 
 
 def _plan(

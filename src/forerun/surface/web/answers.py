@@ -23,9 +23,8 @@ from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.setup import TrainingSetup
 from forerun.search import plan, scale
-from forerun.search.advise import ways_to_fit
 from forerun.surface.web.load import Tracer
-from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody, wrong_values
 from forerun.surface.web.reach import Captures, kept_config, question
 from forerun.tracing.trace import is_traced
 
@@ -81,9 +80,7 @@ class Answers:
         try:
             body = PredictBody(**settings)
         except ValidationError as error:
-            part = error.errors()[0]
-            place = ".".join(map(str, part["loc"]))
-            raise UsageError(f"{place}: {part['msg']}, got {part.get('input')!r}; correct it") from None
+            raise UsageError(wrong_values(error.errors(), PredictBody.model_fields)) from None
         return self.whole("predict", body)
 
     def whole(self, kind: Kind, body: PredictBody | ScaleBody | PlanBody) -> dict[str, Any]:
@@ -129,16 +126,12 @@ class Answers:
 
     def make(self, kind: Kind, arguments: dict[str, Any]) -> bytes:
         """The answer as JSON, once its models are traced."""
-        if kind == "predict":
-            found = _predicted(arguments)
-        elif kind == "scale":
-            found = forerun.scale(**arguments).as_dict()
+        if kind != "diagnose":
+            found = getattr(forerun, kind)(**arguments).as_dict()
         elif arguments.get("trace"):  # a file of somebody else is read by a child
             found = self._tracer.call(_diagnosed, arguments)
-        elif kind == "diagnose":
-            found = _diagnosed(arguments)
         else:
-            found = forerun.plan(**arguments).as_dict()
+            found = _diagnosed(arguments)
         text = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         answer = self.captures.public(text).encode()
         self._kept.keep(_key(kind, arguments), answer, len(answer))
@@ -222,14 +215,6 @@ class Answers:
             for one in currencies().values()
         ]
         return {"currencies": found}
-
-
-def _predicted(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A prediction; where the run does not fit, with the ways to make it fit."""
-    estimate = forerun.predict(Run.of(**arguments))
-    if estimate.fits != "no":
-        return estimate.as_dict()
-    return {**estimate.as_dict(), "ways_to_fit": [way.as_dict() for way in ways_to_fit(estimate)]}
 
 
 def _key(kind: Kind, arguments: Mapping[str, Any]) -> str:

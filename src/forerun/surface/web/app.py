@@ -11,11 +11,9 @@ import asyncio
 import contextlib
 import hashlib
 import mimetypes
-import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,7 +32,7 @@ from forerun.base.isolation import MOST_TIMES_THE_LIMIT, TimeLimit
 from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
-from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody, wrong_values
 from forerun.surface.web.reach import Reach, question
 
 _STATIC = Path(__file__).parent / "static"
@@ -51,6 +49,12 @@ _FORGET_EVERY_S = 60.0
 _BYTES = "application/octet-stream"
 _A_FILE = {
     "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+}
+_BODIES: Mapping[str, type[BaseModel]] = {
+    "/predict": PredictBody,
+    "/scale": ScaleBody,
+    "/plan": PlanBody,
+    "/diagnose": DiagnoseBody,
 }
 _BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
@@ -313,43 +317,31 @@ def _add_figures(app: FastAPI, figures: Figures) -> None:
         return Response(figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class _PageFile:
+def _page_file(path: Path) -> Response:
     """A file of the page, in memory: the event loop gives it without the thread that reading a disk takes."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    @classmethod
-    def of(cls, path: Path) -> _PageFile:
-        """The file of a path."""
-        content = path.read_bytes()
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        return cls(content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-
-    def response(self, request: Request) -> Response:
-        """The answer; without the content if the browser has it."""
-        headers = {"ETag": self.tag}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, media_type=self.media_type, headers=headers)
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return Response(content, media_type=kind, headers={"ETag": tag})
 
 
 def _add_page(app: FastAPI) -> None:
     files = {
-        str(path.relative_to(_STATIC)): _PageFile.of(path) for path in _STATIC.rglob("*") if path.is_file()
+        str(path.relative_to(_STATIC)): _page_file(path) for path in _STATIC.rglob("*") if path.is_file()
     }
-
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return files["index.html"].response(request)
 
     @app.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
     async def static(name: str, request: Request) -> Response:
         if name not in files:
             raise HTTPException(404)
-        return files[name].response(request)
+        tag = files[name].headers["etag"]
+        if request.headers.get("if-none-match") == tag:  # the browser has it
+            return Response(status_code=304, headers={"ETag": tag})
+        return files[name]
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return await static("index.html", request)
 
 
 def _add_errors(app: FastAPI, limit_s: float) -> None:
@@ -372,22 +364,13 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(422, "; ".join(_sentence(part) for part in error.errors()))
+        body = _BODIES.get(request.url.path)
+        return problem(422, wrong_values(error.errors(), body.model_fields if body else ()))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         words = _BODY if error.detail == "There was an error parsing the body" else str(error.detail)
         return JSONResponse({"error": words}, error.status_code, headers=error.headers)
-
-
-_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
-"""A choice as the checks of types write it."""
-
-
-def _sentence(part: Any) -> str:
-    place = ".".join(str(word) for word in part["loc"] if word != "body") or "body"
-    words = _MEMBER.sub(r"\1", part["msg"])
-    return f"{place}: {words}"
 
 
 HEADER_TIMEOUT_S = 10.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
-from forerun.base.errors import UsageError
+from forerun.base.errors import UsageError, near_matches
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
@@ -166,6 +167,34 @@ class RunBody(_Body):
         if found.get("trace") and reach.captures is not None:
             found["trace"] = [str(reach.captures.file(name)) for name in found["trace"]]
         return found
+
+
+_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
+"""A choice as the checks of types write it."""
+
+
+def wrong_values(found: Iterable[Mapping[str, Any]], known: Iterable[str]) -> str:
+    """Errors of a question that the checks of types found, in one line: each setting once, with the value that came.
+
+    Args:
+        found: Errors of pydantic.
+        known: Names of the settings of the question, to name the nearest.
+    """
+    said: dict[str, str] = {}
+    names = list(known)
+    for part in found:
+        place = [word for word in part["loc"] if word != "body"]
+        name = str(place[0]) if place else "body"
+        wanted = _MEMBER.sub(r"\1", part["msg"]).removeprefix("Input should be ")
+        if part["type"] == "extra_forbidden" and len(place) == 1:
+            words = f"unknown setting {name[:60]!r}{near_matches(name, names)}; leave it out"
+        elif part["type"] == "missing":
+            words = f"{name}: expected a value, got none"
+        else:
+            words = f"{name}: expected {wanted}, got {part['input']!r:.60}"
+        # Of a value that fits none of several types the first is said, not one sentence for each type.
+        said.setdefault(name, words)
+    return "; ".join(said.values())
 
 
 _LINKS = {"intra", "inter"}

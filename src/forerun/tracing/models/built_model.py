@@ -77,14 +77,12 @@ class InputOptions:
             _check_size(name, getattr(self, name))
         if self.input_shape is not None:
             if not self.input_shape:
-                raise InvalidSetupError(
-                    "input_shape must name at least one axis, such as 3,224,224; got none"
-                )
+                raise InvalidSetupError("an input shape names at least one axis, such as 3,224,224; got none")
             for size in self.input_shape:
                 _check_size("every size of input_shape", size)
         if self.image_size is not None and self.input_shape is not None:
             raise InvalidSetupError(
-                f"give image_size or input_shape, not both; got {self.image_size} and {self.input_shape}"
+                f"give an image size or an input shape, not both; got {self.image_size} and {self.input_shape}"
             )
         if self.attn_implementation not in _ATTENTION:
             raise InvalidSetupError(
@@ -107,7 +105,7 @@ class InputOptions:
         if len(self.input_shape) != len(default):
             raise InvalidSetupError(
                 f"the model takes samples with {len(default)} axes, such as {_text(default)}; "
-                f"got input_shape {_text(self.input_shape)} (leave the batch axis out)"
+                f"got the input shape {_text(self.input_shape)} (leave the batch axis out)"
             )
         return self.input_shape
 
@@ -115,14 +113,14 @@ class InputOptions:
         """Refuse image options for a model that reads tokens."""
         if self.image_size is not None or self.input_shape is not None:
             raise InvalidSetupError(
-                f"{name} reads tokens, not images: use sequence_length instead of image_size or input_shape"
+                f"{name} reads tokens, not images: give a sequence length instead of an image size or input shape"
             )
 
     def refuse_sequence(self, name: str) -> None:
         """Refuse a sequence length for a model that reads images."""
         if self.sequence_length is not None:
             raise InvalidSetupError(
-                f"{name} reads images, not tokens: use image_size or input_shape instead of sequence_length"
+                f"{name} reads images, not tokens: give an image size or input shape instead of a sequence length"
             )
 
 

@@ -188,7 +188,7 @@ def _num_features(features: nn.Module, input_shape: Shape) -> int:
     except RuntimeError as error:
         raise InvalidSetupError(
             f"images of {'x'.join(map(str, input_shape))} are too small for this many pooling layers; "
-            f"give a larger image_size or fewer layers ({error})"
+            f"give a larger image size or fewer layers ({error})"
         ) from error
     return int(output.numel())
 

@@ -326,8 +326,8 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
         )
     if _SAYS["too_small"].search(text):
         return InvalidSetupError(
-            f"inputs of {shape} are too small for {built.name}: {first_line(exc)}; give a larger image_size, "
-            "input_shape or sequence_length"
+            f"inputs of {shape} are too small for {built.name}: {first_line(exc)}; give a larger image size, "
+            "input shape or sequence length"
         )
     names_a_size = isinstance(exc, AssertionError) and "size" in text.lower()
     is_about_sizes = names_a_size or _SAYS["mismatch"].search(text)

@@ -238,9 +238,20 @@ def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
         input_shape=inputs.shape,
         make_batch=inputs.make_batch,
         loss=loss,
-        notes=notes,
+        notes=(*notes, *_unlike_axes(returned.example_batch)),
         tokens_per_sample=inputs.num_tokens,
     )
+
+
+def _unlike_axes(example: Any) -> Iterator[str]:
+    """Note on an example that may be one graph: its edges stay as many as they are at every number of nodes."""
+    sizes = [len(tensor) for tensor in nested_tensors(example) if tensor.dim()]
+    others = sorted({*sizes[1:]} - {*sizes[:1]})
+    if others:
+        yield (
+            f"the batch size is the first axis of the example's first tensor, {sizes[0]} there; tensors with another "
+            f"one ({', '.join(map(str, others[:3]))}) stay as they are; --batch-size {sizes[0]} is the example itself"
+        )
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -78,6 +78,13 @@ function showSliders() {
 
 function readControls(event) {
   const name = event.target.name;
+  if (!event.target.validity.valid) {
+    turn += 1; // an answer that is under way belongs to the value before
+    clearTimeout(exactTimer);
+    document.body.classList.remove("busy", "asking");
+    showError(`${event.target.labels[0].firstChild.textContent.trim()}: ${event.target.validationMessage}`);
+    return;
+  }
   moved = name;
   if (name === "batch") state.batch = BATCH_SIZES[at("batch").value];
   else if (name === "devices") state.devices = Number(at("devices").value);
@@ -152,6 +159,13 @@ async function answer(mine) {
   } finally {
     if (mine === turn) document.body.classList.remove("busy");
   }
+}
+
+// Charts have a width and colours of their own: with another window the answers are drawn anew, and nothing is asked.
+function redraw() {
+  if (!last.plan || document.body.classList.contains("failed")) return;
+  showPlan(last.plan, true);
+  if (lastScale.curve) showScaling(lastScale.curve);
 }
 
 // The answer holds every batch size of the slider, so moving it asks nothing.
@@ -373,10 +387,18 @@ function showScaling(curve) {
   at("scale-words").textContent = `${own}${link}${pays}`;
 }
 
+// Of a run that does not fit a larger batch, which one device alone has room for, is no help.
+function largestWords({ max_batch_size: largest, batch_size_per_device: batch, fits }) {
+  const most = fits === "no" ? batch : 1e7;
+  if (!largest || largest.value >= most) return "";
+  if (largest.value < 1) return fits === "no" && batch > 1 ? "; a batch of 1 does not fit either" : "";
+  return `; largest batch ${largest.value.toLocaleString("en")}`;
+}
+
 function showMemory(estimate) {
   const card = estimate.device_memory_bytes;
   const peak = estimate.peak_memory_bytes;
-  const largest = estimate.max_batch_size?.value < (estimate.fits === "no" ? estimate.batch_size_per_device : 1e7) ? `; largest batch ${estimate.max_batch_size.value.toLocaleString("en")}` : "";
+  const largest = largestWords(estimate);
   const range = estimate.shown_memory_bytes;
   const shown = range ? `; nvidia-smi shows ${say.bytes(range.low)} to ${say.bytes(range.high)}` : "";
   at("memory-words").textContent = `${say.bytes(peak.value)} of ${say.bytes(card)}: ${FITS[estimate.fits] ?? ""}${largest}${shown}`;
@@ -423,6 +445,12 @@ function showDevices(plan) {
   }
 }
 
+// The instance of a price, the way of paying and the date, none of them broken between two lines.
+function unbroken(point) {
+  const parts = point.fits === "no" || !point.price_source ? ["-"] : point.price_source.replace(/^1 x /, "").split(", ");
+  return parts.flatMap((part, i) => [made("span", { textContent: part + (i < parts.length - 1 ? "," : "") }), " "]);
+}
+
 function showTable(plan, found) {
   const titles = ["device", "batch", "step", "job", "cost", "energy", "memory", "price", "price of"];
   at("table").tHead.replaceChildren(made("tr", {}, ...titles.map((title) => made("th", { textContent: title, scope: "col" }))));
@@ -436,10 +464,10 @@ function showTable(plan, found) {
     });
     const cells = [
       point.batch_size_per_device, say.duration(point.step_time_s.value), say.duration(point.job_time_s.value), point.cost_usd ? say.money(point.cost_usd.value) : "-",
-      point.energy_j ? energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.price(point.price_usd_per_hour)}/h`, point.price_source ?? "-",
+      point.energy_j ? energy(point.energy_j.value) : "-", say.bytes(point.peak_memory_bytes.value), point.price_usd_per_hour === null ? "-" : `${say.price(point.price_usd_per_hour)}/h`,
     ];
-    if (point.fits === "no") for (const i of [1, 2, 3, 4, 6, 7]) cells[i] = i === 1 ? "does not fit" : "-";
-    const row = made("tr", { className: point.fits === "no" ? "nofit" : point.device === plan.chosen?.device ? "best" : "" }, made("td", {}, pick), ...cells.map((text) => made("td", { textContent: text })));
+    if (point.fits === "no") for (const i of [1, 2, 3, 4, 6]) cells[i] = i === 1 ? "does not fit" : "-";
+    const row = made("tr", { className: point.fits === "no" ? "nofit" : point.device === plan.chosen?.device ? "best" : "" }, made("td", {}, pick), ...cells.map((text) => made("td", { textContent: text })), made("td", {}, ...unbroken(point)));
     return row;
   });
   at("table").tBodies[0].replaceChildren(...rows);
@@ -612,8 +640,8 @@ async function begin() {
   at("unpin").addEventListener("click", () => { pinned = null; showBeside(); });
   addEventListener("hashchange", () => { state = fromLink(location.hash); showControls(); renew(); });
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; renew(); } });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", renew);
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   // The first list takes the server some seconds; only a model that is not of a library waits for it.
   const list = ask("/models").then(listModels);
   if (/^[\w.-]+$/.test(state.model)) await list;
