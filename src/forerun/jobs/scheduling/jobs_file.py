@@ -41,7 +41,7 @@ def _points(value: Any) -> Any:
         return value
     found: dict[str, dict[str, str]] = {}
     for group in value.split(";"):
-        words = group.split()
+        words = group.replace(",", " ").split()
         # Without the name of a device the speeds hold for every kind.
         kind = words.pop(0) if words and ":" not in words[0] else ""
         pairs = [word.partition(":") for word in words]
@@ -277,7 +277,8 @@ def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
 def _first(error: ValidationError) -> str:
     """The first of pydantic's complaints as one line."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
+    # A part of a value is shown by itself.
+    field = str(next(iter(first["loc"]), ""))
     if first["type"] == "extra_forbidden":
         return f"unknown column '{field}'{near_matches(field, JobEntry.model_fields)}; remove or rename it"
     if first["type"] == "missing":
