@@ -31,15 +31,8 @@ from forerun.tracing.trace import (
 )
 
 LANGUAGE_MODELS = (
-    "llama-3.1-8b",
-    "llama-3-8b",
-    "gpt2",
-    "qwen2.5-7b",
-    "mistral-7b",
-    "llama-3.2-1b",
-    "llama-3.2-3b",
-    "qwen2.5-1.5b",
-)
+    "llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b",
+)  # fmt: skip
 
 IMAGE_MODELS = (
     "torchvision:resnet50", "torchvision:resnet18", "cnn:depth=2,base_filters=32",

@@ -333,9 +333,9 @@ def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     factor = speed**item.speed_spread
     # One factor for all kinds: a model that is slower than believed on one device is so on the others.
     speeds: dict[str, SpeedModel] = {
-        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.training.speeds.items()
+        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.job.training.speeds.items()
     }
-    training = replace(item.training, speeds=speeds)
+    training = replace(item.job.training, speeds=speeds)
     work_samples = item.job.work_samples * work**item.work_spread
     return replace(item.job, training=training, work_samples=work_samples)
 

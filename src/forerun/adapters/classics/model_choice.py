@@ -131,7 +131,8 @@ class PriorForm:
             InvalidSetupError: There are fewer than three sizes, or a time is not above zero.
         """
         times, at = measured_times(points, _LEAST_POINTS, self.name), _sizes(points)
-        offset = self._offset(times, at)
+        offset: Floats = np.where(self.is_time, np.log(np.median(times)), 0.0)
+        offset[1] -= np.log(np.median(at.batch_size))
         grad_s = np.asarray([_compute_s(point) for point in points])
         seen = np.isfinite(grad_s)
 
@@ -148,11 +149,6 @@ class PriorForm:
             # Or nodes that nobody measured would be faster than the devices of one: both are times, the sixth of nodes.
             scaled[5] = max(scaled[5], scaled[3] + np.log(_NODE_PRICE))
         return self._fitted(scaled, np.asarray(found.jac, dtype=np.float64), offset, times, at)
-
-    def _offset(self, times: Floats, at: _Sizes) -> Floats:
-        offset: Floats = np.where(self.is_time, np.log(np.median(times)), 0.0)
-        offset[1] -= np.log(np.median(at.batch_size))
-        return offset
 
     def _fitted(
         self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes

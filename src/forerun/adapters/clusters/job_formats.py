@@ -18,7 +18,7 @@ from forerun.base.errors import (
 )
 from forerun.jobs.scheduling.live import LiveNode, inside
 from forerun.prediction.estimate import Estimate, Interval
-from forerun.question.devices.prices import load_prices
+from forerun.question.devices.prices import InstancePrice, load_prices
 from forerun.question.job import time_limit_s
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.predict import predict
@@ -142,12 +142,17 @@ def asked_nodes(document: Mapping[str, Any]) -> list[LiveNode]:
     return [LiveNode(name=str(i), device=kind, num_devices=per_node) for i in range(number if kind else 0)]
 
 
+def sold_as(instance: str) -> InstancePrice | None:
+    """A price of an instance of a cloud, which tells its GPUs; None of one that the list lacks."""
+    return next((price for price in load_prices() if instance and price.instance == instance), None)
+
+
 def _dstack_gpus(document: Mapping[str, Any], asked: Any) -> tuple[str, int]:
     """Kind and number of the GPUs of a node of dstack, from ``A100:80GB:8``, its parts by name, or an instance."""
     if "ssh_config" in document:
         raise RecordError("dstack itself finds the GPUs of hosts that it reaches by SSH")
     instance = next(iter(document.get("instance_types") or ()), "")
-    if sold := next((price for price in load_prices() if price.instance == instance), None):
+    if sold := sold_as(instance):
         return sold.device, sold.num_devices
     told = [asked.get(key) for key in ("name", "memory", "count")] if isinstance(asked, Mapping) else [asked]
     name, memory, number = "", "", 1

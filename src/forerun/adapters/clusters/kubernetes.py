@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from forerun.adapters.clusters.job_formats import asked_nodes
+from forerun.adapters.clusters.job_formats import asked_nodes, sold_as
 from forerun.base.errors import RecordError
 from forerun.base.received import parsed_yaml
 from forerun.jobs.scheduling.live import (
@@ -27,7 +27,6 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
     without,
 )
-from forerun.question.devices.prices import load_prices
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of a job whose start Kueue decides."""
@@ -168,8 +167,7 @@ def _of_quota(flavor: Mapping[str, Any], labels_of: Mapping[str, Mapping[str, st
     left, labels = int(quotas.get(GPU) or 0), labels_of.get(name, {})
     if not left:
         return []
-    instance = labels.get(_INSTANCE_LABEL, "")
-    sold = next((price for price in load_prices() if instance and price.instance == instance), None)
+    sold = sold_as(labels.get(_INSTANCE_LABEL, ""))
     kind = next((labels[label] for label in PRODUCT_LABELS if label in labels), sold.device if sold else "")
     if not kind:
         raise RecordError(

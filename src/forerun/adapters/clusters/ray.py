@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.adapters.clusters.job_formats import sold_as
 from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES
 from forerun.base.errors import FailureError, MeasurementError, MissingExtraError, RecordError, UsageError
 from forerun.base.received import parsed_yaml
@@ -55,7 +56,6 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 from forerun.question.devices.local import gpu_index, lock_device
-from forerun.question.devices.prices import load_prices
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import TrialRunner
@@ -261,7 +261,7 @@ def ray_nodes(text: str) -> list[LiveNode]:
             number = number or int(attached["acceleratorCount"])
         vm = inside(config, "azure_arm_parameters", "vmSize")
         instance = str(config.get("InstanceType") or config.get("machineType") or vm or "")
-        if sold := next((price for price in load_prices() if price.instance == instance), None):
+        if sold := sold_as(instance):
             number, kind = number or sold.num_devices, kind or sold.device
         if (number or _GPU_INSTANCE.match(instance)) and not (isinstance(number, int) and number and kind):
             raise RecordError(

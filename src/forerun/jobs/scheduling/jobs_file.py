@@ -55,6 +55,7 @@ def _points(value: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Speeds = Annotated[dict[Annotated[int, Field(ge=1)], Positive], Field(min_length=1)]
 
 
 _OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s",
@@ -101,7 +102,7 @@ class JobEntry(_RunSettings):
 
     name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
     model: str | None = None
-    points: Annotated[dict[str, dict[int, Positive]] | None, BeforeValidator(_points)] = None
+    points: Annotated[dict[str, _Speeds] | None, BeforeValidator(_points)] = None
     table: Path | None = None
     batch_size: Annotated[int, Field(ge=1)]
     batch_size_max: Annotated[int, Field(ge=1)] | None = None
