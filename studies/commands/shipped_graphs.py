@@ -30,7 +30,9 @@ from forerun.tracing.trace import (
     traced_settings,
 )
 
-LANGUAGE_MODELS = ("llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b")
+LANGUAGE_MODELS = (
+    "llama-3.1-8b", "llama-3-8b", "gpt2", "qwen2.5-7b", "mistral-7b", "llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b",
+)  # fmt: skip
 
 IMAGE_MODELS = (
     "torchvision:resnet50", "torchvision:resnet18", "cnn:depth=2,base_filters=32",
@@ -45,6 +47,9 @@ IMAGE_MODELS = (
 MODELS = (IMAGE_MODELS[0], LANGUAGE_MODELS[0], *IMAGE_MODELS[1:], *LANGUAGE_MODELS[1:])
 """Models in the package: networks that people ask about most, the most asked first."""
 
+
+_RUNTIMES = {"llama-3.2-1b": {}, "llama-3.2-3b": {"recompute": "full"}}
+"""Forms in micro-steps of torchtune's configurations in the runtimes of Kubeflow's trainer."""
 
 _LENGTHS = {"gpt2": (1024,)}
 _USUAL_LENGTHS = (2048, 4096)
@@ -67,6 +72,8 @@ def questions(model: str) -> Iterator[tuple[ModelRequest, TrainingSetup]]:
     yield from _adapters(model, None, _RANK)
     yield _question(model, None, {"recompute": "full"})
     yield _question(model, None, {"lora": _RANK})
+    if model in _RUNTIMES:
+        yield _question(model, None, {**_RUNTIMES[model], "accumulation": 2})
     lengths = _LENGTHS.get(model, _USUAL_LENGTHS)
     for length in lengths:
         yield from _adapters(model, length, _RANK)

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import t as student_t
 
 from forerun.base.errors import RecordError
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
@@ -115,7 +115,6 @@ def _due(
     ends = {}
     for job in jobs:
         training = actual[job.name].training
-        assert isinstance(training, DataParallelTraining)
         n = job.num_workers
         speed = max(
             model(n, -(-n // cluster.group(kind).devices_per_node), training.batch_size)

@@ -48,7 +48,7 @@ def test_jobs_of_one_model_have_the_speeds_of_their_own_settings():
     ]
     rows.append(MODEL | {"name": "c", "layout": "nhwc"})
     speeds = [
-        item.training.speeds["v100-sxm2-16gb"](1, 1, 1024)
+        item.job.training.speeds["v100-sxm2-16gb"](1, 1, 1024)
         for item in known_jobs(check_entries(rows), parse_cluster("1x1xv100-sxm2-16gb"), Links())
     ]
     assert len(set(speeds)) == 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -174,29 +175,42 @@ def schedule(
     chosen = _policies(policies, fair)
     known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
     options = SimulationOptions(round_s=round_s, seed=seed)
-    outcomes = [_outcome(known, found, policy, options, say) for policy in chosen]
-    notes = schedule_notes(known, with_intervals=has_intervals(known))
-    for policy, outcome in zip(chosen, outcomes, strict=True):
+    outcomes, notes = [], schedule_notes(known, with_intervals=has_intervals(known))
+    for policy in chosen:
+        simulated = partial(simulate, [item.job for item in known], found, options=options)
+        main = simulated(policy, say=simulation_progress(policy.name, say))
         if policy.worst_fairness < inf:
-            notes.append(_price_of_fairness(known, found, outcome.metrics, policy.worst_fairness, options))
+            policy, main, note = _within_bound(policy, main, simulated)
+            notes.append(note)
+        outcomes.append(_outcome(known, found, policy, main, options))
     return _answer(found, outcomes, notes)
 
 
-def _price_of_fairness(
-    known: Sequence[KnownJob],
-    cluster: SharedCluster,
-    bounded: ScheduleMetrics,
-    bound: float,
-    options: SimulationOptions,
-) -> str:
-    """Cost of the bound of our policy, beside the same schedule without it."""
-    free = simulate([item.job for item in known], cluster, foresight_within(inf), options).metrics
-    change = bounded.average_completion_s / free.average_completion_s - 1
-    kept = "" if bounded.worst_fairness <= bound else ", which this load does not allow"
-    return (
-        f"foresight keeps finish-time fairness within {bound:g}{kept}: worst {bounded.worst_fairness:.1f}, "
-        f"{free.worst_fairness:.1f} without the bound; average completion {change:+.1%} (--fair)"
+def _within_bound(
+    policy: Policy, main: SimulatedSchedule, simulated: Callable[[Policy], SimulatedSchedule]
+) -> tuple[Policy, SimulatedSchedule, str]:
+    """Our policy with its bound, its schedule, and the bound's cost beside the same without it.
+
+    Under a load that allows no such bound, serving whoever waited longest makes all of them late: then the laxer bound
+    counts whose worst job fares best.
+    """
+    bound, kept = policy.worst_fairness, ""
+    free = simulated(foresight_within(inf))
+    tried = [(policy, main), (foresight_within(inf), free)]
+    if main.metrics.worst_fairness > bound:
+        kept, laxer = ", which this load does not allow", 2 * bound
+        while laxer < free.metrics.worst_fairness:
+            tried.append((foresight_within(laxer), simulated(foresight_within(laxer))))
+            laxer *= 2
+        policy, main = min(
+            tried, key=lambda one: (one[1].metrics.worst_fairness, one[1].metrics.average_completion_s)
+        )
+    change = main.metrics.average_completion_s / free.metrics.average_completion_s - 1
+    note = (
+        f"foresight keeps finish-time fairness within {bound:g}{kept}: worst {main.metrics.worst_fairness:.1f}, "
+        f"{free.metrics.worst_fairness:.1f} without the bound; average completion {change:+.1%} (--fair)"
     )
+    return policy, main, note
 
 
 def _cluster(cluster: str | Path | SharedCluster) -> SharedCluster:
@@ -274,11 +288,9 @@ def _outcome(
     known: Sequence[KnownJob],
     cluster: SharedCluster,
     policy: Policy,
+    main: SimulatedSchedule,
     options: SimulationOptions,
-    say: Say | None,
 ) -> PolicyOutcome:
-    jobs = [item.job for item in known]
-    main = simulate(jobs, cluster, policy, options, say=simulation_progress(policy.name, say))
     draws = draws_of(known, cluster, policy, options)
     return PolicyOutcome(
         policy=policy.name,
@@ -321,9 +333,9 @@ def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     factor = speed**item.speed_spread
     # One factor for all kinds: a model that is slower than believed on one device is so on the others.
     speeds: dict[str, SpeedModel] = {
-        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.training.speeds.items()
+        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.job.training.speeds.items()
     }
-    training = replace(item.training, speeds=speeds)
+    training = replace(item.job.training, speeds=speeds)
     work_samples = item.job.work_samples * work**item.work_spread
     return replace(item.job, training=training, work_samples=work_samples)
 

@@ -63,12 +63,6 @@ class KnownJob:
     script: str
     source: str
 
-    @property
-    def training(self) -> DataParallelTraining:
-        """Its speeds and batch; jobs of a file train data-parallel."""
-        assert isinstance(self.job.training, DataParallelTraining)
-        return self.job.training
-
 
 Say = Callable[[str], None]
 """Told what is being done, a few words at a time."""
@@ -144,7 +138,7 @@ def _known(
         is_preemptible=entry.preemptible,
         min_run_s=entry.min_run,
     )
-    _check_size(job, training, cluster)
+    _check_size(job, cluster)
     if entry.curve is not None:
         job = replace(job, work_samples=_work_to_target(entry, epoch_samples))
     return KnownJob(
@@ -156,8 +150,9 @@ def _known(
     )
 
 
-def _check_size(job: ScheduledJob, training: DataParallelTraining, cluster: SharedCluster) -> None:
+def _check_size(job: ScheduledJob, cluster: SharedCluster) -> None:
     """Refuses a job that could run nowhere, or on no number of devices that its owner allows."""
+    training = job.training
     groups = [group for group in cluster.groups if group.device in training.speeds]
     check_jobs((job,), {group.device: group.num_devices for group in groups})
     most = max(group.num_devices for group in groups)

@@ -325,7 +325,7 @@ def _known(
 ) -> tuple[list[KnownJob], list[str]]:
     entries = [_entry(job, live.system) for job in live.jobs]
     known = [
-        item if i < len(entries) else _on(item, found.speeds(item.training))
+        item if i < len(entries) else _on(item, found.speeds(item.job.training))
         for i, item in enumerate(known_jobs([*entries, *new], found.plain, links))
     ]
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
@@ -370,12 +370,12 @@ def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
     """The job on the kind of devices that it asks for, uncertain if only its limit is known."""
     # Its system starts it on the kind that was asked for, whatever would be faster elsewhere.
     only = found.catalogue_name.get(job.device)
-    speeds = item.training.speeds
+    speeds = item.job.training.speeds
     if job.device and only not in speeds:
         raise InvalidSetupError(
             f"job {job.name} asks for {job.device}, its speed is known on {', '.join(speeds)}; add a speed"
         )
-    moved = _on(item, found.speeds(item.training, job.may_use, only))
+    moved = _on(item, found.speeds(item.job.training, job.may_use, only))
     moved = replace(moved, job=replace(moved.job, part=1 if moved.job.is_elastic else job.part))
     return moved if _has_speed(job) else replace(moved, work_spread=LIMIT_SPREAD)
 
@@ -383,7 +383,7 @@ def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
 def _standing(job: LiveJob, item: KnownJob, found: _Devices) -> Standing:
     """The share of a running job, and the work it has done by its speed since it started."""
     kind, placement = found.placement(job)
-    training = item.training
+    training = item.job.training
     number = sum(share.num_workers for share in placement)
     if kind not in training.speeds:
         raise InvalidSetupError(

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.adapters.clusters.kubernetes import KUBERNETES, kubernetes_cluster
 from forerun.base.errors import RecordError
-from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for
+from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for, configured_cluster
 from live_documents import KUBECTL, NOW_S
 
 
@@ -109,3 +109,37 @@ def test_volcano_starts_and_stops_whole_jobs():
     manifest = json.loads(words[1])
     assert (manifest["action"], manifest["target"]["name"]) == ("ResumeJob", "v")
     assert words[2:] == ["|", "kubectl", "--namespace", "ml", "create", "--filename", "-"]
+
+
+KUEUE = """
+kind: ResourceFlavor
+metadata: {name: big}
+spec: {nodeLabels: {cloud.google.com/gke-accelerator: nvidia-tesla-a100}}
+---
+kind: ClusterQueue
+spec: {resourceGroups: [{flavors: [{name: big, resources: [{name: nvidia.com/gpu, nominalQuota: 12}]}]}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        (KUEUE, "1x8xa100-sxm4-40gb+1x4xa100-sxm4-40gb"),
+        ("{type: fleet, nodes: 2, resources: {gpu: 'A100:80GB:8'}}", "2x8xa100-pcie-80gb"),
+        ("{type: fleet, nodes: 0..4, resources: {gpu: {name: [H100, H200], count: 4..8}}}", "4x8xh100-sxm"),
+        ("{type: fleet, instance_types: [p4d.24xlarge]}", "1x8xa100-sxm4-40gb"),
+        ("{resources: {accelerators: {V100: 4}}, num_nodes: 2}", "2x4xv100-sxm2-16gb"),
+        (KUEUE.replace("gke-accelerator", "other"), "flavor big .* does not name them; add nodeLabels"),
+        ("{type: fleet, resources: {gpu: '80GB:8'}}", "have no name: expected gpu: A100:80GB:8, got 80GB:8"),
+        ("{type: fleet, ssh_config: {hosts: [a]}}", "dstack itself finds the GPUs"),
+    ],
+)
+def test_a_cluster_in_the_words_of_kueue_dstack_and_skypilot(tmp_path, text, cluster):
+    # Fields of Kueue's and dstack's own examples, clusters/aws/fleet and alignment-handbook/fleet-distrib.
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text, encoding="utf-8")
+    if " " not in cluster:
+        assert str(configured_cluster(path)) == cluster
+        return
+    with pytest.raises(RecordError, match=cluster):
+        configured_cluster(path)

@@ -149,3 +149,12 @@ def test_choices_that_cannot_be_made(points, name, message):
 def test_points_that_cannot_be_meant(values, message):
     with pytest.raises(InvalidSetupError, match=message):
         SpeedPoint(**values)
+
+
+@pytest.mark.parametrize("model", [pollux_model(), ring_model(), AveragedModel()])
+def test_two_devices_on_nodes_that_nobody_measured_are_no_faster_than_on_one(model):
+    steps = {1: 0.084, 2: 0.134, 4: 0.159, 8: 0.1715}
+    one = [SpeedPoint(num_devices=n, batch_size_per_device=32, step_time_s=s) for n, s in steps.items()]
+    asked = [SpeedPoint(num_devices=2, num_nodes=nodes, batch_size_per_device=32) for nodes in (1, 2)]
+    inside, apart = model.fit(one).step_s(asked)
+    assert apart > inside

@@ -223,3 +223,14 @@ def test_a_minimum_run_time_is_honoured(policy):
     assert first.end_s - first.start_s >= 7200.0
     if policy in ("srtf", "foresight"):
         assert first.end_s == pytest.approx(7200.0, abs=60.0)
+
+
+def test_a_bound_that_a_load_does_not_allow_makes_nobody_worse_off():
+    # Once the long job is served, 97 % load never lets the short ones make up for it: each was late.
+    rows = [{"name": "long", "points": {1: 1.0}, "batch_size": 1, "samples": 3600, "restart": 0}]
+    rows += [rows[0] | {"name": f"s{i}", "samples": 290, "arrival": 300 * i} for i in range(12)]
+    bounded, free = (
+        schedule(rows, cluster="1xt4", policies=["foresight"], fair=fair).outcomes[0].metrics
+        for fair in (1.2, 1000.0)
+    )
+    assert bounded.worst_fairness <= free.worst_fairness < 4

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.base.errors import InvalidSetupError
-from forerun.jobs.scheduling.running_job import CurveForecast, fit_of_epochs
+from forerun.jobs.forecasting.laws import fit_optimus
+from forerun.jobs.scheduling.running_job import CurveForecast
 
 
 def losses(b0, b1, b2, epochs):
@@ -15,7 +15,7 @@ def losses(b0, b1, b2, epochs):
 
 def test_the_published_fit_of_seq2seq():
     # Optimus, section 3.1: b0 = 0.21, b1 = 1.07, b2 = 0.07.
-    curve = fit_of_epochs(losses(0.21, 1.07, 0.07, 40))
+    curve = fit_optimus(np.arange(1.0, 41), np.asarray(losses(0.21, 1.07, 0.07, 40)))
     assert (curve.b0, curve.b1, curve.b2) == pytest.approx((0.21, 1.07, 0.07), rel=1e-3)
     assert curve.steps_to(1 / (0.21 * 60 + 1.07) + 0.07) == pytest.approx(60, rel=1e-3)
     assert curve.steps_to(0.07) == pytest.approx(float("inf"))
@@ -26,7 +26,7 @@ def test_a_fit_finds_the_curve_it_was_made_from(b0, b1, share):
     seen = losses(b0, b1, 0.0, 20)
     b2 = share * seen[-1] / (1 - share)
     values = [value + b2 for value in seen]
-    found = fit_of_epochs(values)
+    found = fit_optimus(np.arange(1.0, 21), np.asarray(values))
     ahead = 1 / (b0 * 40 + b1) + b2
     assert found.losses(np.asarray([40.0]))[0] == pytest.approx(ahead, rel=0.05)
 
@@ -38,9 +38,3 @@ def test_a_forecast_starts_from_what_was_stated_and_comes_to_the_truth():
     assert forecast(1000.0) == pytest.approx(2000.0, rel=0.2)
     assert 0 < forecast(3000.0) <= 100.0
     assert forecast(99_999.0) > 0
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, -1.0], [1.0, float("nan")]])
-def test_curves_that_cannot_be_fitted(values):
-    with pytest.raises(InvalidSetupError):
-        fit_of_epochs(values)

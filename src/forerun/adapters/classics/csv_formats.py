@@ -34,16 +34,9 @@ from forerun.question.devices import find_device
 from forerun.question.devices.device import Device, NumberFormat
 
 CNN_COLUMNS = (
-    "depth",
-    "base_filters",
-    "batch_size",
-    "num_params",
-    "dataset_size",
-    "epochs",
-    "time_per_epoch",
-    "images_per_second",
-    "max_gpu_mem_mb",
-)
+    "depth", "base_filters", "batch_size", "num_params", "dataset_size", "epochs", "time_per_epoch",
+    "images_per_second", "max_gpu_mem_mb",
+)  # fmt: skip
 _MEMORY = "max_gpu_mem_mb"
 _CURVES = ("accuracy", "loss", "val_accuracy", "val_loss")
 _GRID_ORDER = ("depth", "base_filters", "batch_size")

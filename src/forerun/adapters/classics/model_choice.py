@@ -47,6 +47,8 @@ Floats = npt.NDArray[np.float64]
 _NOISE = 0.08
 _SYNC_WEIGHT = 0.5
 _LEAST_POINTS = 3
+_NODE_PRICE = 1.1
+"""Least synchronisation between nodes over that inside one, where no point tells. Source: Pollux, section 4.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class PriorForm:
     Attributes:
         name: Name of the model.
         form: The form.
-        coefficients: Names, the exponent g - 1 third.
+        coefficients: Names, the exponent g - 1 third, synchronisation in a node and between nodes fourth and sixth.
         centre: Prior means; of times relative to the median step, of times per sample to it per median batch.
         width: Prior standard deviations.
         is_time: Whether a coefficient scales with the step.
@@ -129,7 +131,8 @@ class PriorForm:
             InvalidSetupError: There are fewer than three sizes, or a time is not above zero.
         """
         times, at = measured_times(points, _LEAST_POINTS, self.name), _sizes(points)
-        offset = self._offset(times, at)
+        offset: Floats = np.where(self.is_time, np.log(np.median(times)), 0.0)
+        offset[1] -= np.log(np.median(at.batch_size))
         grad_s = np.asarray([_compute_s(point) for point in points])
         seen = np.isfinite(grad_s)
 
@@ -141,12 +144,11 @@ class PriorForm:
             return np.concatenate([_softened(np.log(step / times) / _NOISE), rest, pull])
 
         found = least_squares(residual, np.asarray(self.centre), max_nfev=200)
-        return self._fitted(found.x, np.asarray(found.jac, dtype=np.float64), offset, times, at)
-
-    def _offset(self, times: Floats, at: _Sizes) -> Floats:
-        offset: Floats = np.where(self.is_time, np.log(np.median(times)), 0.0)
-        offset[1] -= np.log(np.median(at.batch_size))
-        return offset
+        scaled: Floats = found.x
+        if not (at.num_nodes > 1).any():
+            # Or nodes that nobody measured would be faster than the devices of one: both are times, the sixth of nodes.
+            scaled[5] = max(scaled[5], scaled[3] + np.log(_NODE_PRICE))
+        return self._fitted(scaled, np.asarray(found.jac, dtype=np.float64), offset, times, at)
 
     def _fitted(
         self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes

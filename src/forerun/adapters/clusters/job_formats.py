@@ -8,12 +8,21 @@ from functools import partial
 from typing import Any
 
 from forerun.base.answers import plain
-from forerun.base.errors import FailureError, InvalidSetupError, UnknownDeviceError, UsageError, near_matches
+from forerun.base.errors import (
+    FailureError,
+    InvalidSetupError,
+    RecordError,
+    UnknownDeviceError,
+    UsageError,
+    near_matches,
+)
+from forerun.jobs.scheduling.live import LiveNode, inside
 from forerun.prediction.estimate import Estimate, Interval
+from forerun.question.devices.prices import InstancePrice, load_prices
 from forerun.question.job import time_limit_s
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.predict import predict
-from forerun.surface.cli.submit import SKYPILOT_ACCELERATORS
+from forerun.surface.cli.submit import SKYPILOT_ACCELERATORS, sky_accelerators
 
 
 def slurm_time(answer: Plan | Estimate) -> str:
@@ -110,6 +119,56 @@ Sources: Slurm, sbatch(1); SkyPilot, "Task YAML"; dstack, "Reference: task"; Ray
 """
 
 sbatch_line, sky_lines, dstack_lines, ray_line = (partial(_line, words=words) for words in _WORDS.values())
+
+
+_GPU_MEMORY = re.compile(r"\d+GB")
+_VENDORS = ("nvidia", "amd", "google", "intel")
+
+
+def asked_nodes(document: Mapping[str, Any]) -> list[LiveNode]:
+    """Nodes that a fleet or task of dstack or a task of SkyPilot asks for, the most of a range; none of another file.
+
+    Raises:
+        RecordError: Its GPUs have no name, or only dstack itself can find them.
+        UsageError: A number of accelerators is no whole one.
+    """
+    resources, number = inside(document, "resources") or {}, document.get("num_nodes") or 1
+    if document.get("type") in ("fleet", "task"):
+        number = inside(document, "nodes", "max") or document.get("nodes") or 1
+        kind, per_node = _dstack_gpus(document, resources.get("gpu"))
+    elif isinstance(resources, Mapping):
+        kind, per_node = sky_accelerators(resources, "resources")
+    number = int(str(number).rpartition("..")[2] or 1)
+    return [LiveNode(name=str(i), device=kind, num_devices=per_node) for i in range(number if kind else 0)]
+
+
+def sold_as(instance: str) -> InstancePrice | None:
+    """A price of an instance of a cloud, which tells its GPUs; None of one that the list lacks."""
+    return next((price for price in load_prices() if instance and price.instance == instance), None)
+
+
+def _dstack_gpus(document: Mapping[str, Any], asked: Any) -> tuple[str, int]:
+    """Kind and number of the GPUs of a node of dstack, from ``A100:80GB:8``, its parts by name, or an instance."""
+    if "ssh_config" in document:
+        raise RecordError("dstack itself finds the GPUs of hosts that it reaches by SSH")
+    instance = next(iter(document.get("instance_types") or ()), "")
+    if sold := sold_as(instance):
+        return sold.device, sold.num_devices
+    told = [asked.get(key) for key in ("name", "memory", "count")] if isinstance(asked, Mapping) else [asked]
+    name, memory, number = "", "", 1
+    for part in ":".join(str(one[0] if isinstance(one, list) else one) for one in told if one).split(":"):
+        if _GPU_MEMORY.match(part):
+            memory = part
+        elif part.replace(".", "").isdigit():
+            number = int(part.strip(".").rpartition("..")[2])
+        elif part.lower() not in _VENDORS:
+            name = part.partition(",")[0].upper()
+    if not name:
+        raise RecordError(
+            f"the GPUs of the fleet have no name: expected gpu: A100:80GB:8, got {asked or instance}"
+        )
+    short = f"{name}-{memory}"
+    return SKYPILOT_ACCELERATORS.get(short, SKYPILOT_ACCELERATORS.get(name, name.lower())), number
 
 
 def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:

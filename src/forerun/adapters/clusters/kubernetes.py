@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,9 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from forerun.adapters.clusters.job_formats import asked_nodes, sold_as
 from forerun.base.errors import RecordError
+from forerun.base.received import parsed_yaml
 from forerun.jobs.scheduling.live import (
     Action,
     ActionKind,
@@ -128,6 +131,61 @@ def _node(item: Mapping[str, Any]) -> list[LiveNode]:
             num_devices=number,
         )
     ]
+
+
+def declared_nodes(text: str) -> list[LiveNode]:
+    """Nodes with GPUs of YAML: Kubernetes' own, Kueue's quotas, and what dstack's fleets and SkyPilot's tasks ask for.
+
+    A quota counts GPUs, not nodes: they stand on nodes of eight, or of the size of the instance that is named.
+
+    Raises:
+        RecordError: A flavor of Kueue or a fleet does not name its GPUs.
+    """
+    try:
+        found = [parsed_yaml(part) for part in _DOCUMENTS.split(text)]
+    except ValueError:
+        return []
+    documents = [one for one in found if isinstance(one, Mapping)]
+    items = [item for one in documents for item in (one.get("items") or [one])]
+    flavors = {
+        inside(item, "metadata", "name"): inside(item, "spec", "nodeLabels") or {}
+        for item in items
+        if item.get("kind") == "ResourceFlavor"
+    }
+    nodes = [node for item in items if item.get("kind") == "Node" for node in _node(item)]
+    for item in items if flavors else ():
+        for group in inside(item, "spec", "resourceGroups") or ():
+            for flavor in group.get("flavors") or ():
+                nodes += _of_quota(flavor, flavors)
+    return nodes + [node for one in documents if "kind" not in one for node in asked_nodes(one)]
+
+
+def _of_quota(flavor: Mapping[str, Any], labels_of: Mapping[str, Mapping[str, str]]) -> list[LiveNode]:
+    """Nodes of a quota of GPUs."""
+    name = str(flavor.get("name"))
+    quotas = {one.get("name"): one.get("nominalQuota") for one in flavor.get("resources") or ()}
+    left, labels = int(quotas.get(GPU) or 0), labels_of.get(name, {})
+    if not left:
+        return []
+    sold = sold_as(labels.get(_INSTANCE_LABEL, ""))
+    kind = next((labels[label] for label in PRODUCT_LABELS if label in labels), sold.device if sold else "")
+    if not kind:
+        raise RecordError(
+            f"flavor {name} has a quota of {GPU} and does not name them; add nodeLabels: "
+            f"{{{PRODUCT_LABELS[0]}: NVIDIA-A100-SXM4-80GB}} to its ResourceFlavor"
+        )
+    size, sizes = sold.num_devices if sold else _QUOTA_NODE, []
+    while left > 0:
+        sizes.append(min(size, left))
+        left -= size
+    device = CLOUD_DEVICES.get(kind, kind)
+    return [LiveNode(name=f"{name}-{i}", device=device, num_devices=n) for i, n in enumerate(sizes)]
+
+
+_DOCUMENTS = re.compile(r"^---.*$", re.MULTILINE)
+_INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+_QUOTA_NODE = 8
+"""GPUs of a node of which only a quota is known."""
 
 
 def _namespace(item: Mapping[str, Any]) -> str:
@@ -292,5 +350,6 @@ KUBERNETES = ClusterSystem(
     read=kubernetes_cluster,
     commands=_commands,
     no_new_jobs="a job for Kubernetes needs an image: create it suspended and it will be read",
+    configured=declared_nodes,
 )
 """Kubernetes as a system of ``forerun schedule live``."""

@@ -20,12 +20,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.adapters.clusters.job_formats import sold_as
 from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES
 from forerun.base.errors import FailureError, MeasurementError, MissingExtraError, RecordError, UsageError
 from forerun.base.received import parsed_yaml
@@ -55,7 +55,6 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 from forerun.question.devices.local import gpu_index, lock_device
-from forerun.question.devices.prices import load_prices
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import TrialRunner
@@ -224,22 +223,6 @@ def _documents(address: str) -> dict[str, Any]:
     }
 
 
-class RaySystem(ClusterSystem):
-    """Ray, which also measures jobs and runs the trials of a search on its nodes."""
-
-    __slots__ = ()
-
-    def measure(
-        self, jobs: Iterable[MeasurementJob], store: MeasurementSink, **settings: Any
-    ) -> SessionReport:
-        """Measures jobs on the nodes, see ``run_jobs_on_ray``."""
-        return run_jobs_on_ray(jobs, store, **settings)
-
-    def trial_runner(self, address: str) -> AbstractContextManager[TrialRunner]:
-        """A runner of trials on the nodes, see ``ray_runner``."""
-        return ray_runner(address)
-
-
 def ray_nodes(text: str) -> list[LiveNode]:
     """Nodes with GPUs that the YAML of a Ray cluster may start, all of them; none where it is no such file.
 
@@ -261,7 +244,7 @@ def ray_nodes(text: str) -> list[LiveNode]:
             number = number or int(attached["acceleratorCount"])
         vm = inside(config, "azure_arm_parameters", "vmSize")
         instance = str(config.get("InstanceType") or config.get("machineType") or vm or "")
-        if sold := next((price for price in load_prices() if price.instance == instance), None):
+        if sold := sold_as(instance):
             number, kind = number or sold.num_devices, kind or sold.device
         if (number or _GPU_INSTANCE.match(instance)) and not (isinstance(number, int) and number and kind):
             raise RecordError(
@@ -281,17 +264,6 @@ def ray_nodes(text: str) -> list[LiveNode]:
 
 _GPU_INSTANCE = re.compile(r"p\d|g\d|a[23]-|Standard_N")
 """Beginnings of the names of instances that have GPUs."""
-
-RAY = RaySystem(
-    name="ray",
-    keys=("ray_jobs", "ray_nodes"),
-    documents=_documents,
-    read=lambda found, now_s: ray_cluster(found["ray_jobs"], found["ray_nodes"], now_s),
-    commands=lambda actions: [line for action in actions for line in ray_commands(action)],
-    configured=ray_nodes,
-)
-"""Ray as a system of ``forerun schedule live``."""
-
 
 _DESCRIBE_TIMEOUT_S = 120.0  # a new worker process imports Python packages, maybe from a network folder
 _CONNECT_TIMEOUT_S = 10.0
@@ -698,3 +670,22 @@ def _run_on_node(order: TrialOrder, configuration: ScriptConfiguration, mailbox:
             return False
 
     return run_trial(order, configuration, on_value=ask)
+
+
+class RaySystem(ClusterSystem):
+    """Ray, which also measures jobs and runs the trials of a search on its nodes."""
+
+    __slots__ = ()
+    measure = staticmethod(run_jobs_on_ray)
+    trial_runner = staticmethod(ray_runner)
+
+
+RAY = RaySystem(
+    name="ray",
+    keys=("ray_jobs", "ray_nodes"),
+    documents=_documents,
+    read=lambda found, now_s: ray_cluster(found["ray_jobs"], found["ray_nodes"], now_s),
+    commands=lambda actions: [line for action in actions for line in ray_commands(action)],
+    configured=ray_nodes,
+)
+"""Ray as a system of ``forerun schedule live``."""

@@ -41,12 +41,21 @@ PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 
 _OTHER_DEVICES = re.compile(r"/(?!gpu$).*(gpu|mig-|tpu|gaudi|neuron)|^(?!nvidia\.com/).*/gpu$")
 _OWN = {"model", "on", "within", "max-nodes", "recommended"}
+_TORCHTUNE = {"precision": "bf16", "optimizer": "adamw"}
 _RUNTIMES = {
-    "torchtune-llama3.2-1b": "meta-llama/Llama-3.2-1B",
-    "torchtune-llama3.2-3b": "meta-llama/Llama-3.2-3B",
-    "torchtune-qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "torchtune-llama3.2-1b": ("meta-llama/Llama-3.2-1B", {"batch_size": "4", "accumulation": "4"}),
+    "torchtune-llama3.2-3b": (
+        "meta-llama/Llama-3.2-3B",
+        {"batch_size": "4", "accumulation": "8", "recompute": "full"},
+    ),
+    "torchtune-qwen2-1.5b": ("Qwen/Qwen2-1.5B", {"batch_size": "2", "recompute": "full"}),
+    "torchtune-qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", {"batch_size": "2", "recompute": "full"}),
+    "torchtune-qwen3-1.7b": ("Qwen/Qwen3-1.7B", {"batch_size": "2", "recompute": "full"}),
 }
-"""Models of the runtimes that come with the trainer. Source: kubeflow/trainer, manifests/base/runtimes/torchtune."""
+"""Models of the runtimes that come with the trainer, and what their configurations set besides ``_TORCHTUNE``.
+
+Sources: kubeflow/trainer, manifests/base/runtimes/torchtune; torchtune, recipes/configs, ``MODEL_full.yaml``.
+"""
 
 _ARGUMENTS = {
     "batch_size": "batch_size",
@@ -197,7 +206,11 @@ def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
     uri = str(inside(job, "spec", "initializer", "model", "storageUri") or "")
     runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
     argued = next((value for name, value in _words(job) if name in _MODEL_ARGUMENTS), "")
-    named = uri.removeprefix("hf://") if uri.startswith("hf://") else argued or _RUNTIMES.get(runtime, "")
+    named = (
+        uri.removeprefix("hf://")
+        if uri.startswith("hf://")
+        else argued or _RUNTIMES.get(runtime, ("", {}))[0]
+    )
     # A model tuned to follow instructions has the layers of the one it was made from.
     for name in (named, re.sub(r"-(Instruct|Chat|it)\b.*$", "", named)):
         if name and find_architecture(name) is not None:
@@ -211,9 +224,10 @@ def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
 def _settings(job: Mapping[str, Any], told: Mapping[str, str]) -> dict[str, Any]:
     """Settings of the run: those of its arguments, then those of its annotations."""
     known = declared(RunOptions)
-    given: dict[str, str] = {}
+    runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
+    given: dict[str, str] = {**_TORCHTUNE, **_RUNTIMES[runtime][1]} if runtime in _RUNTIMES else {}
     # Runtimes are called by their trainer, such as grpo-distributed.
-    algorithm = str(inside(job, "spec", "runtimeRef", "name") or "").partition("-")[0]
+    algorithm = runtime.partition("-")[0]
     if algorithm in list(Algorithm):
         given["algorithm"] = algorithm
     words = dict(_words(job))

@@ -28,7 +28,7 @@ ClusterOption = Annotated[
     typer.Option(
         metavar="SPEC",
         help="Nodes x devices a node x kind, such as 16x4xt4; groups of other devices joined by +. Or a file: "
-        "slurm.conf, or the YAML of a Ray cluster.",
+        "slurm.conf, or YAML of a Ray cluster, Kueue, dstack or SkyPilot.",
     ),
 ]
 PolicyOption = Annotated[

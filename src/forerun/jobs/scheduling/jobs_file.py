@@ -41,7 +41,7 @@ def _points(value: Any) -> Any:
         return value
     found: dict[str, dict[str, str]] = {}
     for group in value.split(";"):
-        words = group.split()
+        words = group.replace(",", " ").split()
         # Without the name of a device the speeds hold for every kind.
         kind = words.pop(0) if words and ":" not in words[0] else ""
         pairs = [word.partition(":") for word in words]
@@ -55,6 +55,7 @@ def _points(value: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Speeds = Annotated[dict[Annotated[int, Field(ge=1)], Positive], Field(min_length=1)]
 
 
 _OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s",
@@ -101,7 +102,7 @@ class JobEntry(_RunSettings):
 
     name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
     model: str | None = None
-    points: Annotated[dict[str, dict[int, Positive]] | None, BeforeValidator(_points)] = None
+    points: Annotated[dict[str, _Speeds] | None, BeforeValidator(_points)] = None
     table: Path | None = None
     batch_size: Annotated[int, Field(ge=1)]
     batch_size_max: Annotated[int, Field(ge=1)] | None = None
@@ -277,7 +278,8 @@ def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
 def _first(error: ValidationError) -> str:
     """The first of pydantic's complaints as one line."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
+    # A part of a value is shown by itself.
+    field = str(next(iter(first["loc"]), ""))
     if first["type"] == "extra_forbidden":
         return f"unknown column '{field}'{near_matches(field, JobEntry.model_fields)}; remove or rename it"
     if first["type"] == "missing":

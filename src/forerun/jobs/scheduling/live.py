@@ -251,12 +251,13 @@ def configured_cluster(path: Path) -> SharedCluster:
         raise RecordError(f"{path.name}: expected the configuration of a cluster, but {error}") from error
     try:
         nodes = next(filter(None, (system_of(name).configured(text) for name in plugin_names(GROUP))), ())
-    except (RecordError, TypeError) as error:
+    except (RecordError, UsageError, TypeError, ValueError) as error:
         raise RecordError(f"{path.name}: {error}; correct the file, or give NxMxDEVICE") from error
     if not nodes:
         raise RecordError(
             f"{path.name}: expected nodes with GPUs, as slurm.conf (NodeName=gpu[01-04] Gres=gpu:a100:8, without what "
-            "it includes) or the YAML of a Ray cluster (available_node_types) names them, got none; give NxMxDEVICE"
+            "it includes) or the YAML of a Ray cluster (available_node_types), of Kueue (ClusterQueue with "
+            "ResourceFlavor), dstack or SkyPilot names them, got none; give NxMxDEVICE"
         )
     by_kind: dict[str, list[LiveNode]] = {}
     for node in largest_first(nodes):

@@ -10,8 +10,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.errors import InvalidSetupError
-from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
+from forerun.jobs.forecasting.laws import fit_optimus
 from forerun.jobs.scheduling.job import (
     Allocation,
     ScheduledJob,
@@ -35,13 +34,6 @@ class ForecastError:
 
     speed: float = 0.0
     work: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.speed < np.inf and 0 <= self.work < np.inf):
-            raise InvalidSetupError(
-                f"the spread of a forecast error must be zero or more, got "
-                f"{self.speed} for speed and {self.work} for work"
-            )
 
     def draw(self, seed: int, number: int) -> JobErrors:
         """Factors of one job; the same for the same seed and number, whatever the spread."""
@@ -86,18 +78,6 @@ FEWEST_POINTS = 4
 """Epochs below which a curve says nothing, and the stated epochs stand."""
 
 
-def fit_of_epochs(losses: Sequence[float]) -> OptimusFit:
-    """Optimus' curve through the losses of epochs 1, 2 ...
-
-    Raises:
-        InvalidSetupError: There are fewer than two losses, or one is not above zero.
-    """
-    values = np.asarray(losses, dtype=float)
-    if values.size < 2 or not np.all(np.isfinite(values) & (values > 0)):
-        raise InvalidSetupError("expected at least two losses above zero to fit a curve, got fewer or others")
-    return fit_optimus(np.arange(1.0, values.size + 1), values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveForecast:
     """Remaining work of a job that runs until a target, as a callable of the work done.
@@ -127,9 +107,9 @@ class CurveForecast:
         """
         forecasts = [float(stated_epochs)] * min(FEWEST_POINTS, len(losses) + 1)
         for k in range(FEWEST_POINTS, len(losses) + 1):
-            so_far = np.minimum.accumulate(np.asarray(losses[:k], dtype=float)).tolist()
+            so_far = np.minimum.accumulate(np.asarray(losses[:k], dtype=float))
             reached = so_far[-1] <= target
-            wanted = k if reached else fit_of_epochs(so_far).steps_to(target)
+            wanted = k if reached else fit_optimus(np.arange(1.0, k + 1), so_far).steps_to(target)
             forecasts.append(float(min(max(wanted, k + 0.1), max(stated_epochs, k + 0.1))))
         return cls(samples_per_epoch=samples_per_epoch, epochs_by_epoch=tuple(forecasts))
 

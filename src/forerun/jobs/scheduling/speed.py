@@ -6,15 +6,13 @@ A speed model is any callable of these signatures, so that a model of communicat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
 
 import numpy as np
 import numpy.typing as npt
-
-from forerun.base.errors import InvalidSetupError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -111,16 +109,6 @@ class MeasuredSpeed:
 
     samples_per_s: Mapping[int, float]
 
-    def __post_init__(self) -> None:
-        if not self.samples_per_s:
-            raise InvalidSetupError("expected at least one measured speed, got none")
-        for count, speed in self.samples_per_s.items():
-            if count < 1 or not 0 < speed < inf:
-                raise InvalidSetupError(
-                    f"a measured speed needs at least one device and samples per second above zero, got {speed} on "
-                    f"{count} devices"
-                )
-
     def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
         """Samples per second."""
         points = sorted(self.samples_per_s.items())
@@ -173,13 +161,8 @@ def fit_data_parallel(points: Sequence[StepPoint], max_batch_per_device: float =
         points: Measured steps, at least one.
         max_batch_per_device: Most samples that fit on a device.
 
-    Raises:
-        InvalidSetupError: There is no point.
-
     Source: Qiao et al. 2021, "Pollux", OSDI, section 4.1.
     """
-    if not points:
-        raise InvalidSetupError("expected at least one measured step, got none")
     from scipy.optimize import minimize  # slow to import, and most jobs say their speed
 
     table = _Table(points)
@@ -201,16 +184,9 @@ def fit_data_parallel(points: Sequence[StepPoint], max_batch_per_device: float =
     # Without a point on several nodes the fit says nothing of these two.
     if not table.is_apart.any():
         values[4:6] = 1.1 * values[2:4]
-    return DataParallelSpeed(
-        gradient_s=float(values[0]),
-        gradient_per_sample_s=float(values[1]),
-        local_sync_s=float(values[2]),
-        local_sync_per_device_s=float(values[3]),
-        node_sync_s=float(values[4]),
-        node_sync_per_device_s=float(values[5]),
-        overlap=float(best.x[6]),
-        max_batch_per_device=max_batch_per_device,
-    )
+    names = [one.name for one in fields(DataParallelSpeed)]
+    found: dict[str, float] = dict(zip(names, [*values.tolist(), float(best.x[6])], strict=False))
+    return DataParallelSpeed(**found, max_batch_per_device=max_batch_per_device)
 
 
 class _Table:
@@ -269,13 +245,6 @@ class BatchEfficiency:
 
     noise_scale: float
     base_batch_size: float
-
-    def __post_init__(self) -> None:
-        if self.noise_scale < 0 or self.base_batch_size <= 0:
-            raise InvalidSetupError(
-                "a noise scale must be zero or more and the base batch above zero, got "
-                f"{self.noise_scale} and {self.base_batch_size}"
-            )
 
     def __call__(self, batch_size: float, progress: float) -> float:
         """Progress of a sample, the same all along the job."""

@@ -63,6 +63,12 @@ def serve(
         tuple[Path, Path] | None,
         typer.Option("--tls", metavar="CERT KEY", help="Files of a certificate and its key: serve HTTPS."),
     ] = None,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm", help="Load the libraries that trace models before listening: 5 s and 1 GB of memory."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Write no log line for each request to stderr.")
     ] = False,
@@ -80,7 +86,8 @@ def serve(
     from forerun.surface.web.app import make_app
 
     with quiet_libraries(debug=debug):
-        app = make_app(limit_s=limit_s, hosts=_hosts(host, allow_host), code=_code_folder(allow_code))
+        hosts, code = _hosts(host, allow_host), _code_folder(allow_code)
+        app = make_app(limit_s=limit_s, hosts=hosts, code=code, is_warm=warm)
         _serve(host, port, app, tls, quiet=quiet, debug=debug)
 
 

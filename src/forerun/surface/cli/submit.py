@@ -242,6 +242,23 @@ def sky_task(text: str, path: str) -> _Job:
         raise UsageError(
             f"{path}: expected resources as a mapping and a whole number of nodes, got {resources!r:.40} and {nodes!r}"
         )
+    kind, per_node = sky_accelerators(resources, path)
+    source = text if _OWN.search(text) else str(task.get("run") or "")
+    num_nodes = int(nodes)
+    return _Job(
+        words=_counted(_training_words(source, path), num_nodes, per_node),
+        kind=kind,
+        num_nodes=num_nodes,
+        devices_per_node=per_node,
+    )
+
+
+def sky_accelerators(resources: Mapping[str, Any], path: str) -> tuple[str, int]:
+    """Kind and number of the devices of a node that a task of SkyPilot would like best; no kind where it wants none.
+
+    Raises:
+        UsageError: The number is no whole one.
+    """
     # The first of several is what the task would like best.
     choices = [resources, *(resources.get("ordered") or ()), *(resources.get("any_of") or ())]
     wanted = next((one["accelerators"] for one in choices if one.get("accelerators")), "")
@@ -253,14 +270,7 @@ def sky_task(text: str, path: str) -> _Job:
         raise UsageError(
             f"{path}: expected accelerators such as L4:2, got '{first}'; a job has whole devices"
         )
-    source = text if _OWN.search(text) else str(task.get("run") or "")
-    num_nodes, per_node = int(nodes), int(number or 1)
-    return _Job(
-        words=_counted(_training_words(source, path), num_nodes, per_node),
-        kind=SKYPILOT_ACCELERATORS.get(name.upper(), name.lower()),
-        num_nodes=num_nodes,
-        devices_per_node=per_node,
-    )
+    return SKYPILOT_ACCELERATORS.get(name.upper(), name.lower()), int(number or 1)
 
 
 def _estimate_of(job: _Job, on: str | None, within: str) -> Any:

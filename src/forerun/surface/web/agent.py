@@ -281,16 +281,22 @@ def _forecast(
 
 
 def _schedule(
-    jobs: list[dict[str, Any]], cluster: str, policies: list[str] | None = None, fair: float | None = None
+    jobs: list[dict[str, Any]],
+    cluster: str,
+    policies: list[str] | None = None,
+    fair: float | None = None,
+    intra: str | None = None,
+    inter: str | None = None,
 ) -> dict[str, Any]:
     """The devices of each job now, the time when it is done, and a comparison of policies.
 
-    Rows of jobs are those of a jobs file (docs/files.md).
+    Rows of jobs are those of a jobs file (docs/files.md); jobs of a model on several nodes need ``inter``, their link.
 
     Example: {"cluster": "2x4xt4", "jobs": [{"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000}]}.
     """
     chosen = {} if policies is None else {"policies": policies}
-    return dict(question("schedule")(jobs, cluster=cluster, fair=fair, **chosen).as_dict())
+    asked = {"cluster": cluster, "fair": fair, "intra": intra, "inter": inter, **chosen}
+    return dict(question("schedule")(jobs, **asked).as_dict())
 
 
 def _compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -32,6 +33,9 @@ _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
 Kind = Literal["predict", "scale", "plan", "diagnose"]
 Trace = tuple[ModelRequest, TrainingSetup, bool]
+_FIRST = {"model": "llama-3.2-1b", "device": "8xa100-sxm4-80gb", "strategy": "fsdp", "precision": "bf16",
+          "sequence_length": 2048, "optimizer": "adamw"}  # fmt: skip
+"""A question whose graph comes with the package."""
 _RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
 
 
@@ -70,6 +74,12 @@ class Answers:
     def kept_bytes(self) -> int:
         """Size of the answers that are kept [bytes]."""
         return self._kept.size_bytes
+
+    def warm(self) -> None:
+        """Loads what a first question would wait for, here and in the children."""
+        with suppress(ForerunError):  # a server without libraries answers what comes with the package
+            self.whole("predict", PredictBody(**_FIRST))
+            self._tracer.call(trace_model, ModelRequest(model=_FIRST["model"]), TrainingSetup())
 
     def predict_of(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The same of settings by their names, checked as those of a request.

@@ -34,6 +34,7 @@ from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody, wrong_values
 from forerun.surface.web.reach import Reach, question
+from forerun.tracing.source import TRACED_MODULES
 
 _STATIC = Path(__file__).parent / "static"
 _NUM_TRACED_AT_ONCE = 2
@@ -56,6 +57,10 @@ _BODIES: Mapping[str, type[BaseModel]] = {
     "/plan": PlanBody,
     "/diagnose": DiagnoseBody,
 }
+_ADMISSION_S = 4.5
+"""Longest wait for the size of a TrainJob [s]: the API server of Kubernetes waits for 5 s."""
+_OF_LANGUAGE_MODELS = ("transformers.models.llama.modeling_llama",)
+"""A module that loads all that models of Transformers share, which is most of the time of their first trace."""
 _BODY = "expected a question as an object of JSON, got a body that is none; see /openapi.json"
 
 
@@ -192,6 +197,7 @@ def make_app(
     hosts: Iterable[str] = (),
     body_timeout_s: float = BODY_TIMEOUT_S,
     code: Path | None = None,
+    is_warm: bool = False,
 ) -> FastAPI:
     """The application.
 
@@ -200,8 +206,10 @@ def make_app(
         hosts: Names by which the server is reached besides the loopback ones, see ``Guard``.
         body_timeout_s: Longest time in which the body of a request must arrive [s].
         code: Folder whose code is run to build models; None runs none.
+        is_warm: Whether it listens only once the libraries that trace language models are loaded.
     """
-    tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, num_waiting=_NUM_WAITING)
+    preload = (*TRACED_MODULES, *(_OF_LANGUAGE_MODELS if is_warm else ()))
+    tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, num_waiting=_NUM_WAITING, preload=preload)
     desk = _Desk(Answers(tracer), tracer, limit_s, code)
     figures = Figures()
     figures.watch("traces", "Models that are traced or wait for it", lambda: tracer.num_calls)
@@ -213,6 +221,8 @@ def make_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         desk.open()
+        if is_warm:
+            desk.answers.warm()
         forgetting = asyncio.create_task(desk.forget_captures())
         yield
         forgetting.cancel()
@@ -261,8 +271,12 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
 
     @app.post("/trainjob", responses=problems, summary="Size of a TrainJob of Kubeflow before it is admitted")
     async def trainjob(document: dict[str, Any]) -> JSONResponse:
-        work = desk.computing.run(question("trainjob"), document, answers.predict_of)
-        return JSONResponse(await desk.in_time(work))
+        # Not beside the cheap questions: it may wait for a trace, which goes on where this answer ends the wait.
+        work = desk.tracing.run(question("trainjob"), document, answers.predict_of)
+        try:
+            return JSONResponse(await desk.in_time(work, TimeLimit(_ADMISSION_S)))
+        except TimeoutError:
+            return JSONResponse(question("trainjob")(document, _still_traced))
 
     @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
     async def configs(config: dict[str, Any]) -> JSONResponse:
@@ -305,6 +319,10 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
 
 def _client(request: Request) -> str:
     return request.client.host if request.client else "unknown"
+
+
+def _still_traced(settings: dict[str, Any]) -> dict[str, Any]:
+    raise UsageError(f"{settings['model']} is being traced; create the job again in a minute")
 
 
 def _add_figures(app: FastAPI, figures: Figures) -> None:

@@ -13,7 +13,7 @@ import queue
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -155,9 +155,17 @@ class Tracer:
         limit_s: Time a call may take before its child is ended [s].
         num_children: Number of calls at once.
         num_waiting: Largest number of further calls that wait for a child.
+        preload: Modules that its children have from their start.
     """
 
-    def __init__(self, limit_s: float = 60.0, *, num_children: int = 2, num_waiting: int = 8) -> None:
+    def __init__(
+        self,
+        limit_s: float = 60.0,
+        *,
+        num_children: int = 2,
+        num_waiting: int = 8,
+        preload: Sequence[str] = TRACED_MODULES,
+    ) -> None:
         self._limit_s = limit_s
         self._num_places = num_children + num_waiting
         self._num_taken = 0
@@ -165,9 +173,7 @@ class Tracer:
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         memory_bytes = functools.partial(trace_memory_bytes, num_children)
         self._workers = [
-            Worker(
-                memory_limit_bytes=memory_bytes, preload=TRACED_MODULES, may_fork=False, niceness=_NICENESS
-            )
+            Worker(memory_limit_bytes=memory_bytes, preload=preload, may_fork=False, niceness=_NICENESS)
             for _ in range(num_children)
         ]
         for worker in reversed(self._workers):
