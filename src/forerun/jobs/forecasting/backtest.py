@@ -23,6 +23,7 @@ from forerun.jobs.forecasting.backtest_table import (
     LEVELS,
     BacktestTable,
     CutSummary,
+    on_its_side,
     save_table,
     share_kept,
     stored_quantiles,
@@ -208,7 +209,8 @@ class TierResult:
     Attributes:
         result: The result.
         tier: What was used.
-        errors, scale: Forecast and its scale at each of ``HORIZONS``, (horizons,).
+        errors: Forecast at each of ``HORIZONS``, (horizons,).
+        scale: Below and above it, (horizons, 2).
         weights: Of each member, (horizons, members).
     """
 
@@ -220,8 +222,9 @@ class TierResult:
 
     @property
     def scores(self) -> Floats:
-        """(actual - forecast) / scale, (horizons,)."""
-        return np.asarray((self.result.actual - self.errors) / self.scale, dtype=float)
+        """(actual - forecast) / scale of its side, (horizons,)."""
+        missed = self.result.actual - self.errors
+        return np.asarray(missed / np.where(missed < 0, self.scale[:, 0], self.scale[:, 1]), dtype=float)
 
 
 PriorOf = Callable[[str], LearnedPrior]
@@ -325,11 +328,15 @@ def leave_origins_out(
 
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
-    quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
+    prefix = forecast.result.prefix
+    quantiles, kept = (
+        stored_quantiles(forecast.tier, table, forecast.result.cut),
+        table.kept(forecast.tier, prefix),
+    )
     levels, error = np.asarray((0.05, 0.95, 0.1, 0.9)), float(forecast.errors[-1])
-    moved = forecast.scale[-1] * np.interp(levels, LEVELS, quantiles[-1])
+    moved = on_its_side(np.interp(levels, LEVELS, quantiles[-1]), forecast.scale[-1])
     # No end lies on the wrong side of the forecast, and the upper ones hold a part of the way back.
-    back = share_kept(levels, kept) * max(forecast.result.prefix.level - error, 0.0)
+    back = share_kept(levels, kept) * max(prefix.level - error, 0.0)
     ends = error + np.where(levels < 0.5, np.minimum(moved, 0.0), np.maximum(moved, back))
     low_90, high_90, low_80, high_80 = np.maximum(ends, 0.0).tolist()
     ends_of = (low_90, high_90, low_80, high_80)

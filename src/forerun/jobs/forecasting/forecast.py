@@ -337,7 +337,8 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress), table.kept(tier))
+    stored = stored_quantiles(tier, table, prefix.progress)
+    futures = futures_of(mix, prefix, stored, table.kept(tier, prefix))
     if is_share_metric(curve.metric):  # below 0 only where it has been there, as r2 may
         futures = np.minimum(futures, max(1.0, float(prefix.errors.max())))
     order = slice(None, None, -1) if curve.is_rising else slice(None)

@@ -6,7 +6,7 @@ scale. So the prior of a task and metric is that of runs like it: an accuracy th
 it, or the loss of a language model, whose first value tells it from others, are weighed as their like were.
 
     forecast = sum of weight_i member_i,        weights = softmax(network)
-    scale = base e^tanh(network),               base as in ``scale_base``
+    scale = base e^tanh(network),               base as in ``scale_base``, the two sides as in ``scale_sides``
 
 With nothing beside the curve, a run whose training loss goes on falling while its validation does not stays where it
 is, with the weight of ``overfitting``. Finished runs that agree with each other and with this run are followed
@@ -79,6 +79,10 @@ _STARTS_AT, _IS_CERTAIN_BEHIND, _NOISE_COUNTS, _MOST_STAYING, _STALLED = 0.1, 0.
 """Of ``overfitting``, chosen on AlgoPerf's trials: two of its four families with training losses overfit. The last
 keeps it off runs whose validation still halves, as small networks' do early on. Strangers' logs gave losses'."""
 
+_DROP, _HIDDEN_SCATTER, _FALL_OF_LOSSES, _STOPS_SHORT = 0.04, 0.5, 0.02, 0.5
+"""Of ``scale_sides``, by the interval score and the coverage of each origin, left out of the quantiles in turn."""
+
+_KINDS = tuple(MetricKind)
 SCALE_REACH = 1.0
 _HIGHEST, _SHOWN, _MOST = 1.5, 0.005, 1e4
 _SCHEMA = 2
@@ -93,7 +97,7 @@ class Mixture:
 
     Attributes:
         errors: Errors at all points, (n,).
-        scale: Uncertainty of each before calibration, (n,).
+        scale: Uncertainty of each before calibration, below and above it, (n, 2).
         weights: Weight of each member that counts at the end of the run, "plateau" for staying; they add up to 1.
         members: Errors of each member, (n,) each.
     """
@@ -112,7 +116,7 @@ class Evidence:
         features: (horizons, features); those of schedule and finished runs are the last.
         ends: Errors by each of ``MEMBERS``, NaN where one cannot answer, (horizons, members).
         figures: Level, noise, misfit, spread of finished runs, least scale, scatter of their falls, share of the run
-            done, and weight of ``overfitting``, (horizons, 8).
+            done, weight of ``overfitting``, and number of the kind of metric, (horizons, 9).
     """
 
     features: Floats
@@ -172,7 +176,7 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
     ]
     const, share = _FLOORS[prefix.kind is MetricKind.LOSS]
     figures: list[Floats | float] = [level, prefix.noise, misfit, spread, const + share * level]
-    figures += [scatter, prefix.progress, overfitting(prefix)]
+    figures += [scatter, prefix.progress, overfitting(prefix), _KINDS.index(prefix.kind)]
     # A law that runs off upwards is no forecast of a curve that falls.
     ends = [np.minimum(of, _HIGHEST * level) for of in at.values()]
     return Evidence(
@@ -297,7 +301,7 @@ class LearnedPrior:
     shares: Floats
 
     def weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
-        """Forecast, its scale, and weights of the members, (..., horizons), the last with (..., members).
+        """Forecast, (..., horizons), its scales below and above, (..., 2), and weights of the members, (..., members).
 
         Weight that the members leave is that of the present level.
 
@@ -305,6 +309,10 @@ class LearnedPrior:
             evidence: Of one run, or of several stacked.
             tier: What may be used.
         """
+        forecast, scale, weights = self._mixed(evidence, tier)
+        return forecast, scale_sides(forecast, scale, evidence.figures, tier), weights
+
+    def _mixed(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
         found = self.weigh_alone(evidence, tier)
         if tier is not Tier.SCHEDULE:
             return _staying(found, evidence.figures) if tier is Tier.CURVE else found
@@ -315,7 +323,7 @@ class LearnedPrior:
         return forecast, 0.5 * (found[1] + rest[1]), weights
 
     def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
-        """As ``weigh``, without a share for what does not know the schedule."""
+        """As ``weigh`` with one scale, and without a share for what does not know the schedule."""
         ends, figures = evidence.ends, evidence.figures
         has_schedule, has_siblings = tier is Tier.SCHEDULE, tier is Tier.HISTORY
         is_used = members_of(has_schedule, has_siblings) & np.isfinite(ends)
@@ -402,7 +410,7 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
         forecast: (...).
         members: Errors of each member, finite, (..., members).
         counted: Which count, those of ``IS_CORE`` that are used, (..., members).
-        figures: As in ``Evidence``, (..., 8).
+        figures: As in ``Evidence``, (..., 9).
         has_siblings: Whether finished runs are known, 0 or 1, (...).
     """
     distance = ((members - forecast[..., None]) ** 2 * counted).sum(-1) / counted.sum(-1)
@@ -411,6 +419,36 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
     fall = 0.5 * (level - forecast + abs(level - forecast))
     base = least + 0.3 * (distance + 1e-12) ** 0.5 + 0.3 * misfit + 0.5 * noise * forecast
     return base + 0.1 * fall + 0.15 * spread * has_siblings
+
+
+def scale_sides(forecast: Floats, scale: Floats, figures: Floats, tier: Tier) -> Floats:
+    """Scale of what may come below a forecast, and of what above it, (..., horizons, 2).
+
+        below^2 = scale^2 + (0.04 level left)^2                            curve alone, accuracies
+        below^2 = scale^2 + (0.5 scatter)^2 + (0.02 level left)^2          finished runs, the last term losses
+        above^2 = scale^2 + (0.5 fall)^2                                   schedule
+
+    left is the share of the run from now to the point. A rate that falls unseen takes a part of what is left of the
+    error of a classifier, whatever its curve looked like, so that a scale of the curve's own noise is too small below;
+    finished runs that drop by different amounts hide one that drops by more. What a schedule promises may not come.
+
+    Args:
+        forecast: Errors, (..., horizons).
+        scale: Of both sides so far, (..., horizons).
+        figures: As in ``Evidence``, (..., horizons, 9).
+        tier: What was used.
+    """
+    level, scatter, done, kind = (figures[..., index] for index in (0, 5, 6, 8))
+    ahead = level * (1 - done) * np.asarray(HORIZONS)
+    below = above = scale
+    if tier is Tier.CURVE:
+        below = np.hypot(scale, _DROP * ahead * (kind == _KINDS.index(MetricKind.ACCURACY)))
+    elif tier is Tier.SCHEDULE:
+        above = np.hypot(scale, _STOPS_SHORT * np.maximum(level - forecast, 0.0))
+    else:
+        of_losses = _FALL_OF_LOSSES * ahead * (kind == _KINDS.index(MetricKind.LOSS))
+        below = np.sqrt(scale**2 + (_HIDDEN_SCATTER * scatter) ** 2 + of_losses**2)
+    return np.stack([below, above], axis=-1)
 
 
 def mixture(prefix: Prefix, tier: Tier, prior: LearnedPrior) -> Mixture:
@@ -431,7 +469,7 @@ def mixed_paths(prefix: Prefix, paths: Mapping[str, Floats], scale: Floats, weig
     Args:
         prefix: The run so far.
         paths: Of each member, (n,) each.
-        scale: At each horizon, (horizons,).
+        scale: At each horizon, below and above, (horizons, 2).
         weights: Of each member, (horizons, members).
     """
     now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
@@ -446,7 +484,7 @@ def mixed_paths(prefix: Prefix, paths: Mapping[str, Floats], scale: Floats, weig
     order, total = sorted(shown, key=lambda name: -shown[name]), sum(shown.values())
     return Mixture(
         errors=np.asarray(np.sum(parts, axis=0), dtype=float),
-        scale=np.interp(share, HORIZONS, scale),
+        scale=np.stack([np.interp(share, HORIZONS, side) for side in scale.T], axis=1),
         weights={name: shown[name] / total for name in order},
         members={name: members[name] for name in order},
     )
