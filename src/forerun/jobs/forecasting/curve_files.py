@@ -508,13 +508,11 @@ def _curve_of_rows(
 
 
 def _last_pass(rows: dict[str, Floats]) -> tuple[dict[str, Floats], tuple[str, ...]]:
-    """Leaves out what was logged before a run began anew, where the last pass is the longest; a note of it."""
-    if "epochs" not in rows:
-        return rows, ()
-    epochs = rows["epochs"]
+    """Leaves out what was logged before a run began anew, where the last pass is long enough; a note of it."""
+    epochs = rows.get("epochs", np.zeros(1))
     begins = 1 + np.flatnonzero((np.diff(epochs) < 0) & (epochs[1:] == epochs[0]))
-    lengths = np.diff([0, *begins, len(epochs)])
-    if not len(begins) or lengths[-1] <= lengths[:-1].max():
+    # Loggers that append hold several runs in one file, and the one that is asked about is the last.
+    if not len(begins) or len(epochs) - begins[-1] < _FEWEST_EPOCHS:
         return rows, ()
     note = f"the run began anew: {begins[-1]} rows of earlier passes are left out"
     return {key: column[begins[-1] :] for key, column in rows.items()}, (note,)
