@@ -372,21 +372,12 @@ class Backtest(Answer):
         }
 
 
-MeanOfRuns = Callable[[Iterable[tuple[StoredRun, float]]], float]
-"""From a figure of each run to that of all."""
-
-
-def summary_of(
-    results: Sequence[CutResult],
-    held: Sequence[HeldOutForecast] | None = None,
-    mean: MeanOfRuns = mean_of_origins,
-) -> Backtest:
+def summary_of(results: Sequence[CutResult], held: Sequence[HeldOutForecast] | None = None) -> Backtest:
     """Summary of single cuts.
 
     Args:
         results: The cuts.
         held: The same with origins left out in turn; made if None.
-        mean: How runs are weighed; runs of a job alike, jobs of an origin, and origins, if not given.
     """
     cuts = tuple(dict.fromkeys(sorted(r.cut for r in results)))
     names = list(dict.fromkeys(name for r in results for name in r.paths))
@@ -396,14 +387,18 @@ def summary_of(
 
     def by_name(name: str) -> dict[float, float]:
         able = {cut: [r for r in results if r.cut == cut and name in r.paths] for cut in cuts}
-        return {cut: mean((r.run, r.miss_of(name)) for r in found) for cut, found in able.items() if found}
+        return {
+            cut: mean_of_origins((r.run, r.miss_of(name)) for r in found)
+            for cut, found in able.items()
+            if found
+        }
 
     def by_tier(value: Callable[[HeldOutForecast], float]) -> dict[str, dict[float, float]]:
         found = {}
         for tier in dict.fromkeys(h.tier for h in tested):
             of_tier = {cut: [h for h in tested if h.tier is tier and h.result.cut == cut] for cut in cuts}
             found[str(tier)] = {
-                cut: mean((h.result.run, value(h)) for h in of_cut)
+                cut: mean_of_origins((h.result.run, value(h)) for h in of_cut)
                 for cut, of_cut in of_tier.items()
                 if of_cut
             }
