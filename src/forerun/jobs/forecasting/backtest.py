@@ -270,7 +270,6 @@ def summarise(
         runs = [of.result.run for of in near]
         summaries[tier, cut] = CutSummary(
             num_runs=len({id(run) for run in runs}),
-            num_jobs=len({run.job for run in runs}),
             num_origins=len({run.origin for run in runs}),
             quantiles=weighted_quantiles(
                 np.stack([of.scores for of in near]), [(run.origin, run.job) for run in runs], LEVELS

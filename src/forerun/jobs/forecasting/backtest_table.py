@@ -42,12 +42,11 @@ class CutSummary:
     """Back-tests of one tier at one share of the run.
 
     Attributes:
-        num_runs, num_jobs, num_origins: Behind the figures.
+        num_runs, num_origins: Behind the figures.
         quantiles: Of (actual - forecast) / scale, by the scale of its side, (horizons, levels).
     """
 
     num_runs: int
-    num_jobs: int
     num_origins: int
     quantiles: Floats
 
@@ -113,18 +112,15 @@ def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels
     # Runs of one origin are alike: counted one by one they would make the tails too narrow for the next origin.
     num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
     mass = mass * num_draws / mass.sum()
+    asked = np.asarray(levels)
+    # The unknown draw comes first below one half and last above it; the middle has none.
+    wanted = asked * num_draws + np.where(asked < 0.5, asked - 1, np.where(asked > 0.5, asked, 0.0))
     found = np.empty((scores.shape[1], len(levels)))
     for horizon in range(scores.shape[1]):
         order = np.argsort(scores[:, horizon], kind="stable")
         ranked, below = scores[order, horizon], np.cumsum(mass[order])
         centre = below - 0.5 * mass[order]
-        for column, level in enumerate(levels):
-            wanted = level * num_draws
-            if level < 0.5:
-                wanted = level * (num_draws + 1) - 1
-            elif level > 0.5:
-                wanted = level * (num_draws + 1)
-            found[horizon, column] = np.interp(wanted, centre, ranked)
+        found[horizon] = np.interp(wanted, centre, ranked)
     return np.maximum.accumulate(found, axis=1)
 
 

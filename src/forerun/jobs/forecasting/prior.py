@@ -164,26 +164,22 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
     now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
     falls = [5 * (level - at[name]) / level for name in ("power law", "optimus")]
     kinds = [float(prefix.kind is kind) for kind in MetricKind]
-    columns = [
-        *(np.full(len(HORIZONS), value) for value in own),
-        np.log((now + np.asarray(HORIZONS) * (last - now)) / now),
-        np.full(len(HORIZONS), prefix.progress),
-        np.asarray(HORIZONS),
-        *falls,
-        *(np.full(len(HORIZONS), value) for value in kinds),
-        *_schedule_features(prefix),
-        *_sibling_features(prefix, level, spread, at),
-    ]
+    columns: list[Floats | float] = [*own, np.log((now + np.asarray(HORIZONS) * (last - now)) / now)]
+    columns += [prefix.progress, np.asarray(HORIZONS), *falls, *kinds]
+    columns += [*_schedule_features(prefix), *_sibling_features(prefix, level, spread, at)]
     const, share = _FLOORS[prefix.kind is MetricKind.LOSS]
     figures: list[Floats | float] = [level, prefix.noise, misfit, spread, const + share * level]
     figures += [scatter, prefix.progress, overfitting(prefix), _KINDS.index(prefix.kind)]
     # A law that runs off upwards is no forecast of a curve that falls.
     ends = [np.minimum(of, _HIGHEST * level) for of in at.values()]
     return Evidence(
-        features=np.stack(columns, axis=1),
-        ends=np.stack(ends, axis=1),
-        figures=np.stack([np.broadcast_to(value, len(HORIZONS)) for value in figures], axis=1),
+        features=_at_horizons(columns), ends=np.stack(ends, axis=1), figures=_at_horizons(figures)
     )
+
+
+def _at_horizons(columns: Sequence[Floats | float]) -> Floats:
+    """Columns of one value, or of one for each of ``HORIZONS``, (horizons, columns)."""
+    return np.stack([np.broadcast_to(column, len(HORIZONS)) for column in columns], axis=1)
 
 
 def overfitting(prefix: Prefix) -> float:
@@ -309,18 +305,18 @@ class LearnedPrior:
             evidence: Of one run, or of several stacked.
             tier: What may be used.
         """
-        forecast, scale, weights = self._mixed(evidence, tier)
+        forecast, scale, weights = self.weigh_alone(evidence, tier)
+        if tier is Tier.SCHEDULE:
+            rest = self.weigh_alone(evidence, Tier.CURVE)
+            share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
+            forecast, scale = share * forecast + (1 - share) * rest[0], 0.5 * (scale + rest[1])
+            weights = share[..., None] * weights + (1 - share[..., None]) * rest[2]
+        elif tier is Tier.CURVE:
+            # The weight of overfitting goes to the present level, where the forecast lies below it.
+            level = evidence.figures[..., 0]
+            stays = evidence.figures[..., 7] * (forecast < level)
+            forecast, weights = forecast + stays * (level - forecast), (1 - stays[..., None]) * weights
         return forecast, scale_sides(forecast, scale, evidence.figures, tier), weights
-
-    def _mixed(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
-        found = self.weigh_alone(evidence, tier)
-        if tier is not Tier.SCHEDULE:
-            return _staying(found, evidence.figures) if tier is Tier.CURVE else found
-        rest = self.weigh_alone(evidence, Tier.CURVE)
-        share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
-        forecast = share * found[0] + (1 - share) * rest[0]
-        weights = share[..., None] * found[2] + (1 - share[..., None]) * rest[2]
-        return forecast, 0.5 * (found[1] + rest[1]), weights
 
     def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
         """As ``weigh`` with one scale, and without a share for what does not know the schedule."""
@@ -359,14 +355,6 @@ class LearnedPrior:
             if index + 2 < len(self.layers):
                 hidden = hidden / (1 + np.exp(-hidden))
         return hidden.reshape(len(hidden), *features.shape[:-1], -1)
-
-
-def _staying(found: tuple[Floats, Floats, Floats], figures: Floats) -> tuple[Floats, Floats, Floats]:
-    """The same with the weight of ``overfitting`` at the present level, where the forecast lies below it."""
-    forecast, scale, weights = found
-    level = figures[..., 0]
-    share = figures[..., 7] * (forecast < level)
-    return forecast + share * (level - forecast), scale, (1 - share[..., None]) * weights
 
 
 def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
