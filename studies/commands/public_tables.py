@@ -106,9 +106,9 @@ def backtest(
         if plot is not None:
             from forerun.jobs.plots import backtest_plot
 
-            backtest_plot(plot, figures.curves.scheduled)
+            backtest_plot(plot, figures.curves.everything)
     if as_json:
-        print_json(figures.curves.scheduled.as_dict())
+        print_json(figures.curves.everything.as_dict())
     else:
         typer.echo(forecast_section(figures))
 

@@ -181,13 +181,11 @@ class SystemCStudy:
         predictions: By network.
         actual: Mean of its three runs.
         spread: Standard deviation of single runs over all networks, relative.
-        device_effect: F statistic of the device on log epochs, and its 5 % limit: below it the device does not matter.
     """
 
     predictions: dict[str, NetworkPrediction]
     actual: dict[str, float]
     spread: float
-    device_effect: tuple[float, float]
 
 
 def system_c_study() -> SystemCStudy:
@@ -201,7 +199,6 @@ def system_c_study() -> SystemCStudy:
         predictions=predictions,
         actual={name: network.mean for name, network in networks.items()},
         spread=_spread(),
-        device_effect=_device_effect(),
     )
 
 
@@ -211,26 +208,8 @@ def _network(name: str) -> NetworkRuns:
     return NetworkRuns(name=name, features=features, values=tuple(float(e) for e in SYSTEM_C_EPOCHS[name]))
 
 
-def _log_epochs() -> np.typing.NDArray[np.float64]:
-    return np.asarray(np.log(list(SYSTEM_C_EPOCHS.values())), dtype=float)
-
-
 def _spread() -> float:
     """Relative standard deviation of a single run around the mean of its network."""
-    table = _log_epochs()
+    table = np.asarray(np.log(list(SYSTEM_C_EPOCHS.values())), dtype=float)
     residuals = table - table.mean(axis=1, keepdims=True)
     return float(np.sqrt((residuals**2).sum() / (table.size - len(table))))
-
-
-def _device_effect() -> tuple[float, float]:
-    """Two-way analysis of variance without repetitions: F of the device, and its 5 % limit."""
-    from scipy.stats import f as f_distribution
-
-    table = _log_epochs()
-    num_networks, num_devices = table.shape
-    of_device = table.mean(axis=0) - table.mean()
-    residuals = table - table.mean(axis=1, keepdims=True) - of_device
-    freedom = (num_devices - 1, (num_networks - 1) * (num_devices - 1))
-    mean_square = num_networks * float((of_device**2).sum()) / freedom[0]
-    f_value = mean_square / (float((residuals**2).sum()) / freedom[1])
-    return f_value, float(f_distribution.ppf(0.95, *freedom))

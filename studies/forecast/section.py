@@ -113,7 +113,7 @@ def _targets(study: ForecastStudy) -> str:
     rows = [
         (
             f"**forerun**, {name.removeprefix('mixture, ')}" if name.startswith("mixture") else name,
-            *(_two(found.mean.get(cut)) for cut in _TARGET_CUTS),
+            *(_two(found.get(cut)) for cut in _TARGET_CUTS),
         )
         for name, found in study.epochs_to_target.items()
     ]
@@ -222,7 +222,7 @@ def _system_c(study: SystemCStudy) -> str:
 
 
 def _own(own: OwnCurves) -> str:
-    num_inside = sum(row.outcome.is_inside_90 for row in own.rows)
+    num_inside = sum(outcome.is_inside_90 for _, outcome in own.rows)
     return (
         f"### Own runs\n\n{num_inside} of {len(own.rows)} ends of a small ResNet came inside their "
         f"interval, forecast at {_percent(CUT)}. {_own_batches(own.batches)}\n"
@@ -258,23 +258,6 @@ BATCH_TARGET = "val_accuracy>=0.95"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCurveRow:
-    """A run at a share of its length.
-
-    Attributes:
-        name: The run.
-        tier: Tier of the forecast.
-        forecast: The forecast.
-        outcome: End of the run.
-    """
-
-    name: str
-    tier: str
-    forecast: CurveForecast
-    outcome: RunOutcome
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBatches:
     """Steps to a target at the largest batch, from the smaller ones.
 
@@ -297,13 +280,11 @@ class OwnCurves:
     """Figures of the section.
 
     Attributes:
-        command: Command that made the runs.
         rows: Forecasts and outcomes, once by the schedule and once with the other runs as history.
         batches: The law of batch sizes on them.
     """
 
-    command: str
-    rows: tuple[OwnCurveRow, ...]
+    rows: tuple[tuple[CurveForecast, RunOutcome], ...]
     batches: OwnBatches
 
 
@@ -322,12 +303,12 @@ def own_curves() -> OwnCurves:
     ]
     rows = [_row(run, [], document["schedule"], target) for run in runs]
     rows += [_row(run, [r for r in runs if r is not run], document["schedule"], target) for run in runs]
-    return OwnCurves(
-        command=document["source"], rows=tuple(rows), batches=_law_of_batches(document["runs"], runs)
-    )
+    return OwnCurves(rows=tuple(rows), batches=_law_of_batches(document["runs"], runs))
 
 
-def _row(run: Curve, siblings: Sequence[Curve], schedule: str, target: Target) -> OwnCurveRow:
+def _row(
+    run: Curve, siblings: Sequence[Curve], schedule: str, target: Target
+) -> tuple[CurveForecast, RunOutcome]:
     found = forecast_curve(
         run.first(round(CUT * len(run))),
         shipped_table(),
@@ -336,8 +317,7 @@ def _row(run: Curve, siblings: Sequence[Curve], schedule: str, target: Target) -
         schedule=parse_schedule(schedule),
         siblings=siblings,
     )
-    name = run.name.removesuffix(".csv")
-    return OwnCurveRow(name=name, tier=str(found.tier), forecast=found, outcome=outcome_of(run, found))
+    return found, outcome_of(run, found)
 
 
 def _law_of_batches(described: Sequence[dict[str, float]], runs: Sequence[Curve]) -> OwnBatches:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,22 +51,14 @@ _DROP_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetErrors:
-    """Relative error of the epochs to 98 % of the whole fall, by cut."""
-
-    median: Mapping[float, float]
-    mean: Mapping[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastStudy:
     """Results of the study of learning curves.
 
     Attributes:
         everything: Forecasters and tiers on all runs.
         known: The same on the runs whose schedule is known.
-        scheduled: The same on ``SCHEDULED_TABLE``, every run alike.
-        epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
+        epochs_to_target: Mean relative error of the epochs to 98 % of the whole fall, by forecaster or tier and cut, on
+            ``SCHEDULED_TABLE``.
         target_coverage: Share of the runs that reach the target from p10 to p90, by tier and cut, trials left out.
         num_runs: Runs of each table.
         sweeps: Simulated searches, by group of pools, policy and budget.
@@ -76,8 +68,7 @@ class ForecastStudy:
 
     everything: Backtest
     known: Backtest
-    scheduled: Backtest
-    epochs_to_target: Mapping[str, TargetErrors]
+    epochs_to_target: Mapping[str, Mapping[float, float]]
     target_coverage: Mapping[str, Mapping[float, float]]
     num_runs: Mapping[str, int]
     sweeps: Mapping[str, Mapping[str, Mapping[float, SweepScore]]]
@@ -108,7 +99,6 @@ def forecast_study(
     return ForecastStudy(
         everything=everything,
         known=summary_of(known, [h for h in held if h.result.run.rates is not None]),
-        scheduled=summary_of(scheduled, of_scheduled, _mean_of_runs),
         epochs_to_target=_target_study(scheduled, of_scheduled),
         target_coverage=target_coverage([h for h in held if h.result.run.table != TRIALS_TABLE]),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
@@ -118,11 +108,9 @@ def forecast_study(
     )
 
 
-def _mean_of_runs(values: Iterable[tuple[StoredRun, float]]) -> float:
-    return float(np.mean([value for _, value in values]))
-
-
-def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:
+def _target_study(
+    results: Sequence[CutResult], held: Sequence[HeldOutForecast]
+) -> dict[str, dict[float, float]]:
     names = ("optimus", "annealing 20%", "siblings")
     found = {
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
@@ -136,7 +124,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     return found
 
 
-def _target_errors(pairs: Sequence[tuple[CutResult, float]]) -> TargetErrors:
+def _target_errors(pairs: Sequence[tuple[CutResult, float]]) -> dict[float, float]:
     """Errors |predicted / actual - 1| where the target lies ahead; one never reached counts as reached at the end."""
     misses: dict[float, list[float]] = {}
     for result, predicted in pairs:
@@ -144,10 +132,7 @@ def _target_errors(pairs: Sequence[tuple[CutResult, float]]) -> TargetErrors:
         if actual is not None:
             end = float(result.run.epochs[-1])
             misses.setdefault(result.cut, []).append(abs(min(predicted, end) / actual - 1))
-    return TargetErrors(
-        median={cut: float(np.median(m)) for cut, m in misses.items()},
-        mean={cut: float(np.mean(m)) for cut, m in misses.items()},
-    )
+    return {cut: float(np.mean(m)) for cut, m in misses.items()}
 
 
 def _reached_later(result: CutResult) -> float | None:

@@ -63,7 +63,8 @@ class CurveFit(Answer):
     def json_fields(self) -> dict[str, Any]:
         """Coefficients, errors and the fitted points."""
         named = dict(zip(("b0", "b1", "b2"), self.fit.deviations, strict=True))
-        fitted = self.fit.losses(self.curve.epochs)
+        k, real = self.curve.epochs.tolist(), self.curve.values.tolist()
+        points = zip(k, real, self.fit.losses(self.curve.epochs).tolist(), strict=True)
         return {
             "law": self.law,
             "run": self.run,
@@ -77,12 +78,7 @@ class CurveFit(Answer):
             "steps_per_epoch": self.steps_per_epoch,
             "target": None if self.target is None else str(self.target),
             "reached_at": self.reached_at,
-            "points": [
-                {"k": k, "real": real, "fitted": law}
-                for k, real, law in zip(
-                    self.curve.epochs.tolist(), self.curve.values.tolist(), fitted.tolist(), strict=True
-                )
-            ],
+            "points": [dict(zip(("k", "real", "fitted"), point, strict=True)) for point in points],
             "notes": self.curve.notes,
         }
 

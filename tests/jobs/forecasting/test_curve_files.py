@@ -871,7 +871,7 @@ def test_a_line_of_a_megabyte_is_read_once(tmp_path, line):
     assert list(read_text_log(tmp_path / "run.log").columns["loss"]) == [2.0, 1.8]
 
 
-def test_a_log_that_began_anew_is_its_last_and_longest_pass(tmp_path):
+def test_a_log_that_began_anew_is_its_last_pass(tmp_path):
     def line(epoch):
         return f"epoch {epoch} | val_acc: {1 - 0.5 / epoch:.4f}"
 
@@ -880,7 +880,10 @@ def test_a_log_that_began_anew_is_its_last_and_longest_pass(tmp_path):
     curve = read_curve(file)
     assert curve.epochs.tolist() == [1, 2, 3, 4, 5, 6]
     assert curve.notes == ("the run began anew: 3 rows of earlier passes are left out",)
-    # Two runs of one length in a file: which is meant is not known.
+    # Keras' CSVLogger(append=True) holds several runs.
+    text = "epoch,val_loss\n" + "".join(f"{e},{3 / (e + 1)}\n" for e in (*range(9), *range(5)))
+    assert read_curve(write(tmp_path, text, "run.csv")).epochs.tolist() == [1, 2, 3, 4, 5]
+    # Too few rows since: which run is meant is not known.
     file.write_text("\n".join(line(e) for e in (1, 2, 3, 1, 2, 3)))
     with pytest.raises(RecordError, match="keep the rows of one run"):
         read_curve(file)

@@ -66,7 +66,12 @@ def test_a_schedule_has_its_share():
     withheld = shipped_prior().weigh(known, Tier.CURVE)
     share = np.interp(known.figures[0, 6], CUTS, shipped_prior().shares)
     np.testing.assert_allclose(told[0], share * alone[0] + (1 - share) * withheld[0])
-    np.testing.assert_allclose(told[1], (alone[1] + withheld[1]) / 2)
+    mean = (alone[1] + shipped_prior().weigh_alone(known, Tier.CURVE)[1]) / 2
+    np.testing.assert_allclose(told[1][:, 0], mean)
+    # A schedule may bring less than it promises: the upper side grows with the fall.
+    np.testing.assert_allclose(
+        told[1][:, 1], np.hypot(mean, 0.5 * np.maximum(known.figures[:, 0] - told[0], 0))
+    )
 
 
 def test_finished_runs_that_agree_are_followed_and_those_that_fell_differently_widen():
@@ -87,7 +92,7 @@ def test_finished_runs_that_agree_are_followed_and_those_that_fell_differently_w
 
 def test_a_noisy_run_has_a_wider_scale():
     quiet, loud = (mixture(prefix(noise=n), Tier.CURVE, shipped_prior()).scale[-1] for n in (0.002, 0.1))
-    assert loud > quiet
+    assert np.all(loud > quiet)
 
 
 def test_a_prior_survives_its_file_and_a_damaged_one_is_an_error(tmp_path):

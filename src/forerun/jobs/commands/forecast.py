@@ -240,7 +240,6 @@ def backtest(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Finished runs; a sub-folder is a job of its own.")
     ],
-    target: TargetOption = None,
     metric: MetricOption = None,
     schedule: Annotated[
         str | None,
@@ -254,7 +253,7 @@ def backtest(
     """Cut every finished run below a folder, forecast what is known, and count the errors of each forecaster."""
     import forerun
 
-    found = forerun.backtest(folder, metric=metric or _metric_of(target), schedule=schedule, save=save)
+    found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save)
     if save is not None:
         typer.echo(f"figures written to {save}", err=True)
     return found
@@ -434,14 +433,6 @@ def law(
     from forerun.jobs.fitted_laws import fit_curve
 
     return fit_curve(run, name, metric=metric, target=target)
-
-
-def _metric_of(target: str | None) -> str | None:
-    if target is None:
-        return None
-    from forerun.jobs.forecasting.curve import parse_target
-
-    return parse_target(target).metric
 
 
 forecast = Verbs(

@@ -23,6 +23,7 @@ from forerun.jobs.forecasting.backtest_table import (
     LEVELS,
     BacktestTable,
     CutSummary,
+    on_its_side,
     save_table,
     share_kept,
     stored_quantiles,
@@ -208,7 +209,8 @@ class TierResult:
     Attributes:
         result: The result.
         tier: What was used.
-        errors, scale: Forecast and its scale at each of ``HORIZONS``, (horizons,).
+        errors: Forecast at each of ``HORIZONS``, (horizons,).
+        scale: Below and above it, (horizons, 2).
         weights: Of each member, (horizons, members).
     """
 
@@ -220,8 +222,9 @@ class TierResult:
 
     @property
     def scores(self) -> Floats:
-        """(actual - forecast) / scale, (horizons,)."""
-        return np.asarray((self.result.actual - self.errors) / self.scale, dtype=float)
+        """(actual - forecast) / scale of its side, (horizons,)."""
+        missed = self.result.actual - self.errors
+        return np.asarray(missed / np.where(missed < 0, self.scale[:, 0], self.scale[:, 1]), dtype=float)
 
 
 PriorOf = Callable[[str], LearnedPrior]
@@ -267,7 +270,6 @@ def summarise(
         runs = [of.result.run for of in near]
         summaries[tier, cut] = CutSummary(
             num_runs=len({id(run) for run in runs}),
-            num_jobs=len({run.job for run in runs}),
             num_origins=len({run.origin for run in runs}),
             quantiles=weighted_quantiles(
                 np.stack([of.scores for of in near]), [(run.origin, run.job) for run in runs], LEVELS
@@ -325,11 +327,15 @@ def leave_origins_out(
 
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
-    quantiles, kept = stored_quantiles(forecast.tier, table, forecast.result.cut), table.kept(forecast.tier)
+    prefix = forecast.result.prefix
+    quantiles, kept = (
+        stored_quantiles(forecast.tier, table, forecast.result.cut),
+        table.kept(forecast.tier, prefix),
+    )
     levels, error = np.asarray((0.05, 0.95, 0.1, 0.9)), float(forecast.errors[-1])
-    moved = forecast.scale[-1] * np.interp(levels, LEVELS, quantiles[-1])
+    moved = on_its_side(np.interp(levels, LEVELS, quantiles[-1]), forecast.scale[-1])
     # No end lies on the wrong side of the forecast, and the upper ones hold a part of the way back.
-    back = share_kept(levels, kept) * max(forecast.result.prefix.level - error, 0.0)
+    back = share_kept(levels, kept) * max(prefix.level - error, 0.0)
     ends = error + np.where(levels < 0.5, np.minimum(moved, 0.0), np.maximum(moved, back))
     low_90, high_90, low_80, high_80 = np.maximum(ends, 0.0).tolist()
     ends_of = (low_90, high_90, low_80, high_80)
@@ -365,21 +371,12 @@ class Backtest(Answer):
         }
 
 
-MeanOfRuns = Callable[[Iterable[tuple[StoredRun, float]]], float]
-"""From a figure of each run to that of all."""
-
-
-def summary_of(
-    results: Sequence[CutResult],
-    held: Sequence[HeldOutForecast] | None = None,
-    mean: MeanOfRuns = mean_of_origins,
-) -> Backtest:
+def summary_of(results: Sequence[CutResult], held: Sequence[HeldOutForecast] | None = None) -> Backtest:
     """Summary of single cuts.
 
     Args:
         results: The cuts.
         held: The same with origins left out in turn; made if None.
-        mean: How runs are weighed; runs of a job alike, jobs of an origin, and origins, if not given.
     """
     cuts = tuple(dict.fromkeys(sorted(r.cut for r in results)))
     names = list(dict.fromkeys(name for r in results for name in r.paths))
@@ -389,14 +386,18 @@ def summary_of(
 
     def by_name(name: str) -> dict[float, float]:
         able = {cut: [r for r in results if r.cut == cut and name in r.paths] for cut in cuts}
-        return {cut: mean((r.run, r.miss_of(name)) for r in found) for cut, found in able.items() if found}
+        return {
+            cut: mean_of_origins((r.run, r.miss_of(name)) for r in found)
+            for cut, found in able.items()
+            if found
+        }
 
     def by_tier(value: Callable[[HeldOutForecast], float]) -> dict[str, dict[float, float]]:
         found = {}
         for tier in dict.fromkeys(h.tier for h in tested):
             of_tier = {cut: [h for h in tested if h.tier is tier and h.result.cut == cut] for cut in cuts}
             found[str(tier)] = {
-                cut: mean((h.result.run, value(h)) for h in of_cut)
+                cut: mean_of_origins((h.result.run, value(h)) for h in of_cut)
                 for cut, of_cut in of_tier.items()
                 if of_cut
             }

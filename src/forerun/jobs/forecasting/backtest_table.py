@@ -19,7 +19,7 @@ import numpy.typing as npt
 from forerun.base.answers import fields_of, from_plain
 from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
-from forerun.jobs.forecasting.curve import Floats
+from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Prefix, Tier
 from forerun.jobs.forecasting.prior import CUTS, HORIZONS, Mixture
 
@@ -29,7 +29,7 @@ LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
-_SCHEMA = 4
+_SCHEMA = 5
 _MOST = 1e6
 
 _DRAWS_OF_AN_ORIGIN = 5
@@ -42,12 +42,11 @@ class CutSummary:
     """Back-tests of one tier at one share of the run.
 
     Attributes:
-        num_runs, num_jobs, num_origins: Behind the figures.
-        quantiles: Of (actual - forecast) / scale, (horizons, levels).
+        num_runs, num_origins: Behind the figures.
+        quantiles: Of (actual - forecast) / scale, by the scale of its side, (horizons, levels).
     """
 
     num_runs: int
-    num_jobs: int
     num_origins: int
     quantiles: Floats
 
@@ -66,9 +65,11 @@ class BacktestTable:
     provenance: Mapping[str, object]
     most_kept: float = 0.0
 
-    def kept(self, tier: Tier) -> float:
-        """The share for forecasts of a tier: finished runs show how runs fall, and schedules when."""
-        return self.most_kept if tier is Tier.CURVE else 0.0
+    def kept(self, tier: Tier, prefix: Prefix) -> float:
+        """The share for a forecast: finished runs show how runs fall, and a loss may turn where it hopes for most."""
+        if tier is Tier.HISTORY or not self.most_kept:
+            return 0.0
+        return max(_KEPT_OF_LOSSES, 1 - prefix.progress) if prefix.kind is MetricKind.LOSS else self.most_kept
 
     def has(self, tier: Tier) -> bool:
         """True if there are back-tests of the tier."""
@@ -111,18 +112,15 @@ def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels
     # Runs of one origin are alike: counted one by one they would make the tails too narrow for the next origin.
     num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
     mass = mass * num_draws / mass.sum()
+    asked = np.asarray(levels)
+    # The unknown draw comes first below one half and last above it; the middle has none.
+    wanted = asked * num_draws + np.where(asked < 0.5, asked - 1, np.where(asked > 0.5, asked, 0.0))
     found = np.empty((scores.shape[1], len(levels)))
     for horizon in range(scores.shape[1]):
         order = np.argsort(scores[:, horizon], kind="stable")
         ranked, below = scores[order, horizon], np.cumsum(mass[order])
         centre = below - 0.5 * mass[order]
-        for column, level in enumerate(levels):
-            wanted = level * num_draws
-            if level < 0.5:
-                wanted = level * (num_draws + 1) - 1
-            elif level > 0.5:
-                wanted = level * (num_draws + 1)
-            found[horizon, column] = np.interp(wanted, centre, ranked)
+        found[horizon] = np.interp(wanted, centre, ranked)
     return np.maximum.accumulate(found, axis=1)
 
 
@@ -231,10 +229,10 @@ def stored_quantiles(tier: Tier, table: BacktestTable, progress: float) -> Float
     return np.tile(np.asarray(normal), (len(HORIZONS), 1))
 
 
-MOST_KEPT = 0.7
-"""Least share of the fall forecast that the 95 % rank takes back, with nothing beside the curve. Where intervals lay
-below the present level, 6 to 20 % of back-tests ended above them, and 2 to 5 % elsewhere; with a schedule at most 6 %.
-The share has the least interval score."""
+MOST_KEPT, _KEPT_OF_LOSSES = 0.7, 0.75
+"""Least share of the fall forecast that the 95 % rank takes back, without finished runs; of losses 1 less the share
+done, and no less than the second. Where intervals lay below the present level, 6 to 20 % of back-tests ended above
+them, and 2 to 5 % elsewhere. The share has the least interval score."""
 
 
 def share_kept(ranks: npt.ArrayLike, most: float) -> Floats:
@@ -255,10 +253,15 @@ def futures_of(mix: Mixture, prefix: Prefix, stored: Floats, most_kept: float) -
         most_kept: Share of the fall that the 95 % rank takes back at least.
     """
     seen = prefix.num_seen
-    errors, moved = mix.errors[seen:], mix.scale[seen:] * _quantile_curves(prefix, stored)
+    errors, moved = mix.errors[seen:], on_its_side(_quantile_curves(prefix, stored), mix.scale[seen:])
     kept = share_kept(RANKS, most_kept)[:, None] * np.maximum(prefix.level - errors, 0.0)
     moved = np.where(kept > 0, np.maximum(moved, kept), moved)
     return np.asarray(np.maximum(errors + moved, 0.0), dtype=float)
+
+
+def on_its_side(scores: Floats, scale: Floats) -> Floats:
+    """Scores times the scale of their side, those below zero by the first, same shape; scale is (..., 2)."""
+    return np.asarray(scores * np.where(scores < 0, scale[..., 0], scale[..., 1]), dtype=float)
 
 
 def _quantile_curves(prefix: Prefix, stored: Floats) -> Floats:

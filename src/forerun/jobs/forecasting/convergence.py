@@ -198,7 +198,7 @@ class NetworkRuns:
         return float(np.mean(self.values))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A regression of one form on one feature.
 
@@ -275,10 +275,7 @@ def predict_network(networks: Sequence[NetworkRuns], features: Mapping[str, floa
     # A form that meets all the others by chance must not count alone.
     weights = np.asarray([max(error, 0.01) ** -2 for _, _, error in judged])
     weights = weights / weights.sum()
-    candidates = tuple(
-        Candidate(name=name, value=value, left_out_error=error, weight=float(weight))
-        for (name, value, error), weight in zip(judged, weights, strict=True)
-    )
+    candidates = tuple(Candidate(*one, float(w)) for one, w in zip(judged, weights, strict=True))
     guesses = np.asarray([c.value for c in candidates])
     if forms is _FORMS:
         mean = float(np.exp(np.sum(weights * np.log(np.maximum(guesses, 1e-12)))))

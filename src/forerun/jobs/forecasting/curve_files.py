@@ -40,6 +40,7 @@ from forerun.jobs.forecasting.curve import (
     metric_kind,
 )
 from forerun.jobs.forecasting.log_files import (
+    EVENTS,
     TRAINER_STATE,
     LogColumns,
     is_mlflow_run,
@@ -62,7 +63,6 @@ _STEP_NAMES = (
 _RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg1", "lr/pg0", "x/lr1", "x/lr0")
 _RATE = re.compile(r"(^|[_/. -])lr($|[-_/. ])")  # lr-Adam of Lightning, g_lr of a GAN
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time", "time/time_elapsed")
-_EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
 _HISTORIES = (
@@ -139,7 +139,7 @@ def _is_curve_file(file: Path) -> bool:
     if file.is_dir():
         return is_mlflow_run(file)
     is_named = file.suffix in (".csv", ".tsv", ".wandb") or file.name in (TRAINER_STATE, _STORE, *_HISTORIES)
-    return is_named or _is_events(file) or is_text_log(file) or _is_table(file)
+    return is_named or file.name.startswith(EVENTS) or is_text_log(file) or _is_table(file)
 
 
 def _is_table(file: Path) -> bool:
@@ -153,10 +153,6 @@ def _is_table(file: Path) -> bool:
     return is_header and len(cells) == len(names) and None not in map(_number, cells)
 
 
-def _is_events(file: Path) -> bool:
-    return file.name.startswith(_EVENTS)
-
-
 def _file_and_run(place: Path) -> tuple[Path, str]:
     """The file or folder of a run, and its name there if a file holds several."""
     if place.is_dir():
@@ -166,7 +162,7 @@ def _file_and_run(place: Path) -> tuple[Path, str]:
         # The last state has the history of those before it; otherwise a single log somewhere below is meant.
         if states := sorted(place.glob(f"*/{TRAINER_STATE}"), key=lambda file: (len(file.parent.name), file)):
             return states[-1], ""
-        is_own = is_mlflow_run(place) or any(place.glob(f"{_EVENTS}*"))
+        is_own = is_mlflow_run(place) or any(place.glob(f"{EVENTS}*"))
         below = [] if is_own else [file for file in place.rglob("*") if _is_curve_file(file)]
         return below[0] if len(below) == 1 else place, ""
     file = next((parent for parent in place.parents if parent.is_file()), place)
@@ -197,7 +193,7 @@ def _log_of(file: Path, run: str) -> LogColumns:
         return read_stored_run(file, runs_of_store(file).get(run, run))
     if file.is_dir():
         return read_mlflow_run(file) if is_mlflow_run(file) else LogColumns(columns=read_events(file))
-    if _is_events(file):
+    if file.name.startswith(EVENTS):
         return LogColumns(columns=read_events(file))
     if (reader := _READERS.get(file.suffix)) and not _is_table(file):
         return reader(file)
@@ -508,13 +504,11 @@ def _curve_of_rows(
 
 
 def _last_pass(rows: dict[str, Floats]) -> tuple[dict[str, Floats], tuple[str, ...]]:
-    """Leaves out what was logged before a run began anew, where the last pass is the longest; a note of it."""
-    if "epochs" not in rows:
-        return rows, ()
-    epochs = rows["epochs"]
+    """Leaves out what was logged before a run began anew, where the last pass is long enough; a note of it."""
+    epochs = rows.get("epochs", np.zeros(1))
     begins = 1 + np.flatnonzero((np.diff(epochs) < 0) & (epochs[1:] == epochs[0]))
-    lengths = np.diff([0, *begins, len(epochs)])
-    if not len(begins) or lengths[-1] <= lengths[:-1].max():
+    # Loggers that append hold several runs in one file, and the one that is asked about is the last.
+    if not len(begins) or len(epochs) - begins[-1] < _FEWEST_EPOCHS:
         return rows, ()
     note = f"the run began anew: {begins[-1]} rows of earlier passes are left out"
     return {key: column[begins[-1] :] for key, column in rows.items()}, (note,)

@@ -276,11 +276,13 @@ def _prefix(
     schedule: LearningRateSchedule | None,
     siblings: Sequence[Curve],
 ) -> Prefix:
-    share = epochs / epochs[-1]
-    found = [
-        np.interp(share, s.epochs / s.epochs[-1], _sibling_errors(s, curve, scale))
-        for s in siblings[:MOST_SIBLINGS]
-    ]
+    share, found = epochs / epochs[-1], []
+    for sibling in siblings[:MOST_SIBLINGS]:
+        if sibling.is_rising != curve.is_rising:
+            raise InvalidSetupError(
+                f"{sibling.name}: its metric falls where that of {curve.name} rises, or the reverse"
+            )
+        found.append(np.interp(share, sibling.epochs / sibling.epochs[-1], scale.errors(sibling.values)))
     return Prefix(
         epochs=epochs,
         errors=np.maximum(scale.errors(curve.values), 1e-9),
@@ -290,14 +292,6 @@ def _prefix(
         span=scale.span,
         training_losses=curve.training_losses,
     )
-
-
-def _sibling_errors(sibling: Curve, curve: Curve, scale: ErrorScale) -> Floats:
-    if sibling.is_rising != curve.is_rising:
-        raise InvalidSetupError(
-            f"{sibling.name}: its metric falls where that of {curve.name} rises, or the reverse"
-        )
-    return scale.errors(sibling.values)
 
 
 def _notes(tier: Tier, table: BacktestTable, prefix: Prefix, follows_metric: bool) -> list[str]:
@@ -337,7 +331,8 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress), table.kept(tier))
+    stored = stored_quantiles(tier, table, prefix.progress)
+    futures = futures_of(mix, prefix, stored, table.kept(tier, prefix))
     if is_share_metric(curve.metric):  # below 0 only where it has been there, as r2 may
         futures = np.minimum(futures, max(1.0, float(prefix.errors.max())))
     order = slice(None, None, -1) if curve.is_rising else slice(None)

@@ -231,10 +231,14 @@ def sibling_trust(prefix: Prefix) -> float:
     """
     if prefix.siblings is None or not len(prefix.siblings):
         return 1.0
+    return 1.0 / (1.0 + _squared_distance(prefix) / max(_UNLIKE * prefix.level, 1e-9) ** 2)
+
+
+def _squared_distance(prefix: Prefix) -> float:
+    """Mean squared distance of a run from the mean of finished ones, in the second half of what was seen."""
+    assert prefix.siblings is not None
     late = slice(prefix.num_seen // 2, prefix.num_seen)
-    distance = prefix.errors[late] - prefix.siblings.mean(axis=0)[late]
-    unlike = float(np.mean(distance**2)) / max(_UNLIKE * prefix.level, 1e-9) ** 2
-    return 1.0 / (1.0 + unlike)
+    return float(np.mean((prefix.errors[late] - prefix.siblings.mean(axis=0)[late]) ** 2))
 
 
 def spread_of(prefix: Prefix) -> Floats:
@@ -245,7 +249,5 @@ def spread_of(prefix: Prefix) -> Floats:
     """
     if prefix.siblings is None:
         return np.zeros(len(prefix.epochs))
-    late = slice(prefix.num_seen // 2, prefix.num_seen)
-    distance = prefix.errors[late] - prefix.siblings.mean(axis=0)[late]
-    squares = len(prefix.siblings) * prefix.siblings.var(axis=0) + float(np.mean(distance**2))
+    squares = len(prefix.siblings) * prefix.siblings.var(axis=0) + _squared_distance(prefix)
     return np.asarray(np.sqrt(squares / (len(prefix.siblings) + 1)), dtype=float)

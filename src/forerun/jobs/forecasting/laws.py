@@ -62,7 +62,7 @@ from itertools import combinations
 import numpy as np
 
 from forerun.jobs.forecasting.curve import Floats
-from forerun.jobs.forecasting.forecaster import Forecaster, Prefix, forecaster
+from forerun.jobs.forecasting.forecaster import Prefix, forecaster
 
 
 def nonnegative_fit(columns: Floats, wanted: Floats) -> tuple[Floats, Floats]:
@@ -314,6 +314,10 @@ def _rates(prefix: Prefix) -> Floats:
     return np.geomspace(0.1 / float(seen[-1]), 10.0 / float(_places(prefix)[0]), _NUM_RATES)
 
 
+forecaster("pow3")(partial(_best_shape, shapes_of=lambda prefix: _places(prefix) ** -_ALPHAS[:, None]))
+
+
+@forecaster("log line")
 def log_line_path(prefix: Prefix) -> Floats:
     """A straight line in logarithmic time, through all points: a - b log x."""
     places = np.log(_places(prefix))
@@ -326,14 +330,10 @@ def _stretched(prefix: Prefix) -> Floats:
     return np.asarray(1.0 / (1.0 + np.minimum((rates * prefix.epochs) ** deltas, 500.0)), dtype=float)
 
 
-_BASELINES: dict[str, Forecaster] = {
-    "pow3": partial(_best_shape, shapes_of=lambda prefix: _places(prefix) ** -_ALPHAS[:, None]),
-    "log line": log_line_path,
-    "exp3": partial(_best_shape, shapes_of=lambda prefix: np.exp(-_rates(prefix)[:, None] * prefix.epochs)),
-    "mmf4": partial(_best_shape, shapes_of=_stretched),
-}
-for _name, _path in _BASELINES.items():
-    forecaster(_name)(_path)
+forecaster("exp3")(
+    partial(_best_shape, shapes_of=lambda prefix: np.exp(-_rates(prefix)[:, None] * prefix.epochs))
+)
+forecaster("mmf4")(partial(_best_shape, shapes_of=_stretched))
 
 
 DROP_SHARES = (0.05, 0.2, 0.5)

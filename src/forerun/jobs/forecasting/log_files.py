@@ -314,7 +314,7 @@ def _number(value: object) -> float:
     return float(value) if math.isfinite(value) else math.inf
 
 
-_PREFIX = "events.out.tfevents"
+EVENTS = "events.out.tfevents"
 _DOUBLE_TYPE, _FLOAT_TYPE = 2, 1
 
 
@@ -327,7 +327,7 @@ def read_events(place: Path) -> dict[str, Floats]:
     Raises:
         RecordError: There is none, or it holds no scalar.
     """
-    files = sorted(place.rglob(f"{_PREFIX}*")) if place.is_dir() else [place]
+    files = sorted(place.rglob(f"{EVENTS}*")) if place.is_dir() else [place]
     if not files:
         raise RecordError(f"'{place}' holds no TensorBoard event file (events.out.tfevents...)")
     columns = _by_step(scalar for file in files for scalar in _scalars(file))

@@ -6,7 +6,7 @@ scale. So the prior of a task and metric is that of runs like it: an accuracy th
 it, or the loss of a language model, whose first value tells it from others, are weighed as their like were.
 
     forecast = sum of weight_i member_i,        weights = softmax(network)
-    scale = base e^tanh(network),               base as in ``scale_base``
+    scale = base e^tanh(network),               base as in ``scale_base``, the two sides as in ``scale_sides``
 
 With nothing beside the curve, a run whose training loss goes on falling while its validation does not stays where it
 is, with the weight of ``overfitting``. Finished runs that agree with each other and with this run are followed
@@ -79,6 +79,10 @@ _STARTS_AT, _IS_CERTAIN_BEHIND, _NOISE_COUNTS, _MOST_STAYING, _STALLED = 0.1, 0.
 """Of ``overfitting``, chosen on AlgoPerf's trials: two of its four families with training losses overfit. The last
 keeps it off runs whose validation still halves, as small networks' do early on. Strangers' logs gave losses'."""
 
+_DROP, _HIDDEN_SCATTER, _FALL_OF_LOSSES, _STOPS_SHORT = 0.04, 0.5, 0.02, 0.5
+"""Of ``scale_sides``, by the interval score and the coverage of each origin, left out of the quantiles in turn."""
+
+_KINDS = tuple(MetricKind)
 SCALE_REACH = 1.0
 _HIGHEST, _SHOWN, _MOST = 1.5, 0.005, 1e4
 _SCHEMA = 2
@@ -93,7 +97,7 @@ class Mixture:
 
     Attributes:
         errors: Errors at all points, (n,).
-        scale: Uncertainty of each before calibration, (n,).
+        scale: Uncertainty of each before calibration, below and above it, (n, 2).
         weights: Weight of each member that counts at the end of the run, "plateau" for staying; they add up to 1.
         members: Errors of each member, (n,) each.
     """
@@ -112,7 +116,7 @@ class Evidence:
         features: (horizons, features); those of schedule and finished runs are the last.
         ends: Errors by each of ``MEMBERS``, NaN where one cannot answer, (horizons, members).
         figures: Level, noise, misfit, spread of finished runs, least scale, scatter of their falls, share of the run
-            done, and weight of ``overfitting``, (horizons, 8).
+            done, weight of ``overfitting``, and number of the kind of metric, (horizons, 9).
     """
 
     features: Floats
@@ -160,26 +164,22 @@ def evidence_of(prefix: Prefix, paths: Mapping[str, Floats]) -> Evidence:
     now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
     falls = [5 * (level - at[name]) / level for name in ("power law", "optimus")]
     kinds = [float(prefix.kind is kind) for kind in MetricKind]
-    columns = [
-        *(np.full(len(HORIZONS), value) for value in own),
-        np.log((now + np.asarray(HORIZONS) * (last - now)) / now),
-        np.full(len(HORIZONS), prefix.progress),
-        np.asarray(HORIZONS),
-        *falls,
-        *(np.full(len(HORIZONS), value) for value in kinds),
-        *_schedule_features(prefix),
-        *_sibling_features(prefix, level, spread, at),
-    ]
+    columns: list[Floats | float] = [*own, np.log((now + np.asarray(HORIZONS) * (last - now)) / now)]
+    columns += [prefix.progress, np.asarray(HORIZONS), *falls, *kinds]
+    columns += [*_schedule_features(prefix), *_sibling_features(prefix, level, spread, at)]
     const, share = _FLOORS[prefix.kind is MetricKind.LOSS]
     figures: list[Floats | float] = [level, prefix.noise, misfit, spread, const + share * level]
-    figures += [scatter, prefix.progress, overfitting(prefix)]
+    figures += [scatter, prefix.progress, overfitting(prefix), _KINDS.index(prefix.kind)]
     # A law that runs off upwards is no forecast of a curve that falls.
     ends = [np.minimum(of, _HIGHEST * level) for of in at.values()]
     return Evidence(
-        features=np.stack(columns, axis=1),
-        ends=np.stack(ends, axis=1),
-        figures=np.stack([np.broadcast_to(value, len(HORIZONS)) for value in figures], axis=1),
+        features=_at_horizons(columns), ends=np.stack(ends, axis=1), figures=_at_horizons(figures)
     )
+
+
+def _at_horizons(columns: Sequence[Floats | float]) -> Floats:
+    """Columns of one value, or of one for each of ``HORIZONS``, (horizons, columns)."""
+    return np.stack([np.broadcast_to(column, len(HORIZONS)) for column in columns], axis=1)
 
 
 def overfitting(prefix: Prefix) -> float:
@@ -297,7 +297,7 @@ class LearnedPrior:
     shares: Floats
 
     def weigh(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
-        """Forecast, its scale, and weights of the members, (..., horizons), the last with (..., members).
+        """Forecast, (..., horizons), its scales below and above, (..., 2), and weights of the members, (..., members).
 
         Weight that the members leave is that of the present level.
 
@@ -305,17 +305,21 @@ class LearnedPrior:
             evidence: Of one run, or of several stacked.
             tier: What may be used.
         """
-        found = self.weigh_alone(evidence, tier)
-        if tier is not Tier.SCHEDULE:
-            return _staying(found, evidence.figures) if tier is Tier.CURVE else found
-        rest = self.weigh_alone(evidence, Tier.CURVE)
-        share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
-        forecast = share * found[0] + (1 - share) * rest[0]
-        weights = share[..., None] * found[2] + (1 - share[..., None]) * rest[2]
-        return forecast, 0.5 * (found[1] + rest[1]), weights
+        forecast, scale, weights = self.weigh_alone(evidence, tier)
+        if tier is Tier.SCHEDULE:
+            rest = self.weigh_alone(evidence, Tier.CURVE)
+            share = np.interp(evidence.figures[..., 6], CUTS, self.shares)
+            forecast, scale = share * forecast + (1 - share) * rest[0], 0.5 * (scale + rest[1])
+            weights = share[..., None] * weights + (1 - share[..., None]) * rest[2]
+        elif tier is Tier.CURVE:
+            # The weight of overfitting goes to the present level, where the forecast lies below it.
+            level = evidence.figures[..., 0]
+            stays = evidence.figures[..., 7] * (forecast < level)
+            forecast, weights = forecast + stays * (level - forecast), (1 - stays[..., None]) * weights
+        return forecast, scale_sides(forecast, scale, evidence.figures, tier), weights
 
     def weigh_alone(self, evidence: Evidence, tier: Tier) -> tuple[Floats, Floats, Floats]:
-        """As ``weigh``, without a share for what does not know the schedule."""
+        """As ``weigh`` with one scale, and without a share for what does not know the schedule."""
         ends, figures = evidence.ends, evidence.figures
         has_schedule, has_siblings = tier is Tier.SCHEDULE, tier is Tier.HISTORY
         is_used = members_of(has_schedule, has_siblings) & np.isfinite(ends)
@@ -351,14 +355,6 @@ class LearnedPrior:
             if index + 2 < len(self.layers):
                 hidden = hidden / (1 + np.exp(-hidden))
         return hidden.reshape(len(hidden), *features.shape[:-1], -1)
-
-
-def _staying(found: tuple[Floats, Floats, Floats], figures: Floats) -> tuple[Floats, Floats, Floats]:
-    """The same with the weight of ``overfitting`` at the present level, where the forecast lies below it."""
-    forecast, scale, weights = found
-    level = figures[..., 0]
-    share = figures[..., 7] * (forecast < level)
-    return forecast + share * (level - forecast), scale, (1 - share[..., None]) * weights
 
 
 def _followed(weights: Floats, members: Floats, spread: Floats) -> Floats:
@@ -402,7 +398,7 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
         forecast: (...).
         members: Errors of each member, finite, (..., members).
         counted: Which count, those of ``IS_CORE`` that are used, (..., members).
-        figures: As in ``Evidence``, (..., 8).
+        figures: As in ``Evidence``, (..., 9).
         has_siblings: Whether finished runs are known, 0 or 1, (...).
     """
     distance = ((members - forecast[..., None]) ** 2 * counted).sum(-1) / counted.sum(-1)
@@ -411,6 +407,36 @@ def scale_base(forecast: Any, members: Any, counted: Any, figures: Any, has_sibl
     fall = 0.5 * (level - forecast + abs(level - forecast))
     base = least + 0.3 * (distance + 1e-12) ** 0.5 + 0.3 * misfit + 0.5 * noise * forecast
     return base + 0.1 * fall + 0.15 * spread * has_siblings
+
+
+def scale_sides(forecast: Floats, scale: Floats, figures: Floats, tier: Tier) -> Floats:
+    """Scale of what may come below a forecast, and of what above it, (..., horizons, 2).
+
+        below^2 = scale^2 + (0.04 level left)^2                            curve alone, accuracies
+        below^2 = scale^2 + (0.5 scatter)^2 + (0.02 level left)^2          finished runs, the last term losses
+        above^2 = scale^2 + (0.5 fall)^2                                   schedule
+
+    left is the share of the run from now to the point. A rate that falls unseen takes a part of what is left of the
+    error of a classifier, whatever its curve looked like, so that a scale of the curve's own noise is too small below;
+    finished runs that drop by different amounts hide one that drops by more. What a schedule promises may not come.
+
+    Args:
+        forecast: Errors, (..., horizons).
+        scale: Of both sides so far, (..., horizons).
+        figures: As in ``Evidence``, (..., horizons, 9).
+        tier: What was used.
+    """
+    level, scatter, done, kind = (figures[..., index] for index in (0, 5, 6, 8))
+    ahead = level * (1 - done) * np.asarray(HORIZONS)
+    below = above = scale
+    if tier is Tier.CURVE:
+        below = np.hypot(scale, _DROP * ahead * (kind == _KINDS.index(MetricKind.ACCURACY)))
+    elif tier is Tier.SCHEDULE:
+        above = np.hypot(scale, _STOPS_SHORT * np.maximum(level - forecast, 0.0))
+    else:
+        of_losses = _FALL_OF_LOSSES * ahead * (kind == _KINDS.index(MetricKind.LOSS))
+        below = np.sqrt(scale**2 + (_HIDDEN_SCATTER * scatter) ** 2 + of_losses**2)
+    return np.stack([below, above], axis=-1)
 
 
 def mixture(prefix: Prefix, tier: Tier, prior: LearnedPrior) -> Mixture:
@@ -431,7 +457,7 @@ def mixed_paths(prefix: Prefix, paths: Mapping[str, Floats], scale: Floats, weig
     Args:
         prefix: The run so far.
         paths: Of each member, (n,) each.
-        scale: At each horizon, (horizons,).
+        scale: At each horizon, below and above, (horizons, 2).
         weights: Of each member, (horizons, members).
     """
     now, last = float(prefix.epochs[prefix.num_seen - 1]), float(prefix.epochs[-1])
@@ -446,7 +472,7 @@ def mixed_paths(prefix: Prefix, paths: Mapping[str, Floats], scale: Floats, weig
     order, total = sorted(shown, key=lambda name: -shown[name]), sum(shown.values())
     return Mixture(
         errors=np.asarray(np.sum(parts, axis=0), dtype=float),
-        scale=np.interp(share, HORIZONS, scale),
+        scale=np.stack([np.interp(share, HORIZONS, side) for side in scale.T], axis=1),
         weights={name: shown[name] / total for name in order},
         members={name: members[name] for name in order},
     )

@@ -253,7 +253,7 @@ def fit_scaling_law(runs: Sequence[FinishedRun], *, seed: int = 0) -> ScalingLaw
     for _ in range(_NUM_DRAWS):
         # Randomise, then optimise: data and priors move by their own spread, and each fit is a draw of the law.
         moved = log_loss + spread / weight * chance.standard_normal(len(log_loss))
-        centre = prior + _prior_spread() * chance.standard_normal(len(prior))
+        centre = prior + _PRIOR_SPREAD * chance.standard_normal(len(prior))
         draws.append(_most_probable(x, y, moved, centre, spread / weight, theta))
     return ScalingLaw(draws=np.asarray(draws), middle=middle, log_spread=spread, num_runs=len(best))
 
@@ -264,10 +264,7 @@ def _prior(log_loss: Floats) -> Floats:
     return np.asarray([floor, fall, fall, _EXPONENT, _EXPONENT, np.log(_POWER)])
 
 
-def _prior_spread() -> Floats:
-    falls = (_FALL_SPREAD, _FALL_SPREAD)
-    return np.asarray([_FLOOR_SPREAD, *falls, _EXPONENT_SPREAD, _EXPONENT_SPREAD, _POWER_SPREAD])
-
+_PRIOR_SPREAD = np.asarray([_FLOOR_SPREAD, *[_FALL_SPREAD] * 2, *[_EXPONENT_SPREAD] * 2, _POWER_SPREAD])
 
 _BEHIND = 0.1
 
@@ -285,11 +282,9 @@ def _most_probable(
     """The six numbers with the least Huber loss under a prior."""
     from scipy.optimize import least_squares  # slow to import, and few questions fit a law
 
-    width = _prior_spread()
-
     def residuals(theta: Floats) -> Floats:
         misses = (_log_losses(theta[None], x, y) - log_loss) / spread
-        return np.concatenate([misses, (theta - prior) / width])
+        return np.concatenate([misses, (theta - prior) / _PRIOR_SPREAD])
 
     lowest = np.asarray([-np.inf, -np.inf, -np.inf, 0.02, 0.02, -3.0])
     found = least_squares(
@@ -297,7 +292,7 @@ def _most_probable(
         np.maximum(start, lowest),
         bounds=(lowest, np.inf),
         loss="huber",
-        x_scale=width,
+        x_scale=_PRIOR_SPREAD,
         max_nfev=60,
     )
     return np.asarray(found.x, dtype=float)
