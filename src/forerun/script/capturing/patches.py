@@ -124,6 +124,24 @@ def _cover_modules(steps: Steps) -> None:
         ends=lambda *args, **kwargs: steps.module_ends(),
     )
 
+    def called(call: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if steps.depth or first_tensor((args, kwargs)) is None:
+            return call(module, *args, **kwargs)
+        steps.module_begins(module, args, kwargs)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            steps.module_ends()
+
+    def defined(kind: type[nn.Module], **options: Any) -> None:
+        super(nn.Module, kind).__init_subclass__(**options)
+        if (
+            "__call__" in kind.__dict__
+        ):  # a network that is called in a way of its own, as a Gaussian process is
+            surround(kind, "__call__")(called)
+
+    nn.Module.__init_subclass__ = classmethod(defined)  # type: ignore[assignment]
+
 
 def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
     """Counts what is compiled once it runs a network: libraries compile functions for themselves."""
@@ -134,7 +152,11 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
         if options.get("disable"):
             return model
         if isinstance(model, nn.Module):
-            flags["compiled"].add(id(model))
+            # Another name of the same network: the script may go on to run the one that is not compiled.
+            found = object.__new__(type(model))
+            object.__setattr__(found, "__dict__", model.__dict__)
+            flags["compiled"][id(found)] = found
+            return found
         if not isinstance(model, FunctionType):
             return model
 
@@ -148,7 +170,7 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
         return called
 
     def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        flags["compiled"].add(id(self))
+        flags["compiled"][id(self)] = self
 
     torch.compile = compiled
     nn.Module.compile = compile_module  # type: ignore[method-assign]

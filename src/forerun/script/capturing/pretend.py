@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.script.patching import capture_state, place_in_script, surround, tables
+from forerun.script.patching import capture_state, is_of_script, place_in_script, surround, tables
 
 META = torch.device("meta")
 _aten = torch.ops.aten
@@ -288,6 +289,9 @@ class Pretence(TorchDispatchMode):
         if name == "repeat_interleave" and kwargs.get("output_size") is not None:
             return func(*args, **kwargs)
         plain = [self._host_value(value) for value in args]
+        if plain[0] is NotImplemented and (any(plain[2:]) if name == "bincount" else _checks_metric(name)):
+            self._note_guess()  # predictions have no more classes than there are
+            plain[0] = torch.zeros(args[0].shape, dtype=args[0].dtype)
         if any(value is NotImplemented for value in plain):
             raise ValueNeededError(
                 f"{name} at {place_in_script()}: the size of its result depends on values that are not known without "
@@ -342,6 +346,14 @@ class Pretence(TorchDispatchMode):
         mask = torch.empty(target.shape, dtype=torch.bool, device=META)
         result: torch.Tensor = filled(target, mask, 0)
         return result
+
+
+def _checks_metric(name: str) -> bool:
+    """True where torchmetrics asks which classes were predicted, to refuse what is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and f"{os.sep}torchmetrics{os.sep}" not in frame.f_code.co_filename:
+        frame = None if is_of_script(frame.f_code.co_filename) else frame.f_back
+    return name == "_unique2" and frame is not None
 
 
 def _packed(

@@ -261,7 +261,7 @@ class _Session:
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         self.flags: dict[str, Any] = {
             "compile": False,
-            "compiled": set(),
+            "compiled": {},
             "fused": set(),
             "autocast": autocast,
             "notes": [],
