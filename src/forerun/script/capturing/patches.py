@@ -95,6 +95,20 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
         optimizers, begins=begins, ends=lambda optimizer, args, kwargs: steps.update_ends(optimizer)
     )
 
+    after_import({
+        "fastai.optimizer": lambda module: _told(module.Optimizer, "step", steps.update_begins, steps.update_ends)
+    })  # fmt: skip
+
+
+def _told(kind: Any, name: str, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+    """Reports the updates of optimizers that are none of PyTorch's."""
+    between(
+        kind,
+        name,
+        begins=lambda one, *args, **kwargs: begins(one),
+        ends=lambda one, *args, **kwargs: ends(one),
+    )
+
 
 def _cover_backward(steps: Steps) -> None:
     between(
@@ -188,22 +202,18 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
 
 
 def _cover_clipping(steps: Steps) -> None:
+    def clip(run: Any, *args: Any, **kwargs: Any) -> Any:
+        steps.clips = True
+        was, steps.recorder.in_optimizer = steps.recorder.in_optimizer, True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            steps.recorder.in_optimizer = was
+
     for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-        original = getattr(nn.utils, name, None)
-        if original is None:
-            continue
-
-        @functools.wraps(original)
-        def clip(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
-            steps.clips = True
-            was, steps.recorder.in_optimizer = steps.recorder.in_optimizer, True
-            try:
-                return _original(*args, **kwargs)
-            finally:
-                steps.recorder.in_optimizer = was
-
-        setattr(nn.utils, name, clip)
-        setattr(nn.utils.clip_grad, name, clip)
+        if hasattr(nn.utils, name):
+            surround(nn.utils, name)(clip)
+            setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
 
 
 def _cover_extensions() -> None:
@@ -282,12 +292,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
                 steps.step_marked()
 
     def optimizer(module: Any) -> None:
-        between(
-            module.BaseOptimizer,
-            "apply",
-            begins=lambda optimizer, *args, **kwargs: steps.keras_update_begins(optimizer),
-            ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
-        )
+        _told(module.BaseOptimizer, "apply", steps.keras_update_begins, steps.keras_update_ends)
 
     def callbacks(module: Any) -> None:
         @surround(module.CallbackList, "_on_begin")

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedPause
 from forerun.script.capturing import source
 from forerun.script.capturing.job import added_per_step
@@ -97,14 +98,12 @@ class Pauses:
         elif self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             # The end of the job comes early here: what was read of its steps stays.
-            if pause is not None and not (pause.unit == "job" and self._reads_steps(kind)):
+            reads_steps = kind in self._only_read and self._found[kind].unit == "steps"
+            if pause is not None and not (pause.unit == "job" and reads_steps):
                 self._only_read.pop(kind, None)
                 self._keep(kind, pause)
         else:  # which loops are those of the steps is known at their end
             self._seen[kind] = (around, num_samples)
-
-    def _reads_steps(self, kind: str) -> bool:
-        return kind in self._only_read and self._found[kind].unit == "steps"
 
     def told(self, **known: tuple[str, int, int | None] | None) -> None:
         """Takes pauses that a framework's trainer names: unit, number of units and samples; None for never."""
@@ -194,9 +193,7 @@ class Pauses:
             self._write()
 
     def _write(self) -> None:
-        partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps({name: asdict(one) for name, one in self._found.items()}), "utf-8")
-        partial.replace(self._file)
+        write_whole(self._file, json.dumps({name: asdict(one) for name, one in self._found.items()}).encode())
 
 
 def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:

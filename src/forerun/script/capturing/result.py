@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
@@ -105,7 +106,7 @@ def write_result(
         "options": flags["options"],
         "configurator": flags["configurator"],
     }
-    _write(folder, document)
+    write_whole(folder / RESULT_FILE, json.dumps(document).encode())
     return job
 
 
@@ -116,13 +117,7 @@ def close_job(folder: Path, num_steps: int) -> None:
     samples = facts["batch_size"] * facts["num_micro_steps"] * facts["world_size"]
     size = facts["dataset_size"] or num_steps * samples
     facts |= {"max_steps": num_steps, "dataset_size": size, "epochs": num_steps / -(-size // samples)}
-    _write(folder, document)
-
-
-def _write(folder: Path, document: Any) -> None:
-    (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
-    # Whoever waits for the file must not read half of it, should the process be ended now.
-    (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
+    write_whole(folder / RESULT_FILE, json.dumps(document).encode())
 
 
 def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:

@@ -295,8 +295,8 @@ class Steps:
             shape = (1, *first.shape) if is_one else tuple(first.shape)
             graphs = getattr(args[0] if args else None, "num_graphs", None)  # joined to one, by their nodes
             shape = (graphs, *shape[1:]) if isinstance(graphs, int) else shape
-            if (listed := _num_listed((*args, *kwargs.values()))) is not None:
-                shape = (listed, *first.shape)
+            listed = _num_listed((*args, *kwargs.values()))
+            shape = shape if listed is None else (listed, *first.shape)
             self.input_shape = self.input_shape or shape[1:]
             self.first_sizes = self.first_sizes or shape[:2]
             # Images of one channel are contiguous in both orders.
