@@ -666,7 +666,10 @@ periodic, every, most = Periodic(Checkpointer(network), 50), 20, 500
 boxes = DataLoader([{"at": torch.zeros(4)} for _ in range(4000)], batch_size=8, collate_fn=list)
 for batch, iteration in zip(boxes, range(most)):
     optimizer.zero_grad()
-    network(batch).sum().backward()
+    loss = network(batch).sum()
+    loss.backward()
+    if loss == float("inf"):
+        continue
     optimizer.step()
     if every > 0 and (iteration + 1) % every == 0 and iteration != most - 1:
         do_test(network)
