@@ -721,7 +721,7 @@ def _settings(known: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 @functools.cache
 def _counters(path: str) -> dict[str, str]:
-    """What a file raises somewhere, and by what."""
+    """Counters that a file raises somewhere, each with what it is raised by."""
     tree = source.parsed(path)
     added = [node for node in ast.walk(tree) if isinstance(node, ast.AugAssign)] if tree else []
     return {ast.unparse(node.target): ast.unparse(node.value) for node in added}
