@@ -19,7 +19,7 @@ _SIZES = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
 _SAME = ("kernel", "module", "op_class", "recomputed", "count", "element_bytes", "kernel_area", "stride", "groups",
          "serial_steps", "law_size")  # fmt: skip
 _LEAST = -0.5
-"""Rounding of a size of whole bytes or elements; a size that grows faster than the batch has a negative constant."""
+"""Rounding of whole bytes or elements. Faster growth than the batch has a negative constant, shrinking a slope."""
 _BATCH_SIZES = (2, 4)
 """From two, because batch norm after global pooling refuses a single value per channel."""
 
@@ -64,12 +64,14 @@ def join_graphs(first: Graph, second: Graph) -> Graph | None:
         constant, slope = affine(np.asarray(a), np.asarray(b))
         return float(constant), float(slope)
 
-    # What a kernel that a compiler makes of several rows moves may fall short.
-    names = (*_SIZES, "joined_bytes")
-    ops: dict[str, Any] = {n: affine(getattr(first.ops, n), getattr(second.ops, n)) for n in names}
+    ops: dict[str, Any] = {n: affine(getattr(first.ops, n), getattr(second.ops, n)) for n in _SIZES}
     size_bytes = affine(first.memory.size_bytes, second.memory.size_bytes)
-    if any(value[..., 0].min(initial=0.0) < _LEAST for value in (size_bytes, *(ops[n] for n in _SIZES))):
+    if any(value.min(initial=0.0) < _LEAST for value in (size_bytes, *ops.values())):
         return None
+    # What a kernel that a compiler makes of several rows moves may fall short, and shrink where it takes in one more.
+    one, other = first.ops.joined_bytes, second.ops.joined_bytes
+    shrinks = (other - one)[..., :1] / apart < 0
+    ops["joined_bytes"] = np.where(shrinks, np.maximum(one, other), affine(one, other))
     _, m, n, k = np.moveaxis(ops["gemm"], 1, 0)
     part = _without_weight_gradients(first)
     is_product = np.isin(first.ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & (part == StepPart.BACKWARD)

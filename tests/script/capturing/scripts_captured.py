@@ -624,3 +624,55 @@ for epoch in range(9):
         optimizer.zero_grad()
     print(test(train), test(held_out))
 """
+
+DETECTING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def __call__(self, boxes):  # not by way of nn.Module
+        return self.layer(torch.stack([box["at"] for box in boxes]).cuda())
+
+class Checkpointer:
+    def __init__(self, network):
+        self.network = network
+
+    def save(self, name):
+        torch.save(self.network.state_dict(), name)
+
+class Periodic:
+    def __init__(self, checkpointer, period):
+        self.checkpointer, self.period = checkpointer, period
+
+    def step(self, iteration):
+        if (iteration + 1) % self.period == 0:
+            self.checkpointer.save("model.pt")
+
+def do_test(network):
+    network.eval()
+    with torch.no_grad():
+        network([{"at": torch.zeros(4)}])
+    network.train()
+
+network = Network().cuda()
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+quick = torch.compile(network)  # and never run
+periodic, every, most = Periodic(Checkpointer(network), 50), 20, 500
+boxes = DataLoader([{"at": torch.zeros(4)} for _ in range(4000)], batch_size=8, collate_fn=list)
+for batch, iteration in zip(boxes, range(most)):
+    optimizer.zero_grad()
+    loss = network(batch).sum()
+    loss.backward()
+    if loss == float("inf"):
+        continue
+    optimizer.step()
+    if every > 0 and (iteration + 1) % every == 0 and iteration != most - 1:
+        do_test(network)
+    periodic.step(iteration)
+do_test(network)
+"""

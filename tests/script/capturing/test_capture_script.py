@@ -18,6 +18,7 @@ from scripts_captured import (
     BY_HAND,
     CARRIED,
     CHANGING,
+    DETECTING,
     FUNCTIONAL,
     GAN,
     GIVEN_AWAY,
@@ -376,6 +377,14 @@ def test_an_epoch_may_be_one_step_of_all_data_and_a_batch_any_structure(captured
     assert (facts.batch_size, facts.steps_per_epoch, facts.epochs, facts.job_notes) == (64, 1, 20, ())
     assert facts.validation == CapturedPause(unit="epochs")
     assert facts.averages
+
+
+def test_a_list_of_samples_on_the_host_is_a_batch_and_an_early_end_hides_no_pause(captured):
+    facts = captured(DETECTING).facts
+    assert (facts.batch_size, facts.max_steps or facts.steps_per_epoch, facts.compile) == (8, 500, False)
+    assert [part.name for part in facts.models] == ["Network"]
+    assert facts.validation == CapturedPause(unit="steps", every=20)
+    assert facts.checkpoints == CapturedPause(unit="steps", every=50)
 
 
 def test_a_training_step_of_the_users_own_keras_model_is_one(captured):

@@ -302,6 +302,40 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
                 assert (job.epochs, job.steps_per_epoch) == (3, 6)
 
 
+def test_a_counter_that_begins_anew_ends_a_pass_and_one_that_a_trainer_raises_by_one_counts_epochs():
+    counters, jobs = Counters(), []
+
+    def train(most=1000):
+        i = 0
+        while i < most - 2:
+            counters.note(here())
+            if i == 300:
+                jobs.append(job_of(here(), Progress(num_steps=20), counters))
+            i += 100
+
+    class Trainer:
+        epoch, most_epochs, stops, data = 0, 300, False, [1, 2, 3]
+
+        def fit(self):
+            while self.epoch < self.most_epochs and not self.stops:
+                self.run_epoch()
+
+        def run_epoch(self):
+            for _ in self.data:
+                job = job_of(here(), Progress(num_steps=2))
+                jobs.append(job)
+            self.epoch += 1
+            self.stops = True
+
+    for _ in range(500):
+        train()
+        if jobs:
+            break
+    Trainer().fit()
+    found = [(job.epochs, job.steps_per_epoch, job.max_steps) for job in jobs]
+    assert found == [(500, 10, None), *3 * [(300, 3, None)]]
+
+
 def test_rounds_without_a_better_loss_count_no_steps():
     bad, counters, jobs = 0, Counters(), []
     for epoch in range(50):
@@ -487,6 +521,17 @@ def test_a_mask_of_single_positions_is_assumed_to_be_half_full():
     mask = lambda b, h, q, k: torch.tensor(bool(q >= k))  # noqa: E731
     assert flexible._measured_share(mask, 1024, 1024, torch.device("cpu")) == 0.5
     assert "half of its blocks" in notes[0]
+
+
+def test_a_recording_that_begins_anew_forgets_the_updates_before():
+    recorder, weight = ScriptRecorder(pretends=False), torch.zeros(4)
+    for num_updates in (1, 2, 0):
+        recorder.begin([], [weight])
+        with recorder:
+            recorder.records_ops = True
+            for _ in range(num_updates):
+                weight.add_(1.0)
+        assert len(recorder.weight_writes) == num_updates == len(recorder.rows)
 
 
 def test_kernels_of_known_libraries_are_told_by_their_names():

@@ -505,8 +505,6 @@ class _Overlay:
 
 def _path_of(descriptor: int) -> str:
     if sys.platform == "darwin":
-        import fcntl
-
         return os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
     return _readlink(f"/proc/self/fd/{descriptor}")
 

@@ -78,6 +78,7 @@ class Loop:
         is_of_argument: Whether its rounds are the length of what it gives to a function, which may be a data set whose
             loader is made there.
         most_steps: Steps of the whole job, by a limit at which the loop is left; None without one.
+        begins_anew: Whether that limit is one of each round of a loop around it, where its counter begins anew.
         seen_steps: Steps in a loop through numbers, by the rounds between those that were seen.
         is_update_skipped: Whether some of its rounds leave the update out.
         keeps_rest: Whether the last of its rounds never does.
@@ -90,6 +91,7 @@ class Loop:
     is_data: bool = False
     is_of_argument: bool = False
     most_steps: int | None = None
+    begins_anew: bool = False
     seen_steps: int | None = None
     is_update_skipped: bool = False
     keeps_rest: bool = False
@@ -224,7 +226,8 @@ def job_of(frame: FrameType | None, progress: Progress, counters: Counters | Non
     # Rounds within an epoch that are counted go through a loader as often as they need it.
     of_ranges = _of_ranges(loops, named_epochs.value, progress) if named_epochs is not None else None
     per_epoch = trainer.get("steps_per_epoch") or (of_ranges if len(loops) > 1 else None)
-    per_epoch = per_epoch or _steps_per_epoch(loops, progress) or of_ranges
+    anew = next((loop.most_steps for loop in loops[1:] if loop.begins_anew), None)
+    per_epoch = per_epoch or anew or _steps_per_epoch(loops, progress) or of_ranges
     of_loops, limit = _counted(loops, per_epoch)
     if len(loops) == 1 and per_epoch == 1 and limit == (named_epochs and named_epochs.value):
         limit = None
@@ -344,9 +347,9 @@ def _counted(loops: Sequence[Loop], per_epoch: int | None) -> tuple[float | None
     limits = [
         loop.most_steps
         for place, loop in enumerate(loops)
-        if loop.most_steps is not None and not (place and loop.most_steps == per_epoch)
+        if loop.most_steps is not None and not (place and (loop.begins_anew or loop.most_steps == per_epoch))
     ]
-    place = next((index for index, loop in enumerate(loops) if loop.is_data), None)
+    place = next((i for i, loop in enumerate(loops) if loop.is_data or (i and loop.begins_anew)), None)
     outer = loops if place is None else loops[:place]
     counts = [loop.rounds for loop in outer]
     rounds = math.prod(count for count in counts if count is not None)
@@ -397,7 +400,7 @@ def _read(
         (None, False, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
     )
     own = set() if isinstance(loop, ast.While) else {ast.unparse(n) for n in ast.walk(loop.target)}
-    most_steps, is_cut = None, False
+    most_steps, begins_anew, is_cut = None, False, False
     for limit in _limits(loop, frame):
         first, added = counters.of(loop, frame, limit.counter)
         if limit.counter in own:
@@ -406,9 +409,13 @@ def _read(
             is_cut |= rounds is None or most < rounds
             rounds = most if rounds is None else min(rounds, most)
         elif added:
-            steps = _until(limit, loop, frame, first, added)
-            if steps >= num_steps:  # else it is no limit of this loop: there were as many
-                most_steps = steps if most_steps is None else min(most_steps, steps)
+            steps, is_anew = (
+                _until(limit, loop, frame, first, added),
+                _begins_anew(limit.counter, loop, frame),
+            )
+            # Else it is no limit of this loop: there were as many.
+            if (steps >= num_steps or is_anew) and (most_steps is None or steps < most_steps):
+                most_steps, begins_anew = steps, is_anew
         elif is_outer and isinstance(loop, ast.While) and rounds is None and limit.is_raised:
             rounds = limit.bound - limit.value  # it counts epochs
     seen_steps = None
@@ -418,11 +425,24 @@ def _read(
     skipping = _tests_with_remainder(loop, frame)
     return Loop(
         rounds=rounds, is_cut=is_cut, is_data=is_data, is_of_argument=is_of_argument, most_steps=most_steps,
-        seen_steps=seen_steps, is_update_skipped=bool(skipping),
+        begins_anew=begins_anew, seen_steps=seen_steps, is_update_skipped=bool(skipping),
         keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
         names_epochs=any("epoch" in name for name in own),
         place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
     )  # fmt: skip
+
+
+def _begins_anew(counter: str, loop: ast.For | ast.While, frame: FrameType) -> bool:
+    """True if a counter is set outside of its loop in each round of the next one, or in each call of its function."""
+    around = source.enclosing_loops(frame)
+    if around[0] is loop:
+        return counter in frame.f_code.co_varnames
+    inside = set(ast.walk(loop))
+    sets = source.parts_set(around[around.index(loop) - 1])
+    return any(
+        isinstance(node, ast.Assign) and node not in inside and ast.unparse(part) == counter
+        for part, node in sets
+    )
 
 
 def _tests_with_remainder(loop: ast.For | ast.While, frame: FrameType) -> list[ast.expr]:
@@ -562,7 +582,7 @@ def _length(value: Any) -> int | None:
 class _Limit:
     """A comparison that ends a loop: the counter as it is written, its value now, the first beyond, and its line.
 
-    ``is_raised`` tells whether the loop raises the counter itself, and not in a function that it calls.
+    ``is_raised`` tells whether the loop raises the counter itself, or by one in a function of its file that it calls.
     """
 
     counter: str
@@ -581,8 +601,9 @@ def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
         kinds, test = (ast.Lt, ast.LtE, ast.NotEq), _asked(loop.test, frame)
         yield from _compared(test, kinds, changed, frame)
         others = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Attribute)} - changed
-        for limit in _compared(test, kinds, others, frame):
-            yield replace(limit, is_raised=False)
+        raised = _counters(frame.f_code.co_filename)
+        for limit in _compared(test, kinds, others & raised.keys() or others, frame):
+            yield replace(limit, is_raised=raised.get(limit.counter) == "1")  # epochs; others count samples
     # What is set back now and then, such as the rounds without a better loss, counts no steps.
     changed -= {ast.unparse(p) for p, node in stored if isinstance(getattr(node, "value", None), ast.Constant)
                 and isinstance(node, ast.Assign)}  # fmt: skip
@@ -699,10 +720,11 @@ def _settings(known: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _counters(path: str) -> frozenset[str]:
+def _counters(path: str) -> dict[str, str]:
+    """Counters that a file raises somewhere, each with what it is raised by."""
     tree = source.parsed(path)
-    added = [node.target for node in ast.walk(tree) if isinstance(node, ast.AugAssign)] if tree else []
-    return frozenset(target.id for target in added if isinstance(target, ast.Name))
+    added = [node for node in ast.walk(tree) if isinstance(node, ast.AugAssign)] if tree else []
+    return {ast.unparse(node.target): ast.unparse(node.value) for node in added}
 
 
 def _levels(scope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

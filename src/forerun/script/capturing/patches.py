@@ -95,6 +95,20 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
         optimizers, begins=begins, ends=lambda optimizer, args, kwargs: steps.update_ends(optimizer)
     )
 
+    after_import({
+        "fastai.optimizer": lambda module: _told(module.Optimizer, "step", steps.update_begins, steps.update_ends)
+    })  # fmt: skip
+
+
+def _told(kind: Any, name: str, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+    """Reports the updates of optimizers that are none of PyTorch's."""
+    between(
+        kind,
+        name,
+        begins=lambda one, *args, **kwargs: begins(one),
+        ends=lambda one, *args, **kwargs: ends(one),
+    )
+
 
 def _cover_backward(steps: Steps) -> None:
     between(
@@ -124,6 +138,24 @@ def _cover_modules(steps: Steps) -> None:
         ends=lambda *args, **kwargs: steps.module_ends(),
     )
 
+    def called(call: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if steps.depth or first_tensor((args, kwargs)) is None:
+            return call(module, *args, **kwargs)
+        steps.module_begins(module, args, kwargs)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            steps.module_ends()
+
+    def defined(kind: type[nn.Module], **options: Any) -> None:
+        super(nn.Module, kind).__init_subclass__(**options)
+        if (
+            "__call__" in kind.__dict__
+        ):  # a network that is called in a way of its own, as a Gaussian process is
+            surround(kind, "__call__")(called)
+
+    nn.Module.__init_subclass__ = classmethod(defined)  # type: ignore[assignment]
+
 
 def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
     """Counts what is compiled once it runs a network: libraries compile functions for themselves."""
@@ -134,7 +166,11 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
         if options.get("disable"):
             return model
         if isinstance(model, nn.Module):
-            flags["compiled"].add(id(model))
+            # Another name of the same network: the script may go on to run the one that is not compiled.
+            found = object.__new__(type(model))
+            object.__setattr__(found, "__dict__", model.__dict__)
+            flags["compiled"][id(found)] = found
+            return found
         if not isinstance(model, FunctionType):
             return model
 
@@ -148,7 +184,7 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
         return called
 
     def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        flags["compiled"].add(id(self))
+        flags["compiled"][id(self)] = self
 
     torch.compile = compiled
     nn.Module.compile = compile_module  # type: ignore[method-assign]
@@ -166,22 +202,18 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
 
 
 def _cover_clipping(steps: Steps) -> None:
+    def clip(run: Any, *args: Any, **kwargs: Any) -> Any:
+        steps.clips = True
+        was, steps.recorder.in_optimizer = steps.recorder.in_optimizer, True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            steps.recorder.in_optimizer = was
+
     for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-        original = getattr(nn.utils, name, None)
-        if original is None:
-            continue
-
-        @functools.wraps(original)
-        def clip(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
-            steps.clips = True
-            was, steps.recorder.in_optimizer = steps.recorder.in_optimizer, True
-            try:
-                return _original(*args, **kwargs)
-            finally:
-                steps.recorder.in_optimizer = was
-
-        setattr(nn.utils, name, clip)
-        setattr(nn.utils.clip_grad, name, clip)
+        if hasattr(nn.utils, name):
+            surround(nn.utils, name)(clip)
+            setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
 
 
 def _cover_extensions() -> None:
@@ -260,12 +292,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
                 steps.step_marked()
 
     def optimizer(module: Any) -> None:
-        between(
-            module.BaseOptimizer,
-            "apply",
-            begins=lambda optimizer, *args, **kwargs: steps.keras_update_begins(optimizer),
-            ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
-        )
+        _told(module.BaseOptimizer, "apply", steps.keras_update_begins, steps.keras_update_ends)
 
     def callbacks(module: Any) -> None:
         @surround(module.CallbackList, "_on_begin")

@@ -47,6 +47,7 @@ _RANK = re.compile(r"(^|[._])rank$")
 _OTHER_SAVERS = ("np", "numpy", "plt", "fig", "img", "imgs", "image", "images", "vutils", "grid", "fromarray")
 _OF_OTHERS = re.compile(rf"(^|[._])({'|'.join(_OTHER_SAVERS)})(\(.*\)|\[.*\])?$")
 _OTHER_FILES = re.compile(r"\.(png|jpe?g|gif|webp|svg|pdf|mp4|wav|csv|txt)['\"]")
+_FIGURES = re.compile(r"^\w*(acc|accuracy|loss|losses|metrics?|results?|scores?|history|predictions)$")
 _DEEPEST, _FEW, _MOST_HOOKS, _MOST_WORDS = 4, 2, 32, 64
 _ONE_STEP = ("", 0, 0)
 """Stands for the loop through an epoch of one step, which a script does without."""
@@ -96,9 +97,11 @@ class Pauses:
             )
         elif self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
-            if pause is not None:
+            # The end of the job comes early here: what was read of its steps stays.
+            reads_steps = kind in self._only_read and self._found[kind].unit == "steps"
+            if pause is not None and not (pause.unit == "job" and reads_steps):
                 self._only_read.pop(kind, None)
-            self._keep(kind, pause)
+                self._keep(kind, pause)
         else:  # which loops are those of the steps is known at their end
             self._seen[kind] = (around, num_samples)
 
@@ -593,7 +596,9 @@ def _kind_of(call: ast.Call, within: Sequence[ast.stmt], frame: FrameType, other
     ):
         return "validation"
     if SAVES.search(name) or (owner, name) == ("pickle", "dump"):
-        return "" if _OF_OTHERS.search(owner) or _OTHER_FILES.search(ast.unparse(call)) else "checkpoints"
+        is_other = _OF_OTHERS.search(owner) or _OTHER_FILES.search(ast.unparse(call))
+        of_figures = call.args and _FIGURES.search(ast.unparse(call.args[0]))
+        return "" if is_other or of_figures else "checkpoints"
     if name in ("no_grad", "inference_mode"):
         return "validation" if _goes_through(within, frame) else ""
     import torch  # commands that start a script read this module, and load no framework
@@ -636,7 +641,9 @@ def _is_followed(code: CodeType) -> bool:
 
 def _saves(code: CodeType, names: dict[str, Any], depth: int = 0) -> bool:
     """True if a function, or one that it calls, saves."""
-    if ("torch" in code.co_names and "save" in code.co_names) or "save_pretrained" in code.co_names:
+    if "save" in code.co_names and re.search(r"\btorch\b|checkpointer\b", " ".join(code.co_names)):
+        return True
+    if "save_pretrained" in code.co_names:
         return True
     inner = (names.get(name) for name in code.co_names)
     return depth < _DEEPEST and any(

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.script.patching import capture_state, place_in_script, surround, tables
+from forerun.script.patching import capture_state, is_of_script, place_in_script, surround, tables
 
 META = torch.device("meta")
 _aten = torch.ops.aten
@@ -235,7 +236,9 @@ class Pretence(TorchDispatchMode):
         self.known.follow(func, args, kwargs, outputs)
         for output in outputs:
             if output.dtype == torch.bool:
-                self._maker[output.untyped_storage()._cdata] = name
+                # Numbers that a network computes are equal to none, such as infinity.
+                is_real = name == "eq" and args[0].is_floating_point()
+                self._maker[output.untyped_storage()._cdata] = "isinf" if is_real else name
         return result
 
     def _note_guess(self) -> None:
@@ -288,6 +291,9 @@ class Pretence(TorchDispatchMode):
         if name == "repeat_interleave" and kwargs.get("output_size") is not None:
             return func(*args, **kwargs)
         plain = [self._host_value(value) for value in args]
+        if plain[0] is NotImplemented and (any(plain[2:]) if name == "bincount" else _checks_metric(name)):
+            self._note_guess()  # predictions have no more classes than there are
+            plain[0] = torch.zeros(args[0].shape, dtype=args[0].dtype)
         if any(value is NotImplemented for value in plain):
             raise ValueNeededError(
                 f"{name} at {place_in_script()}: the size of its result depends on values that are not known without "
@@ -342,6 +348,14 @@ class Pretence(TorchDispatchMode):
         mask = torch.empty(target.shape, dtype=torch.bool, device=META)
         result: torch.Tensor = filled(target, mask, 0)
         return result
+
+
+def _checks_metric(name: str) -> bool:
+    """True where torchmetrics asks which classes were predicted, to refuse what is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and f"{os.sep}torchmetrics{os.sep}" not in frame.f_code.co_filename:
+        frame = None if is_of_script(frame.f_code.co_filename) else frame.f_back
+    return name == "_unique2" and frame is not None
 
 
 def _packed(
@@ -634,6 +648,7 @@ def cover_attributes() -> None:
     tensor.is_pinned = lambda self, *args, **kwargs: False
     # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: ())  # type: ignore[attr-defined]  # they stay
 
     @surround(torch.nn.Module, "_apply")
     def moved(move: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

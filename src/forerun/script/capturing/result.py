@@ -106,7 +106,7 @@ def write_result(
         "options": flags["options"],
         "configurator": flags["configurator"],
     }
-    _write(folder, document)
+    write_whole(folder / RESULT_FILE, json.dumps(document).encode())
     return job
 
 
@@ -117,11 +117,6 @@ def close_job(folder: Path, num_steps: int) -> None:
     samples = facts["batch_size"] * facts["num_micro_steps"] * facts["world_size"]
     size = facts["dataset_size"] or num_steps * samples
     facts |= {"max_steps": num_steps, "dataset_size": size, "epochs": num_steps / -(-size // samples)}
-    _write(folder, document)
-
-
-def _write(folder: Path, document: Any) -> None:
-    # Whoever waits for the file must not read half of it, should the process be ended now.
     write_whole(folder / RESULT_FILE, json.dumps(document).encode())
 
 

@@ -122,9 +122,7 @@ class ScriptRecorder(StepRecorder):
             write_bytes=float(size_bytes),
             elements=elements,
         )
-        self.rows.append(
-            RecordedRow(cost, "read_by_host", self._modules[-1], part, False, False, _flow(cost))
-        )
+        self._add_row(cost, "read_by_host", part)
 
     def note_kernel(self, name: str, arguments: list[Any]) -> None:
         """A kernel of Triton; one that is not known reads or writes each of its tensors once."""
@@ -147,10 +145,14 @@ class ScriptRecorder(StepRecorder):
             width=float(widest.shape[-1]) if known and widest is not None else 0.0,
             is_supported=known is not None,
         )
-        name = f"triton {name}"
-        self.rows.append(RecordedRow(cost, name, self._modules[-1], part, False, False, _flow(cost)))
+        self._add_row(cost, f"triton {name}", part)
         if known is None:
-            self.unsupported.add(name)
+            self.unsupported.add(f"triton {name}")
+
+    def _add_row(self, cost: CostRow, name: str, part: StepPart) -> None:
+        """Adds a row that no compiler joins with others."""
+        flow = DataFlow(cost.op_class, cost.read_bytes, cost.write_bytes, (), ())
+        self.rows.append(RecordedRow(cost, name, self._modules[-1], part, False, False, flow))
 
     def begin(self, static: list[tuple[torch.Tensor, AllocationKind]], trained: list[torch.Tensor]) -> None:
         """Starts the recording: every block alive is one that was there before.
@@ -194,8 +196,3 @@ class ScriptRecorder(StepRecorder):
 def _parameters() -> Iterator[torch.Tensor]:
     """All parameters of networks that are alive."""
     return (thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter)
-
-
-def _flow(cost: CostRow) -> DataFlow:
-    """The data flow of a row that no compiler joins with others."""
-    return DataFlow(cost.op_class, cost.read_bytes, cost.write_bytes, (), ())

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from forerun.base.kept import write_whole
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.isolation import isolate
 from forerun.script.patching import (
@@ -119,8 +120,7 @@ def _next_request(folder: Path) -> Path:
             os.dup2(output, 2)
             return request
         _, status = os.waitpid(pid, 0)
-        (request / "status.partial").write_text(str(os.waitstatus_to_exitcode(status)), encoding="ascii")
-        (request / "status.partial").replace(request / "status")
+        write_whole(request / "status", str(os.waitstatus_to_exitcode(status)).encode())
         number += 1
 
 
@@ -261,7 +261,7 @@ class _Session:
         autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         self.flags: dict[str, Any] = {
             "compile": False,
-            "compiled": set(),
+            "compiled": {},
             "fused": set(),
             "autocast": autocast,
             "notes": [],

@@ -274,9 +274,10 @@ class Steps:
     # Steps.
 
     def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        # A pass without gradients, or on tensors of the host, trains nothing.
+        # A pass without gradients, or on the host, trains nothing; a network on a device may move its batch there.
         first = first_tensor((args, kwargs))
-        if not torch.is_grad_enabled() or (first is not None and not self.recorder.is_traced(first)):
+        on_device = map(self.recorder.is_traced, itertools.chain([first], module.parameters()))
+        if not torch.is_grad_enabled() or (first is not None and not any(on_device)):
             return
         # A script that changes its weights by hand has no update to end a step: its next forward pass does.
         if not self.optimizers and not self.keras_optimizers and self._saw_backward:
@@ -294,6 +295,8 @@ class Steps:
             shape = (1, *first.shape) if is_one else tuple(first.shape)
             graphs = getattr(args[0] if args else None, "num_graphs", None)  # joined to one, by their nodes
             shape = (graphs, *shape[1:]) if isinstance(graphs, int) else shape
+            listed = _num_listed((*args, *kwargs.values()))
+            shape = shape if listed is None else (listed, *first.shape)
             self.input_shape = self.input_shape or shape[1:]
             self.first_sizes = self.first_sizes or shape[:2]
             # Images of one channel are contiguous in both orders.
@@ -520,6 +523,12 @@ def is_sample(module: torch.nn.Module, *given: Any) -> bool:
         return False
     layer = next((inner for inner in module.modules() if isinstance(inner, torch.nn.Linear)), None)
     return layer is not None and tensors[0].shape[0] == layer.in_features
+
+
+def _num_listed(given: Iterable[Any]) -> int | None:
+    """Samples of a batch that is a list of dicts, one for each, as detectors take them; None for any other."""
+    lists = (one for one in given if isinstance(one, (list, tuple)) and one)
+    return next((len(one) for one in lists if all(isinstance(item, Mapping) for item in one)), None)
 
 
 def is_training(module: torch.nn.Module) -> bool:
