@@ -2,8 +2,9 @@
 
 Mixtures of experts are of Megatron-Bridge, with its recipe. A row gives sizes of batches, layout and precision. Its
 tables force balanced routing, its recipes send tokens by DeepEP or HybridEP (``--merge-routes``), and its performance
-configurations reduce gradients in half precision (``grad_reduce_in_fp32 = False``). Rows that drop tokens are left out. What is recomputed is not stated, and taken as nothing. Releases before 26.06 had neither fused
-experts nor exchanges beside computation, which the recipe has with MXFP8: their rows are asked without.
+configurations reduce gradients in half precision (``grad_reduce_in_fp32 = False``). Rows that drop tokens are left
+out. What is recomputed is not stated, and taken as nothing. Releases before 26.06 had neither fused experts nor
+exchanges beside computation, which the recipe has with MXFP8: their rows are asked without.
 """
 
 from __future__ import annotations
