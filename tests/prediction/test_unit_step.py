@@ -756,9 +756,9 @@ def test_gradients_of_experts_are_reduced_among_the_devices_that_have_the_same_o
 ) -> None:
     name, model = experts
     two, four = (model.memory(Shards(expert=number), 1) for number in (2, 4))
-    for all_of_them, own in (("weights", "expert_weights"), ("gradients", "expert_gradients")):
-        halved = getattr(two, all_of_them) - getattr(four, all_of_them)
-        np.testing.assert_allclose(getattr(two, own), 2 * halved)
+    for name_of in ("weights", "gradients"):
+        halved = getattr(two, name_of) - getattr(four, name_of)
+        np.testing.assert_allclose(getattr(two, name_of) * two.expert_share, 2 * halved)
 
     def synchronised_s(axes: str, **options: Any) -> float:
         asked = {"device": "2x4xh100-sxm", "inter": "infiniband-ndr", "parallel": axes}
@@ -768,7 +768,7 @@ def test_gradients_of_experts_are_reduced_among_the_devices_that_have_the_same_o
     # Four devices of a node that divide the experts have the node's link to other nodes each to a quarter.
     link = parse_cluster("2x4xh100-sxm", inter="infiniband-ndr").inter_link
     assert link is not None
-    each_s = four.expert_gradients.sum() / (link.usable_bytes_per_s / 4)
+    each_s = (four.gradients * four.expert_share).sum() / (link.usable_bytes_per_s / 4)
     assert each_s < synchronised_s("dp=8,ep=4") < 4 * each_s
     # Experts that every device has for itself need no reduction.
     assert synchronised_s("dp=8,ep=8") < synchronised_s("dp=8")

@@ -498,22 +498,23 @@ def _gathering(
     ends = [unit for unit in own if unit in (0, last)]
     place = {unit: index for index, unit in enumerate(own)}
 
+    def exchanged_s(kind: Collective, sizes: Floats, units: int | list[int], factor: float) -> float:
+        """Time of units, whose experts are of the devices that have the same ones."""
+        experts = factor * float((sizes * memory.expert_share)[units].sum())
+        parts = ((groups.shard, factor * float(sizes[units].sum()) - experts), (groups.expert_shard, experts))
+        is_sum = kind is Collective.REDUCE_SCATTER
+        return sum(
+            group.time_s(kind, size)
+            + is_sum * groups.replicas.time_s(Collective.ALL_REDUCE, size / group.num_devices)
+            for group, size in parts
+        )
+
     def gather_s(units: int | list[int]) -> float:
-        """Weights of units; those of experts among the devices that have the same ones."""
-        factor, experts = 1.0 if sharing.gather_half else wide, memory.expert_weights[units].sum()
-        return groups.shard.time_s(
-            Collective.ALL_GATHER, factor * (memory.weights[units].sum() - experts)
-        ) + groups.expert_shard.time_s(Collective.ALL_GATHER, factor * experts)
+        return exchanged_s(Collective.ALL_GATHER, memory.weights, units, 1.0 if sharing.gather_half else wide)
 
     def scatter_s(units: int | list[int]) -> float:
         factor = _reduced_share(run) * (1.0 if sharing.reduce_half else wide)
-        experts = memory.expert_gradients[units].sum()
-        parts = ((groups.shard, memory.gradients[units].sum() - experts), (groups.expert_shard, experts))
-        return sum(
-            group.time_s(Collective.REDUCE_SCATTER, factor * size)
-            + groups.replicas.time_s(Collective.ALL_REDUCE, factor * size / group.num_devices)
-            for group, size in parts
-        )
+        return exchanged_s(Collective.REDUCE_SCATTER, memory.gradients, units, factor)
 
     gathers = [gather_s(unit) for unit in blocks]
     scatters = [scatter_s(unit) for unit in blocks]
@@ -590,8 +591,7 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
 def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Groups, units: range) -> Overlap:
     """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO).
 
-    Those of experts go among the devices that have the same ones: with eight devices of a node that divide them, one
-    of each node, over its own link alone.
+    Those of experts that eight devices of a node divide go from each to one of every node, over its own link alone.
     """
     stage = run.sharing.strategy.stage
     if stage == 3 or groups.data.num_devices == 1:
@@ -602,7 +602,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
 
     def beside(compute_s: Floats, kind: Collective, factor: float) -> Overlap:
         buckets, times_s = [0] * len(own), [0.0] * len(own)
-        experts = memory.expert_gradients
+        experts = memory.gradients * memory.expert_share
         for group, sizes in ((groups.data, memory.gradients - experts), (groups.expert_data, experts)):
             for place, size in enumerate((factor * sizes[own]).tolist()):
                 number = max(1, ceil(size / run.sharing.bucket_bytes))

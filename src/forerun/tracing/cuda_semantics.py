@@ -490,14 +490,9 @@ def autocast_again(dtype: torch.dtype | None, *, repeats: bool = True) -> Iterat
 _TORCH_AUTOCAST = torch.autocast
 
 
-def _autocast(
-    device_type: str,
-    dtype: torch.dtype | None = None,
-    enabled: bool = True,
-    cache_enabled: bool | None = None,
-) -> Any:
+def _autocast(device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **more: Any) -> Any:
     """``torch.autocast``, which refuses meta tensors: there a region is one of the device that they stand for."""
     if device_type != "meta":
-        return _TORCH_AUTOCAST(device_type, dtype, enabled, cache_enabled)
+        return _TORCH_AUTOCAST(device_type, dtype, enabled, **more)
     wanted = dtype or torch.get_autocast_dtype("cuda")
     return autocast_again(wanted if enabled else None, repeats=False)

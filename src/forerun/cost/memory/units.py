@@ -32,8 +32,7 @@ class UnitMemory:
         buffers: Tensors beside the weights that no update changes, such as the scales of quantized weights, (units,),
             in proportion to the weights [bytes].
         gradients: Gradients of the weights, (units,) [bytes].
-        expert_weights: Weights of experts among them, if devices divide these: fewer have the same, (units,) [bytes].
-        expert_gradients: Gradients of such experts among them, (units,) [bytes].
+        expert_share: Share of experts in both, if devices divide these: fewer have the same ones, (units,).
         num_gradients: Their number, (units,).
         largest_gradient: Largest gradient of a single weight, (units,) [bytes].
         tied: The embedding that the head holds as well if it is on another device [bytes].
@@ -49,8 +48,7 @@ class UnitMemory:
     weights: Floats
     buffers: Floats
     gradients: Floats
-    expert_weights: Floats
-    expert_gradients: Floats
+    expert_share: Floats
     num_gradients: Floats
     largest_gradient: Floats
     tied: float
@@ -107,8 +105,6 @@ def _found(graph: Graph, blocks: Blocks, shards: Shards, batch_size: int) -> Uni
     # Gradients that come into being at the update belong to no block: the first has them.
     owner = np.maximum(unit[is_gradient], 0)
     gradients = np.bincount(owner, weights=changes[is_gradient], minlength=blocks.num_units)
-    divides_experts = shards.expert > 1
-    of_experts = divides_experts * changes[is_gradient] * blocks.is_expert[at[is_gradient]]
     largest = np.zeros(blocks.num_units)
     np.maximum.at(largest, owner, changes[is_gradient])
     in_update = changes[is_activation & (phase == Phase.OPTIMIZER)]
@@ -122,18 +118,15 @@ def _found(graph: Graph, blocks: Blocks, shards: Shards, batch_size: int) -> Uni
     share *= np.where(blocks.weight_expert, 1 / shards.expert, 1.0)
     held = blocks.weight_bytes * share
     weights = np.bincount(blocks.weight_unit, weights=held, minlength=blocks.num_units)
+    held *= blocks.weight_expert & (shards.expert > 1)
+    of_experts = np.bincount(blocks.weight_unit, weights=held, minlength=blocks.num_units)
     buffers = float(fixed_bytes[made == AllocationKind.BUFFER].sum())
     return UnitMemory(
         **columns,
         weights=weights.astype(float),
         buffers=weights.astype(float) * (buffers / max(float(blocks.weight_bytes.sum()), 1.0)),
         gradients=gradients.astype(float),
-        expert_weights=np.bincount(
-            blocks.weight_unit,
-            weights=divides_experts * held * blocks.weight_expert,
-            minlength=blocks.num_units,
-        ).astype(float),
-        expert_gradients=np.bincount(owner, weights=of_experts, minlength=blocks.num_units).astype(float),
+        expert_share=of_experts / np.maximum(weights, 1.0),
         num_gradients=np.bincount(owner, minlength=blocks.num_units).astype(float),
         largest_gradient=largest,
         tied=blocks.tied_bytes / shards.tensor,
