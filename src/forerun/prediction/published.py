@@ -26,7 +26,7 @@ Source: the constants are those of ``cost.time.evidence``; the table is made by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -238,11 +238,7 @@ class _Asked:
         ratios = np.exp(self.log_steps(rows, sizes) - log_predicted)
         return tuple(
             PublishedStep(
-                source=rows[index].source,
-                torch_version=rows[index].torch_version,
-                batch_size=rows[index].batch_size,
-                step_time_s=rows[index].step_time_s,
-                at_this_batch_s=rows[index].step_time_s * float(ratios[index]),
+                **asdict(rows[index]), at_this_batch_s=rows[index].step_time_s * float(ratios[index])
             )
             for index in order
         )
