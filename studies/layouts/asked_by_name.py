@@ -1,9 +1,10 @@
 """Published steps that no fit has read, asked as a user would, by the model's name: experts, reinforcement learning.
 
 Mixtures of experts are of Megatron-Bridge, with its recipe. A row gives sizes of batches, layout and precision. Its
-tables force balanced routing, and its recipes send tokens by DeepEP or HybridEP (``--merge-routes``). Rows that drop
-tokens are left out. What is recomputed is not stated, and taken as nothing. Releases before 26.06 had neither fused
-experts nor exchanges beside computation, which the recipe has with MXFP8: their rows are asked without.
+tables force balanced routing, its recipes send tokens by DeepEP or HybridEP (``--merge-routes``), and its performance
+configurations reduce gradients in half precision (``grad_reduce_in_fp32 = False``). Rows that drop tokens are left
+out. What is recomputed is not stated, and taken as nothing. Releases before 26.06 had neither fused experts nor
+exchanges beside computation, which the recipe has with MXFP8: their rows are asked without.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _step(row: Any) -> tuple[forerun.Interval | None, str]:
             batch_size=int(row.micro_batch),
             accumulation=max(1, round(row.global_batch / (data * row.micro_batch))),
             merge_routes=True,
+            reduce_precision="half",
             whole_experts=True,  # expert_tensor_parallel_size=1 in all of its performance configurations
             **_PRECISIONS[row.precision],
             **groups,

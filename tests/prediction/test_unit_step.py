@@ -25,6 +25,7 @@ from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.step import prepare
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
+from forerun.question.devices.cluster import parse_cluster
 from forerun.question.run import Run
 from forerun.question.sharing import FsdpVersion, Handover, PipelineSchedule
 from forerun.search.layouts import LayoutPlan, hand_over
@@ -748,6 +749,29 @@ def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(
     run = Run.of(name, device="8xh100-sxm", parallel="dp=8,ep=8", strategy="fsdp", **EXPERT_SETTINGS)
     assert tomllib.loads(hand_over(run, "torchtitan"))["parallelism"]["expert_parallel_degree"] == 8
     assert "--expert-model-parallel-size 8" in hand_over(run, "megatron")
+
+
+def test_gradients_of_experts_are_reduced_among_the_devices_that_have_the_same_ones(
+    experts: tuple[str, DividedModel],
+) -> None:
+    name, model = experts
+    two, four = (model.memory(Shards(expert=number), 1) for number in (2, 4))
+    for name_of in ("weights", "gradients"):
+        halved = getattr(two, name_of) - getattr(four, name_of)
+        np.testing.assert_allclose(getattr(two, name_of) * two.expert_share, 2 * halved)
+
+    def synchronised_s(axes: str, **options: Any) -> float:
+        asked = {"device": "2x4xh100-sxm", "inter": "infiniband-ndr", "parallel": axes}
+        answer = forerun.predict(name, **asked, **EXPERT_SETTINGS, **options)
+        return sum(part.time_s for part in answer.breakdown if part.name == "gradient synchronisation")
+
+    # Four devices of a node that divide the experts have the node's link to other nodes each to a quarter.
+    link = parse_cluster("2x4xh100-sxm", inter="infiniband-ndr").inter_link
+    assert link is not None
+    each_s = (four.gradients * four.expert_share).sum() / (link.usable_bytes_per_s / 4)
+    assert each_s < synchronised_s("dp=8,ep=4") < 4 * each_s
+    # Experts that every device has for itself need no reduction.
+    assert synchronised_s("dp=8,ep=8") < synchronised_s("dp=8")
 
 
 @pytest.mark.parametrize(

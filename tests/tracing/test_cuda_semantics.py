@@ -109,6 +109,16 @@ def test_regions_nest():
     assert with_outer == torch.float16
 
 
+def test_regions_of_torch_on_meta_tensors_are_those_of_the_device():
+    run = lambda: functional.linear(meta(2, 8), meta(8, 8)).dtype  # noqa: E731
+    with cuda_semantics(torch.float16, fused_attention=True):
+        with torch.autocast(device_type="meta", enabled=False):
+            assert run() == torch.float32
+        with torch.autocast("meta", torch.bfloat16):
+            assert run() == torch.bfloat16
+        assert run() == torch.float16
+
+
 class SharedWeight(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
 """Effects on a step beside its device: that of the software stack it runs in, and the wait for its host's memory.
 
-    step = factor * step in PyTorch + cost of the training loop + wait for weights and states on the host
+    step = step in PyTorch + cost of the training loop + wait for weights and states on the host
 
 The figures of Keras come from the study of Keras on TensorFlow in the public tables; the spread is the 90 % quantile of
 |log(measured / modelled)| with networks or GPUs held out.
@@ -9,7 +9,7 @@ The figures of Keras come from the study of Keras on TensorFlow in the public ta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Graph, HostTraffic
@@ -63,7 +63,6 @@ class StackEffect:
 
     Attributes:
         name: Name of the stack, such as ``keras``.
-        factor: Device time with the stack over device time with PyTorch.
         step_cost_s: Fixed cost of a step of the stack's training loop [s].
         log_spread: Half-width of the 90 % interval of the effect, in the logarithm.
         devices: Catalogue names of the devices on which the effect was measured.
@@ -71,7 +70,6 @@ class StackEffect:
     """
 
     name: str
-    factor: float
     step_cost_s: float
     log_spread: float
     devices: tuple[str, ...]
@@ -80,21 +78,19 @@ class StackEffect:
 
 KERAS_ON_TENSORFLOW = StackEffect(
     name="Keras on TensorFlow",
-    factor=1.0,
     step_cost_s=0.32e-3,
     log_spread=0.306,
     devices=("p100-pcie-16gb", "v100-sxm2-16gb", "a100-sxm4-40gb"),
-    source="step cost: iit_e2e, 40 steps of two networks on a P100, TensorFlow 2; factor: dle_training, 6 steps of "
-    "ResNet-50 on V100 and A100, TensorFlow 1.15; fitted 2026-11-22",
+    source="step cost: iit_e2e, 40 steps of two networks on a P100, TensorFlow 2; device as in PyTorch: "
+    "dle_training, 6 steps of ResNet-50 on V100 and A100, TensorFlow 1.15; fitted 2026-11-22",
 )
 
 
 def calibrated_effect(weights: CostModel) -> StackEffect:
     """Effect of the stack of a calibration: the weights hold its operations, but not its training loop."""
     known = weights.provenance
-    return StackEffect(
-        name="Keras on TensorFlow",
-        factor=1.0,
+    return replace(
+        KERAS_ON_TENSORFLOW,
         step_cost_s=weights.step_cost_s,
         log_spread=0.0,
         devices=tuple(known["measured_devices"]),
@@ -111,8 +107,8 @@ def stack_note(effect: StackEffect, device: str) -> str:
             "operations"
         )
     text = (
-        f"software stack: for {effect.name} the time of the device is {effect.factor:.2f} of PyTorch's and a step "
-        f"costs {1e3 * effect.step_cost_s:.1f} ms more ({effect.source})"
+        f"software stack: for {effect.name} a step costs {1e3 * effect.step_cost_s:.1f} ms more than for PyTorch "
+        f"({effect.source})"
     )
     if device in effect.devices:
         return text

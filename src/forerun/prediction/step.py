@@ -541,8 +541,6 @@ def _steps_of_model(
     loops = [
         effect if setup.phase is Phase.TRAIN else None for effect, setup in zip(effects, setups, strict=True)
     ]
-    if any(effects):
-        times = scaled(times, np.asarray([effect.factor if effect else 1.0 for effect in effects]))
     transfer_s = np.zeros(len(devices))
     if (traffic := model.graph.host_traffic) is not None:
         from forerun.prediction.stack import host_wait_s

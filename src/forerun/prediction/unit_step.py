@@ -65,7 +65,9 @@ class _Groups:
     context: Group
     expert: Group
     data: Group
+    expert_data: Group
     shard: Group
+    expert_shard: Group
     replicas: Group
     pipeline: Group
 
@@ -248,6 +250,9 @@ _COMMUNICATION = (
 
 def _groups(run: Run, constants: LayoutConstants) -> _Groups:
     layout, shard = run.layout, run.num_shards
+    # Devices that divide the experts have different ones: an expert's replicas are as far apart as these are many.
+    expert, distance = layout.expert, 1 if layout.whole_experts else layout.tensor
+    spread = layout.tensor // distance
 
     def group(number: int, distance: int) -> Group:
         return group_of(run.cluster, number, distance, constants)
@@ -255,9 +260,11 @@ def _groups(run: Run, constants: LayoutConstants) -> _Groups:
     return _Groups(
         tensor=group(layout.tensor, 1),
         context=group(layout.context, layout.tensor),
-        expert=group(layout.expert, 1 if layout.whole_experts else layout.tensor),
+        expert=group(expert, distance),
         data=group(layout.replicated, layout.tensor),
+        expert_data=group(max(1, spread * layout.replicated // expert), distance * expert),
         shard=group(shard, layout.tensor),
+        expert_shard=group(max(1, spread * shard // expert), distance * expert),
         replicas=group(layout.replicated // shard, layout.tensor * shard),
         pipeline=group(layout.pipeline, layout.tensor * layout.replicated),
     )
@@ -491,22 +498,30 @@ def _gathering(
     ends = [unit for unit in own if unit in (0, last)]
     place = {unit: index for index, unit in enumerate(own)}
 
-    def gather_s(bytes_: float) -> float:
-        return groups.shard.time_s(Collective.ALL_GATHER, bytes_ * (1.0 if sharing.gather_half else wide))
-
-    def scatter_s(bytes_: float) -> float:
-        whole = bytes_ * _reduced_share(run) * (1.0 if sharing.reduce_half else wide)
-        part = whole / groups.shard.num_devices
-        return groups.shard.time_s(Collective.REDUCE_SCATTER, whole) + groups.replicas.time_s(
-            Collective.ALL_REDUCE, part
+    def exchanged_s(kind: Collective, sizes: Floats, units: int | list[int], factor: float) -> float:
+        """Time of units, whose experts are of the devices that have the same ones."""
+        experts = factor * float((sizes * memory.expert_share)[units].sum())
+        parts = ((groups.shard, factor * float(sizes[units].sum()) - experts), (groups.expert_shard, experts))
+        is_sum = kind is Collective.REDUCE_SCATTER
+        return sum(
+            group.time_s(kind, size)
+            + is_sum * groups.replicas.time_s(Collective.ALL_REDUCE, size / group.num_devices)
+            for group, size in parts
         )
 
-    gathers = [gather_s(memory.weights[unit]) for unit in blocks]
-    scatters = [scatter_s(memory.gradients[unit]) for unit in blocks]
+    def gather_s(units: int | list[int]) -> float:
+        return exchanged_s(Collective.ALL_GATHER, memory.weights, units, 1.0 if sharing.gather_half else wide)
+
+    def scatter_s(units: int | list[int]) -> float:
+        factor = _reduced_share(run) * (1.0 if sharing.reduce_half else wide)
+        return exchanged_s(Collective.REDUCE_SCATTER, memory.gradients, units, factor)
+
+    gathers = [gather_s(unit) for unit in blocks]
+    scatters = [scatter_s(unit) for unit in blocks]
     ahead = fully_sharded_forward(
         [forward[place[unit]] for unit in blocks], gathers, prefetch=sharing.prefetch
     )
-    root_s = gather_s(memory.weights[ends].sum()) if ends else 0.0
+    root_s = gather_s(ends) if ends else 0.0
     if backward is None:
         return Overlap(ahead.exposed_s + root_s, ahead.busy_s + root_s)
     behind = fully_sharded_backward(
@@ -516,7 +531,7 @@ def _gathering(
         prefetch=sharing.prefetch,
     )
     # Input and head are one group of weights: gathered first, kept, and scattered last.
-    root_s += scatter_s(memory.gradients[ends].sum()) if ends else 0.0
+    root_s += scatter_s(ends) if ends else 0.0
     return Overlap(ahead.exposed_s + behind.exposed_s + root_s, ahead.busy_s + behind.busy_s + root_s)
 
 
@@ -574,26 +589,31 @@ def _summed_bytes(run: Run, memory: UnitMemory, own: Sequence[int]) -> Floats:
 
 
 def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Groups, units: range) -> Overlap:
-    """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO)."""
-    stage, group = run.sharing.strategy.stage, groups.data
-    if stage == 3 or group.num_devices == 1:
+    """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO).
+
+    Those of experts that eight devices of a node divide go from each to one of every node, over its own link alone.
+    """
+    stage = run.sharing.strategy.stage
+    if stage == 3 or groups.data.num_devices == 1:
         return Overlap(0.0, 0.0)
     wide = 1.0 if run.sharing.reduce_half else run.gradient_factor
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
 
-    def beside(compute_s: Floats, kind: Collective, sizes_bytes: Floats) -> Overlap:
-        buckets = [max(1, ceil(size / run.sharing.bucket_bytes)) for size in sizes_bytes[own]]
-        times_s = [
-            number * group.time_s(kind, float(size) / number)
-            for size, number in zip(sizes_bytes[own], buckets, strict=True)
-        ]
-        return reduced_backward(compute_s[own].tolist(), times_s, buckets)
+    def beside(compute_s: Floats, kind: Collective, factor: float) -> Overlap:
+        buckets, times_s = [0] * len(own), [0.0] * len(own)
+        experts = memory.gradients * memory.expert_share
+        for group, sizes in ((groups.data, memory.gradients - experts), (groups.expert_data, experts)):
+            for place, size in enumerate((factor * sizes[own]).tolist()):
+                number = max(1, ceil(size / run.sharing.bucket_bytes))
+                buckets[place] += number if size > 0 else 0
+                times_s[place] += number * group.time_s(kind, size / number)
+        return reduced_backward(compute_s[own].tolist(), times_s, [max(1, number) for number in buckets])
 
-    found = beside(times.backward_s + times.weight_gradient_s, kind, memory.gradients * wide)
+    found = beside(times.backward_s + times.weight_gradient_s, kind, wide)
     if stage:
         # With overlap the next forward pass starts as soon as its first unit has its weights.
-        gathered = beside(times.forward_s, Collective.ALL_GATHER, memory.gradients)  # of what is trained
+        gathered = beside(times.forward_s, Collective.ALL_GATHER, 1.0)  # of what is trained
         shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
         return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
     return found

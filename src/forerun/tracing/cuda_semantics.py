@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import _C
@@ -406,7 +407,8 @@ def cuda_semantics(autocast_dtype: torch.dtype | None, *, fused_attention: bool)
     _C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
     _C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
-        yield
+        with patch.object(torch, "autocast", _autocast):
+            yield
     finally:
         _C._dispatch_tls_set_dispatch_key_included(_KEY, previous is not None)
         _region = previous
@@ -455,16 +457,27 @@ def repeats_now() -> bool:
 
 
 @contextmanager
-def autocast_again(dtype: torch.dtype | None) -> Iterator[None]:
-    """Enters an autocast region once more, as a checkpoint does that repeats a part of the forward pass."""
+def autocast_again(dtype: torch.dtype | None, *, repeats: bool = True) -> Iterator[None]:
+    """Enters an autocast region of a type, or of none, as a checkpoint does that repeats a part of the forward pass."""
     if _region is None:
         yield
         return
     before, _region.autocast_dtype = _region.autocast_dtype, dtype
-    _region.repeats = True
+    repeated, _region.repeats = _region.repeats, repeats or _region.repeats
     try:
         yield
     finally:
-        _region.autocast_dtype, _region.repeats = before, False
+        _region.autocast_dtype, _region.repeats = before, repeated
         if before is None:
             _region.cast_weights.clear()
+
+
+_TORCH_AUTOCAST = torch.autocast
+
+
+def _autocast(device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **more: Any) -> Any:
+    """``torch.autocast``, which refuses meta tensors: there a region is one of the device that they stand for."""
+    if device_type != "meta":
+        return _TORCH_AUTOCAST(device_type, dtype, enabled, **more)
+    wanted = dtype or torch.get_autocast_dtype("cuda")
+    return autocast_again(wanted if enabled else None, repeats=False)

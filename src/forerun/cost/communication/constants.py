@@ -103,11 +103,6 @@ class LayoutTable:
         return json_file({name: value for name, value in fields_of(self).items() if name != "measured"})
 
 
-def layout_table_path() -> Path:
-    """Path of the fitted constants."""
-    return Path(__file__).parent / "weights" / "layout_constants.json"
-
-
 @cache
 def load_layout_table(path: Path | None = None) -> LayoutTable:
     """The fitted constants.
@@ -115,7 +110,8 @@ def load_layout_table(path: Path | None = None) -> LayoutTable:
     Raises:
         CostModelError: The file is missing or damaged.
     """
-    found: LayoutTable = _table(LayoutTable, path or layout_table_path(), "the constants of layouts")
+    shipped = Path(__file__).parent / "weights" / "layout_constants.json"
+    found: LayoutTable = _table(LayoutTable, path or shipped, "the constants of layouts")
     return found
 
 

@@ -32,6 +32,7 @@ class UnitMemory:
         buffers: Tensors beside the weights that no update changes, such as the scales of quantized weights, (units,),
             in proportion to the weights [bytes].
         gradients: Gradients of the weights, (units,) [bytes].
+        expert_share: Share of experts in both, if devices divide these: fewer have the same ones, (units,).
         num_gradients: Their number, (units,).
         largest_gradient: Largest gradient of a single weight, (units,) [bytes].
         tied: The embedding that the head holds as well if it is on another device [bytes].
@@ -47,6 +48,7 @@ class UnitMemory:
     weights: Floats
     buffers: Floats
     gradients: Floats
+    expert_share: Floats
     num_gradients: Floats
     largest_gradient: Floats
     tied: float
@@ -114,13 +116,17 @@ def _found(graph: Graph, blocks: Blocks, shards: Shards, batch_size: int) -> Uni
     has_part = blocks.weight_divided & ~(shards.whole_experts & blocks.weight_expert)
     share = np.where(has_part, 1 / shards.tensor, 1.0)
     share *= np.where(blocks.weight_expert, 1 / shards.expert, 1.0)
-    weights = np.bincount(blocks.weight_unit, weights=blocks.weight_bytes * share, minlength=blocks.num_units)
+    held = blocks.weight_bytes * share
+    weights = np.bincount(blocks.weight_unit, weights=held, minlength=blocks.num_units)
+    held *= blocks.weight_expert & (shards.expert > 1)
+    of_experts = np.bincount(blocks.weight_unit, weights=held, minlength=blocks.num_units)
     buffers = float(fixed_bytes[made == AllocationKind.BUFFER].sum())
     return UnitMemory(
         **columns,
         weights=weights.astype(float),
         buffers=weights.astype(float) * (buffers / max(float(blocks.weight_bytes.sum()), 1.0)),
         gradients=gradients.astype(float),
+        expert_share=of_experts / np.maximum(weights, 1.0),
         num_gradients=np.bincount(owner, minlength=blocks.num_units).astype(float),
         largest_gradient=largest,
         tied=blocks.tied_bytes / shards.tensor,
