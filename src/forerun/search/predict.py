@@ -96,8 +96,8 @@ def predict(
             "inputs belong to a module; give input_shape, image_size or sequence_length instead"
         )
     run = run_from(model, device, given)
-    found = estimate_of(run, TracedModels(use_cache=use_cache), cost_model).estimate
-    return Prediction(**fields_of(found))
+    estimate = estimate_of(run, TracedModels(use_cache=use_cache), cost_model).estimate
+    return Prediction(**fields_of(estimate))
 
 
 def run_from(model: Any, device: str | Device | Cluster | None, options: Any) -> Run:

@@ -14,7 +14,6 @@ Source: github.com/CDECatapult/mlpredict, src/mlpredict/api.py.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,7 +67,7 @@ def build_mlpredict(path_text: str, options: InputOptions) -> BuiltModel:
         make_batch=lambda batch_size: image_batch(batch_size, shape),
         loss=classification_loss,
         notes=notes,
-        cache_key=f"mlpredict {hashlib.sha256(text).hexdigest()} {options.key()}",
+        may_be_kept=True,
     )
 
 

@@ -42,7 +42,7 @@ class Recorder:
         self._sensors = sensors
         self._counters = counters
         self._every_s = every_s
-        self._during: list[Reading] = []
+        self._during: list[tuple[float, Reading]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="telemetry", daemon=True)
         self.figures: dict[str, float] = {}
@@ -56,7 +56,9 @@ class Recorder:
         """Reads all sensors a last time; ``figures`` then holds the summary."""
         self._stop.set()
         self._thread.join()
-        self.figures = summarise_samples(self._before, self._during, self._sensors())
+        self.figures = summarise_samples(
+            self._before, [reading for _, reading in self._during], self._sensors()
+        )
         # A counter is reported as its growth during the job.
         after = self._counters()
         self.figures.update(
@@ -65,7 +67,11 @@ class Recorder:
 
     def _sample(self) -> None:
         while not self._stop.wait(self._every_s):
-            self._during.append(self._sensors())
+            self._during.append((time.monotonic(), self._sensors()))
+
+    def series(self, name: str) -> tuple[tuple[float, float], ...]:
+        """Values of one sensor during the job with the monotonic time of each [s]; empty without the sensor."""
+        return tuple((time_s, reading[name]) for time_s, reading in self._during if name in reading)
 
 
 @contextlib.contextmanager

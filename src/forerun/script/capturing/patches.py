@@ -149,12 +149,11 @@ def _cover_modules(steps: Steps) -> None:
 
     def defined(kind: type[nn.Module], **options: Any) -> None:
         super(nn.Module, kind).__init_subclass__(**options)
-        if (
-            "__call__" in kind.__dict__
-        ):  # a network that is called in a way of its own, as a Gaussian process is
+        # A network that is called in a way of its own, as a Gaussian process is.
+        if "__call__" in kind.__dict__:
             surround(kind, "__call__")(called)
 
-    nn.Module.__init_subclass__ = classmethod(defined)  # type: ignore[assignment]
+    nn.Module.__init_subclass__ = classmethod(defined)  # type: ignore[assignment, arg-type]
 
 
 def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:

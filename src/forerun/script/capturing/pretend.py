@@ -648,7 +648,7 @@ def cover_attributes() -> None:
     tensor.is_pinned = lambda self, *args, **kwargs: False
     # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: ())  # type: ignore[attr-defined]  # they stay
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: ())  # type: ignore[assignment, attr-defined]  # they stay
 
     @surround(torch.nn.Module, "_apply")
     def moved(move: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -276,7 +276,8 @@ class Steps:
     def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         # A pass without gradients, or on the host, trains nothing; a network on a device may move its batch there.
         first = first_tensor((args, kwargs))
-        on_device = map(self.recorder.is_traced, itertools.chain([first], module.parameters()))
+        tensors = itertools.chain([] if first is None else [first], module.parameters())
+        on_device = map(self.recorder.is_traced, tensors)
         if not torch.is_grad_enabled() or (first is not None and not any(on_device)):
             return
         # A script that changes its weights by hand has no update to end a step: its next forward pass does.

@@ -62,6 +62,7 @@ class Launch:
         lines: Last lines of the command's output.
         samples: Memory and CPU time of the command's processes over time.
         telemetry: Figures of sensors, see ``measurement.telemetry``.
+        gpu_busy: Times at which the GPU was sampled [s], with its busy share; empty without a GPU.
         num_killed: Number of processes that had to be killed at the end.
         interrupted_by: Name of the signal that ended the run, such as ``SIGTERM``; empty without one.
     """
@@ -75,6 +76,7 @@ class Launch:
     lines: tuple[OutputLine, ...]
     samples: tuple[TreeSample, ...]
     telemetry: dict[str, float]
+    gpu_busy: tuple[tuple[float, float], ...] = ()
     num_killed: int = 0
     interrupted_by: str = ""
 
@@ -171,6 +173,7 @@ def launch(
         lines=tuple(run.lines[-_KEPT_LINES:]),
         samples=tuple(run.samples),
         telemetry=recorder.figures,
+        gpu_busy=recorder.series("gpu_busy_fraction"),
         num_killed=num_killed,
         interrupted_by=interrupted_by,
     )

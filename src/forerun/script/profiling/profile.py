@@ -484,7 +484,9 @@ def memory_growth(process: ProcessRecord, usable_bytes: float) -> tuple[float, f
     A leak is a straight line through most of what memory varies: caches and allocators fill in ever smaller jumps.
     """
     # The trace of the window takes memory of its own.
-    later = process.steps[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=-1) + 1 :]
+    later = process.steps[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=-1) + 1 :].view(
+        np.recarray
+    )
     memories = ((later.device_bytes, process.device_whole_bytes), (later.memory_bytes, usable_bytes))
     for used_bytes, whole_bytes in memories:
         if not whole_bytes or len(used_bytes) < _LEAST_STEPS or not used_bytes.std():

@@ -33,8 +33,14 @@ _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
 Kind = Literal["predict", "scale", "plan", "diagnose"]
 Trace = tuple[ModelRequest, TrainingSetup, bool]
-_FIRST = {"model": "llama-3.2-1b", "device": "8xa100-sxm4-80gb", "strategy": "fsdp", "precision": "bf16",
-          "sequence_length": 2048, "optimizer": "adamw"}  # fmt: skip
+_FIRST: dict[str, Any] = {
+    "model": "llama-3.2-1b",
+    "device": "8xa100-sxm4-80gb",
+    "strategy": "fsdp",
+    "precision": "bf16",
+    "sequence_length": 2048,
+    "optimizer": "adamw",
+}
 """A question whose graph comes with the package."""
 _RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
 
