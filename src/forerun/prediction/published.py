@@ -262,7 +262,7 @@ class _Asked:
         return logs
 
     def published(self) -> _Published:
-        """What is published of the network on boards of the architecture, found once for all batch sizes."""
+        """Published rows of the network on boards of the architecture, found once for all batch sizes."""
 
         def of_architecture() -> tuple[tuple[PublishedRow, ...], Floats]:
             rows = known_rows(self.model, self.device, self.setup, self.weights, rows_of_architecture)
@@ -306,7 +306,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """What is published of a network on boards of one architecture, as a device of it is asked about.
+    """Published rows of a network on boards of one architecture, for a question about one of them.
 
     Attributes:
         rows: The k rows.
