@@ -206,7 +206,8 @@ def _sensitivity(plan: Plan) -> list[Text]:
     if found.stays_best:
         rank = "and stays the best" if found.keeps_limits else "though nothing would be better"
     else:
-        rank = f"and {point_words(found.rivals[0])} would be better by {format_percent(found.regret)}"
+        more = f"{format_percent(found.regret)} more {plan.minimize}"
+        rank = f"and it would take {more} than {point_words(found.rivals[0])}"
     return [Text(f"  At the bad end of its interval {held}, {rank}.")]
 
 
