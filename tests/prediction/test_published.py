@@ -112,6 +112,15 @@ def test_a_step_that_waits_for_launches_learns_little_from_one_that_fills_the_de
     assert spans == pytest.approx(alone)
 
 
+def test_fewer_images_than_anybody_measured_are_less_certain_with_each_halving():
+    model, device = prepare(traced()), find_device("rtx-4080")
+    setups = [replace(AMP, batch_size_per_device=size, layout="nhwc") for size in (1, 3, 6, 12, 24)]
+    steps = predict_steps(model, device, setups, load_weights(shipped_weights_path()))
+    spans = [np.hypot(step.system_log_width, step.model_log_width) for step in steps]
+    assert spans[0] > spans[1] > spans[2] > spans[3]
+    assert spans[3] == pytest.approx(spans[4], rel=0.3)
+
+
 CONVOLVED = ("resnet50", "mobilenet_v3_small", "squeezenet1_0", "vgg11", "densenet121")
 
 
