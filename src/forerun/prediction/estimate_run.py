@@ -318,7 +318,7 @@ def _notes_of_published(alone: StepPrediction) -> Iterator[str]:
         yield f"measured by others, scaled to this batch: {'; '.join(named)}"
     elif alone.kin:
         boards = ", ".join(alone.kin[:_MOST_PUBLISHED]) + (" ..." if len(alone.kin) > _MOST_PUBLISHED else "")
-        yield f"moved by published steps of this network on boards of the same architecture, in any format: {boards}"
+        yield f"moved by published steps of this network on boards of the same architecture: {boards}"
 
 
 _USUAL_SIZE = (3, 224, 224)

@@ -15,16 +15,14 @@ own. With residuals r_i the step of a system that was not measured is
     mean = model^2 1' K^-1 r
     var  = model^2 - model^4 1' K^-1 1 + system^2
 
-Rows of the network on other boards of the architecture, or in another format, say less: m = c + d, with c ~ N(0, KIN
-model^2) common to an architecture and d, the rest, of one board in one format. These rows give a posterior of c, and so
-the m ~ N(mean, model'^2) from which the rows on the device itself go on. Devices left out: 16.6 to 14.9 %, sources 16.2
-to 14.8 % (MAPE of 32 and 58 groups).
+Rows on other boards of the device's architecture say less: m = c + d, with c ~ N(0, KIN model^2) common to the boards
+of an architecture and d, the rest, of one board. Their rows give a posterior of c, and so the m ~ N(mean, model'^2)
+from which the rows on the device itself go on. Devices left out: 16.6 to 15.3 %, sources 16.2 to 15.4 %.
 
-Rows are predicted as they were measured: with their own release of PyTorch, format, and update or none. A row counts if
-network (name, input, parameters), phase and layout agree, and if no setting changes the operations; for m itself device
-(or a board that has another size of memory alone), format and update too. Rows of releases before 2.0 say nothing about
-networks with fused attention, which those releases did not have, and rows under autocast nothing about a graph without
-its casts.
+Rows are predicted with their own release of PyTorch. A row counts if device (or a board that has another size of memory
+alone; for c, any of the architecture), network (name, input, parameters), phase, precision, layout and whether there is
+an update agree, and if no setting changes the operations. Rows of releases before 2.0 say nothing about networks with
+fused attention, which those releases did not have.
 
 Source: the constants are those of ``cost.time.evidence``; the table is made by ``python -m studies published-steps``.
 """
@@ -46,11 +44,11 @@ from forerun.cost.time.features import software_era
 from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.step_times import scaled
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Bools, Floats, Graph, Ints, OpClass
+from forerun.graph.graph import Bools, Floats, Graph, OpClass
 from forerun.question.devices.catalogue import devices_of_architecture, load_catalog, same_die
 from forerun.question.devices.device import Device
 from forerun.question.saving import NO_SAVING
-from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.question.setup import Phase, TrainingSetup
 
 if TYPE_CHECKING:
     from forerun.prediction.step import PreparedModel, TimedSteps
@@ -89,8 +87,6 @@ class PublishedRow:
     """A row of the table."""
 
     device: str
-    precision: Precision
-    optimizer: str
     source: str
     torch_version: str
     batch_size: int
@@ -117,23 +113,21 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
         device: The device.
         setup: The circumstances.
     """
-    rows = rows_of_architecture(graph, device, setup)
-    return tuple(row for row, own in zip(rows, _own(rows, device, setup), strict=True) if own)
+    boards = _twins(device)
+    return tuple(row for row in rows_of_architecture(graph, device, setup) if row.device in boards)
 
 
 def rows_of_architecture(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[PublishedRow, ...]:
-    """Published steps of a network on any board of the device's architecture, with or without an update, in any format.
-
-    None under autocast where the setup is not, whose graph lacks the casts.
-    """
+    """Published steps as of ``published_rows``, on any board of the device's architecture."""
     shape = graph.input_shape
     if setup.compile or setup.saving != NO_SAVING or len(shape) != 3 or shape[1] != shape[2]:
         return ()
     text, systems = _table()
     name = graph.model.rpartition(":")[2].partition(".")[0]
-    wanted = {key: str(getattr(setup, key)) for key in ("phase", "layout")}
+    wanted = {key: str(getattr(setup, key)) for key in ("phase", "precision", "layout")}
     boards = {device.name, *(board.name for board in devices_of_architecture(device.architecture))}
-    optimizers = (*_updates(setup), "none")
+    optimizer = setup.optimizer if setup.phase is Phase.TRAIN else "none"
+    kin = _ALIKE if optimizer in _ALIKE else (optimizer,)
     is_fused = bool((graph.ops.op_class == OpClass.ATTENTION).any())
     is_in_parts = not setup.fused_attention and bool((graph.ops.op_class == OpClass.BMM).any())
     found = []
@@ -145,10 +139,7 @@ def rows_of_architecture(graph: Graph, device: Device, setup: TrainingSetup) -> 
             key, _, time_ms = cell.partition("=")
             code, _, batch = key.partition("@")
             system = systems[code]
-            if system.device not in boards or system.optimizer not in optimizers:
-                continue
-            precision = Precision(system.precision)
-            if precision.is_autocast and precision is not setup.precision:
+            if system.device not in boards or system.optimizer not in kin:
                 continue
             if any(getattr(system, key) != value for key, value in wanted.items()):
                 continue
@@ -157,33 +148,9 @@ def rows_of_architecture(graph: Graph, device: Device, setup: TrainingSetup) -> 
             if is_in_parts if is_new else is_fused:
                 continue
             size = int(batch) if batch else system.batch_size
-            found.append(
-                PublishedRow(
-                    device=system.device,
-                    precision=precision,
-                    optimizer=system.optimizer,
-                    source=system.source,
-                    torch_version=system.torch_version,
-                    batch_size=size,
-                    step_time_s=float(time_ms) / 1e3,
-                )
-            )
+            time_s = float(time_ms) / 1e3
+            found.append(PublishedRow(system.device, system.source, system.torch_version, size, time_s))
     return tuple(found)
-
-
-def _updates(setup: TrainingSetup) -> tuple[str, ...]:
-    """Optimizers whose update takes as long as the setup's."""
-    optimizer = setup.optimizer if setup.phase is Phase.TRAIN else "none"
-    return _ALIKE if optimizer in _ALIKE else (optimizer,)
-
-
-def _own(rows: Sequence[PublishedRow], device: Device, setup: TrainingSetup) -> list[bool]:
-    """Which rows are steps on the device in the very circumstances."""
-    boards, optimizers = _twins(device), _updates(setup)
-    return [
-        row.device in boards and row.precision is setup.precision and row.optimizer in optimizers
-        for row in rows
-    ]
 
 
 def _twins(device: Device) -> tuple[str, ...]:
@@ -193,30 +160,29 @@ def _twins(device: Device) -> tuple[str, ...]:
     return (device.name, *found)
 
 
-KIN = 0.5
-"""Share of the variance of the cost model's error on a network that an architecture has in common. From .4 to .6 the
-log interval score is the same within .03, of devices as of sources left out, and the errors within .3 %."""
+KIN = 0.6
+"""Share of the variance of the cost model's error on a network that boards of one architecture have in common. Of .5 to
+.7, the log interval score is the same within .03, of devices as of sources left out."""
 
 
 def posterior_of_kin(
-    residuals: Floats, variances: Floats, kinds: Ints, model_variance: float
+    residuals: Floats, variances: Floats, boards: Sequence[str], model_variance: float
 ) -> tuple[float, float]:
-    """Mean and variance of the cost model's error on a board in a format, from rows on others of its architecture.
+    """Mean and variance of the cost model's error on a board, from rows on others of its architecture.
 
-    The rows of one kind, that is of one board in one format, are one of variance v = 1 / sum of 1 / variance about
-    c + d; the posterior of c has the precision 1 / (KIN M) + sum over kinds of 1 / ((1 - KIN) M + v).
+    The rows of a board are one, of variance v = 1 / sum of 1 / variance, about c + d; its posterior of c has the
+    precision 1 / (KIN M) + sum over boards of 1 / ((1 - KIN) M + v).
 
     Args:
         residuals: log(measured / predicted) of published rows, (k,).
-        variances: Of each row about the error of its kind, (k,).
-        kinds: Numbers of the kinds, (k,).
-        model_variance: Variance M of the cost model's error on one kind.
+        variances: Of each row about the error of its board, (k,).
+        boards: Board of each row, (k,).
+        model_variance: Variance M of the cost model's error on one board.
     """
-    weights = 1 / variances
-    total = np.bincount(kinds, weights)
-    is_there = total > 0
-    means = np.bincount(kinds, weights * residuals)[is_there] / total[is_there]
-    total = total[is_there]
+    weights, names = 1 / variances, sorted(set(boards))
+    of_board = np.asarray([names.index(board) for board in boards])
+    total = np.bincount(of_board, weights)
+    means = np.bincount(of_board, weights * residuals) / total
     own_variance = (1 - KIN) * model_variance
     return posterior_of_system(means, 1 / total, KIN * model_variance, own_variance)
 
@@ -269,8 +235,8 @@ def _table() -> tuple[str, Mapping[str, _System]]:
     return f"\n{networks}", systems
 
 
-StepsOf = Callable[[Sequence[Device], Sequence[TrainingSetup], Sequence[str | None]], Floats]
-"""Steps of a network on p devices as it is set up, with releases of PyTorch, by the cost model alone, (p,) [s]."""
+StepsOf = Callable[[Sequence[Device], Sequence[TrainingSetup], str | None], Floats]
+"""Steps of a network on p devices with a release of PyTorch, by the cost model alone, (p,) [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,25 +252,20 @@ class _Asked:
     def log_steps(
         self, rows: Sequence[PublishedRow], devices: Sequence[Device], batch_sizes: Sequence[int]
     ) -> Floats:
-        """Logarithms of steps on the devices, predicted as each row was measured, (k,)."""
-        setups = [
-            replace(
-                self.setup,
-                batch_size_per_device=size,
-                precision=row.precision,
-                optimizer="none" if row.optimizer == "none" else self.setup.optimizer,
-            )
-            for row, size in zip(rows, batch_sizes, strict=True)
-        ]
-        return np.log(self.steps_of(devices, setups, [row.torch_version for row in rows]))
+        """Logarithms of steps on the devices, predicted with the release of PyTorch of each row, (k,)."""
+        logs = np.empty(len(rows))
+        for release in {row.torch_version for row in rows}:
+            own = [index for index, row in enumerate(rows) if row.torch_version == release]
+            setups = [replace(self.setup, batch_size_per_device=batch_sizes[index]) for index in own]
+            # The cost model takes one release at a time; rows of one table have several.
+            logs[own] = np.log(self.steps_of([devices[index] for index in own], setups, release))
+        return logs
 
     def published(self) -> _Published:
         """Published rows of the network on boards of the architecture, found once for all batch sizes."""
 
         def of_architecture() -> tuple[tuple[PublishedRow, ...], Floats]:
             rows = known_rows(self.model, self.device, self.setup, self.weights, rows_of_architecture)
-            if not rows:
-                return rows, np.empty(0)
             catalog, sizes = load_catalog(), [row.batch_size for row in rows]
             predicted = self.log_steps(rows, [catalog[row.device] for row in rows], sizes)
             return rows, np.log([row.step_time_s for row in rows]) - predicted
@@ -313,17 +274,14 @@ class _Asked:
             kin = (self.device.vendor, self.device.architecture)
             rows, residuals = _RESIDUALS.get((self.model, self.weights), (*kin, *values), of_architecture)
             if not rows:
-                return _Published(rows, residuals, residuals, np.empty(0, dtype=bool), np.empty(0, dtype=int))
+                return _Published(rows, residuals, residuals, np.empty(0, dtype=bool))
+            twins = _twins(self.device)
             # How far a batch fills the device is asked once for each size: releases differ little in it.
             sizes, places = np.unique([row.batch_size for row in rows], return_inverse=True)
             setups = [replace(self.setup, batch_size_per_device=int(size)) for size in sizes]
-            count = len(setups)
-            per_sample = np.log(self.steps_of([self.device] * count, setups, [None] * count) / sizes)
-            is_own = np.asarray(_own(rows, self.device, self.setup))
-            kinds = [(row.device, row.precision) for row in rows]
-            numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-            of_row = np.asarray([numbers[kind] for kind in kinds])
-            return _Published(rows, residuals, per_sample[places], is_own, of_row)
+            per_sample = np.log(self.steps_of([self.device] * len(setups), setups, None) / sizes)
+            is_own = np.asarray([row.device in twins for row in rows], dtype=bool)
+            return _Published(rows, residuals, per_sample[places], is_own)
 
         # Rows have batch sizes of their own: all batches of a sweep share one entry.
         values = (replace(self.setup, batch_size_per_device=1),)
@@ -354,15 +312,13 @@ class _Published:
         rows: The k rows.
         residuals: log(measured / predicted) of each, (k,).
         per_sample: Logarithms of the time of a sample in these batches, as predicted on the device, (k,).
-        is_own: Which were measured on this very device in the very circumstances, (k,).
-        kinds: Numbers of their boards and formats, (k,).
+        is_own: Which were measured on this very device, (k,).
     """
 
     rows: tuple[PublishedRow, ...]
     residuals: Floats
     per_sample: Floats
     is_own: Bools
-    kinds: Ints
 
 
 _PUBLISHED: Kept[_Published] = Kept(4_096)
@@ -428,10 +384,10 @@ def with_published(
         apart = spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2
         mean = 0.0
         if not is_own.all():
-            others = [row.device for row, own in zip(found.rows, is_own, strict=True) if not own]
-            kin[index] = tuple(dict.fromkeys(others))
+            boards = [row.device for row, own in zip(found.rows, is_own, strict=True) if not own]
+            kin[index] = tuple(dict.fromkeys(boards))
             mean, model_variance = posterior_of_kin(
-                found.residuals[~is_own], system**2 + apart[~is_own], found.kinds[~is_own], model_variance
+                found.residuals[~is_own], system**2 + apart[~is_own], boards, model_variance
             )
         log_factor[index], variance = posterior_of_system(
             found.residuals[is_own] - mean, apart[is_own], model_variance, system**2

@@ -32,7 +32,7 @@ from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops, in_double, is_mostly_double
 from forerun.cost.time.step_times import StepTimes, scaled, smooth_maximum, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
-from forerun.graph.graph import Floats, Graph, OpClass, StepPart
+from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
 from forerun.prediction.published import PublishedStep, known_rows, with_published
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
@@ -325,7 +325,7 @@ def _of_systems(
     for point in points:
         device, setup = point.device, point.setup
         # The batch is left out: no measuring system is told by it, and a sweep asks about many batches.
-        key = (device.name, setup.precision, setup.layout, setup.compile, setup.phase, point.era)
+        key = (device.name, setup.precision, setup.layout, setup.compile, setup.phase)
         if key not in known:
             known[key] = weights.offsets_of_point(point), provenance_of(device, setup, weights, ops)
         found.append(known[key])
@@ -372,44 +372,18 @@ def _measured_steps(
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
 
-    def steps_of(
-        devices: Sequence[Device], setups: Sequence[TrainingSetup], releases: Sequence[str | None]
-    ) -> Floats:
-        points = [
-            replace(points_of(model, [device], [setup], release)[0], known_as=setup.precision)
-            for device, setup, release in zip(devices, setups, releases, strict=True)
-        ]
-        offsets, _ = _of_systems(points, weights, model.ops)
-        step_s = np.empty(len(points))
-        of_ops: dict[tuple[bool, bool], list[int]] = {}
-        for index, setup in enumerate(setups):
-            has_update = setup.phase is not Phase.TRAIN or setup.optimizer != "none"
-            of_ops.setdefault((setup.precision.is_autocast, has_update), []).append(index)
-        for what, rows in of_ops.items():
-            asked = [points[row] for row in rows]
-            step_s[rows] = step_times(_ops_with(model, *what), asked, weights, offsets[:, rows]).step_s
-        return step_s
+    def steps_of(devices: Sequence[Device], setups: Sequence[TrainingSetup], release: str | None) -> Floats:
+        return _steps_of_model(model, devices, setups, weights, release).step_s
 
     return with_published(found, model, devices, measured, weights, steps_of, with_steps=with_kernels)
 
 
-_LESS: Kept[DistinctOps] = Kept(64)
-
-
-def _ops_with(model: PreparedModel, casts: bool, update: bool) -> DistinctOps:
-    """The operations with or without casts and the update."""
-
-    def less() -> DistinctOps:
-        ops = model.ops
-        left_out = (ops.op_class == OpClass.CAST) & (not casts)
-        left_out |= (ops.step_part == StepPart.OPTIMIZER) & (not update)
-        return replace(ops, count=np.where(left_out, 0, ops.count))
-
-    return model.ops if casts and update else _LESS.get((model.ops,), (casts, update), less)
+_WITHOUT_CASTS: Kept[DistinctOps] = Kept(64)
 
 
 def _without_casts(model: PreparedModel) -> PreparedModel:
-    return replace(model, ops=_ops_with(model, casts=False, update=True))
+    count = np.where(model.ops.op_class == OpClass.CAST, 0, model.ops.count)
+    return replace(model, ops=_WITHOUT_CASTS.get((model.ops,), (), lambda: replace(model.ops, count=count)))
 
 
 _AUTOCAST_OF = {pure: autocast for autocast, pure in PURE_OF.items()}
