@@ -366,19 +366,18 @@ class SmoothedModel:
     point nothing changes, and the noise keeps single points from being followed exactly.
 
     Args:
-        make: Function that makes the form.
-        name: Name of the model.
+        form: The speed model.
 
     Source: Krige 1951; Rasmussen and Williams 2006, Gaussian Processes, chapter 2.
     """
 
-    def __init__(self, make: Callable[[], SpeedModel], name: str) -> None:
-        self._make = make
-        self.name = name
+    def __init__(self, form: SpeedModel) -> None:
+        self._form = form
+        self.name = f"{form.name}-smoothed"
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Fits the form, then its residuals."""
-        form, places = self._make().fit(points), _place_of(points)
+        form, places = self._form.fit(points), _place_of(points)
         residual = np.log([point.measured_s for point in points]) - form.log_times(points)
         weights = np.linalg.solve(_likeness(places, places) + _NOISE**2 * np.eye(len(places)), residual)
 
