@@ -48,7 +48,7 @@ _NETWORKS = {
     "patch_camelyon_cnn": "keras:pcam-cnn",
 }
 _DEVICES = {"P100-PCIE": "p100-pcie-16gb", "P100-SXM2": "p100-sxm2"}
-_COLUMNS = ("model", "gpu", "n_gpus", "strategy", "optimizer", "batch_size_per_gpu", "time_ms_step")
+_COLUMNS = {"model", "gpu", "n_gpus", "strategy", "optimizer", "batch_size_per_gpu", "time_ms_step"}
 _PUBLISHED = {
     "sum of layers": ("pred_ms_step_iit_method1", "sum_of_measured_layers_ms", "pred_ms_step_iit_single"),
     "last layer apart": ("pred_ms_step_iit_method2",),
@@ -72,11 +72,6 @@ class MethodRow:
         """(predicted - actual) / actual of a method."""
         found = self.predicted_s.get(method)
         return None if found is None else found / self.run.step_time_s - 1
-
-
-def is_practicum_table(path: Path) -> bool:
-    """True for a table with the columns of the practicum."""
-    return set(_COLUMNS) <= columns_of(path)
 
 
 def read_practicum_runs(path: Path) -> tuple[list[MethodRow], list[str]]:
@@ -221,7 +216,11 @@ def compare_methods(
         UsageError: The model is not one of layers.
     """
     model = None if layers is None else _layer_model(layers)
-    found, notes = _read(Path(runs))
+    found, notes = (
+        read_practicum_runs(Path(runs))
+        if columns_of(Path(runs)) >= _COLUMNS
+        else ([MethodRow(run=record, predicted_s={}) for record in read_measured_steps([runs])], [])
+    )
     rows: list[MethodRow] = []
     skipped: dict[str, int] = {}
     # A table has many runs of one question, which are predicted once.
@@ -244,12 +243,6 @@ def compare_methods(
         rows=tuple(rows),
         notes=(*notes, *(f"{count} runs left out, {reason}" for reason, count in skipped.items())),
     )
-
-
-def _read(runs: Path) -> tuple[Sequence[MethodRow], Sequence[str]]:
-    if is_practicum_table(runs):
-        return read_practicum_runs(runs)
-    return [MethodRow(run=record, predicted_s={}) for record in read_measured_steps([runs])], []
 
 
 def _our_step_s(record: StepRecord) -> float:
