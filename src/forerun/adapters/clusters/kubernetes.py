@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from forerun.adapters.clusters import TABLES
+from forerun.adapters import words_of
 from forerun.adapters.clusters.job_formats import asked_nodes, sold_as
 from forerun.base.errors import RecordError
 from forerun.base.received import parsed_yaml
@@ -47,10 +47,10 @@ _PRIORITY_MANIFEST = {
 GPU = "nvidia.com/gpu"
 _JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "volcano.sh/job-name")
 _ENDS = {"Complete", "Completed", "Failed", "Aborted", "Terminated"}
-PRODUCT_LABELS: list[str] = TABLES["product_labels"]
+PRODUCT_LABELS: list[str] = words_of("kubernetes")["product_labels"]
 """Labels of a node that name the product of its GPUs, of NVIDIA's own operator and of clouds."""
 
-CLOUD_DEVICES: dict[str, str] = TABLES["cloud_devices"]
+CLOUD_DEVICES: dict[str, str] = words_of("kubernetes")["cloud_devices"]
 """Values of these labels that more than one device has.
 
 Sources: Google Kubernetes Engine, "About GPUs in GKE", machine types; CoreWeave, node labels ``gpu.nvidia.com/class``.

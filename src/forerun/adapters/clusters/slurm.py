@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from forerun.adapters.clusters import TABLES
+from forerun.adapters import words_of
 from forerun.base.errors import RecordError
 from forerun.jobs.scheduling.live import (
     Action,
@@ -28,19 +28,19 @@ from forerun.jobs.scheduling.live import (
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?::([^:=(,]+(?=[:=]\d)|[^:=(,]*[^:=(,\d][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?"
 )
-_UNUSABLE: list[str] = TABLES["slurm"]["unusable"]
+_UNUSABLE: list[str] = words_of("slurm")["unusable"]
 _WAITING, _RUNNING = "PENDING", "RUNNING"
-_HOLDING: list[str] = TABLES["slurm"]["holding"]
+_HOLDING: list[str] = words_of("slurm")["holding"]
 """States in which a job holds its devices and is not to be touched; older versions say them instead of running.
 
 Source: Slurm, squeue(1), "Job state codes".
 """
-_OWN_REASONS: dict[str, str] = TABLES["slurm"]["own_reasons"]
+_OWN_REASONS: dict[str, str] = words_of("slurm")["own_reasons"]
 """Beginnings of reasons for which Slurm holds a job that free devices do not start, and what it waits for.
 
 Source: Slurm, squeue(1), "Job reason codes".
 """
-_FOR_DEVICES: list[str] = TABLES["slurm"]["for_devices"]
+_FOR_DEVICES: list[str] = words_of("slurm")["for_devices"]
 """Reasons of a job that free devices may start."""
 
 

@@ -24,7 +24,7 @@ from math import ceil
 from typing import Any
 
 import forerun
-from forerun.adapters.clusters import TABLES
+from forerun.adapters import words_of
 from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES, GPU, PRODUCT_LABELS
 from forerun.base.errors import ForerunError, UsageError
 from forerun.base.units import format_bytes
@@ -42,19 +42,19 @@ PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 
 _OTHER_DEVICES = re.compile(r"/(?!gpu$).*(gpu|mig-|tpu|gaudi|neuron)|^(?!nvidia\.com/).*/gpu$")
 _OWN = {"model", "on", "within", "max-nodes", "recommended"}
-_TORCHTUNE: dict[str, str] = TABLES["torchtune"]
-_RUNTIMES: dict[str, tuple[str, dict[str, str]]] = TABLES["runtimes"]
+_TORCHTUNE: dict[str, str] = words_of("trainer")["torchtune"]
+_RUNTIMES: dict[str, tuple[str, dict[str, str]]] = words_of("trainer")["runtimes"]
 """Models of the runtimes that come with the trainer, and what their configurations set besides ``_TORCHTUNE``.
 
 Sources: kubeflow/trainer, manifests/base/runtimes/torchtune; torchtune, recipes/configs, ``MODEL_full.yaml``.
 """
 
-_ARGUMENTS: dict[str, str] = TABLES["arguments"]
+_ARGUMENTS: dict[str, str] = words_of("trainer")["arguments"]
 """Arguments of torchtune, Transformers, TRL and plain scripts, and the settings that they are."""
 
 _MODEL_ARGUMENTS = ("model_name_or_path", "model_name")
 
-_LAUNCHED: dict[str, str] = TABLES["launched"]
+_LAUNCHED: dict[str, str] = words_of("trainer")["launched"]
 """Arguments of torchrun and accelerate that follow from the size of a job."""
 
 _DEVICES_PER_NODE = 8
