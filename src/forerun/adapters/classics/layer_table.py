@@ -77,15 +77,9 @@ class LayerFeatures:
     words: npt.NDArray[np.str_]
 
     def __post_init__(self) -> None:
-        for name, found, columns in (
-            ("numbers", self.numbers, LAYER_NUMBERS),
-            ("words", self.words, LAYER_WORDS),
-        ):
-            if found.shape != (len(self.numbers), len(columns)):
-                raise RecordError(
-                    f"layer features: expected {len(columns)} columns of {name} in each of {len(self.numbers)} rows, "
-                    f"got shape {found.shape}"
-                )
+        # Whatever a file holds: cases have these columns.
+        assert self.numbers.shape == (len(self), len(LAYER_NUMBERS)), self.numbers.shape
+        assert self.words.shape == (len(self), len(LAYER_WORDS)), self.words.shape
         if not np.all(np.isfinite(self.numbers) & (self.numbers >= 0)):
             row, column = np.argwhere(~(np.isfinite(self.numbers) & (self.numbers >= 0)))[0]
             raise RecordError(

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from forerun.adapters.classics.server_models import OptimusModel
@@ -39,9 +38,8 @@ from forerun.adapters.classics.speed_models import (
     variances_along,
 )
 from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import Floats
 from forerun.cost.communication.data_parallel import expected_normal_maximum
-
-Floats = npt.NDArray[np.float64]
 
 _NOISE = 0.08
 _SYNC_WEIGHT = 0.5

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.adapters.classics.speed_models import FittedSpeed, SpeedPoint, measured_times, variances_along
 from forerun.base.errors import InvalidSetupError
-from forerun.base.numerics import fit_relative
+from forerun.base.numerics import Floats, fit_relative
 
 OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
 """t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
@@ -120,8 +119,6 @@ def _transfer_s(setup: ParameterServerSetup, num_senders: float, num_servers: in
     at_servers_s = num_senders * setup.model_bytes / (num_servers * setup.server_bytes_per_s)
     return 2 * max(at_servers_s, setup.model_bytes / setup.worker_bytes_per_s)
 
-
-Floats = npt.NDArray[np.float64]
 
 _SYNCHRONOUS_NAMES = ("t0 (M/w)", "t1 (constant)", "t2 (w/p)", "t3 (w)", "t4 (p)")
 _ASYNCHRONOUS_NAMES = ("t0 (constant)", "t1 (w/p)", "t2 (w)", "t3 (p)")

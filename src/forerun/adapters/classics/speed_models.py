@@ -16,12 +16,9 @@ from scipy.stats import t as student_t
 
 from forerun.adapters import words_of
 from forerun.base.errors import InvalidSetupError, RecordError
-from forerun.base.numerics import refuse_times
+from forerun.base.numerics import Floats, refuse_times
 from forerun.base.tables import read_rows
 from forerun.prediction.estimate import Interval
-
-Floats = npt.NDArray[np.float64]
-
 
 _Whole = Annotated[int, Field(description="a whole number")]
 _Number = Annotated[float, Field(description="a number")]
