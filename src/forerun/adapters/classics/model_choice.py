@@ -246,7 +246,11 @@ SERVER_AVERAGE = AveragedModel(name="server-average", models=(OptimusModel(), Lo
 ALL_REDUCE_MODELS: tuple[SpeedModel, ...] = (POLLUX, RING, AVERAGE)
 """Models of all-reduce training."""
 
-SERVER_MODELS = (*SERVER_AVERAGE.models, OptimusModel(synchronous=False), SERVER_AVERAGE)
+SERVER_MODELS: tuple[SpeedModel, ...] = (
+    *SERVER_AVERAGE.models,
+    OptimusModel(synchronous=False),
+    SERVER_AVERAGE,
+)
 """Models of parameter-server training."""
 
 _MOST_FOLDS = 10
