@@ -13,7 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.jobs.forecasting.convergence import NetworkPrediction, NetworkRuns, fit_epochs, predict_network
+from forerun.jobs.forecasting.convergence import (
+    NetworkPrediction,
+    NetworkRuns,
+    fit_batch_scaling,
+    predict_network,
+)
 from studies.tables.public import public_table
 
 IMAGENET_IMAGES = 1_281_167
@@ -107,7 +112,7 @@ def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
     ]
     points = runs.groupby("global_batch_size")["final_epoch"].median()
     sizes, epochs = points.index.to_numpy(float), points.to_numpy(float)
-    law = fit_epochs(sizes, epochs, IMAGENET_IMAGES)
+    law = fit_batch_scaling(sizes, epochs * IMAGENET_IMAGES / sizes)
     predicted = law.epochs(list(MLPERF_EPOCHS), IMAGENET_IMAGES)
     return _rows("ResNet-50, MLPerf", MLPERF_EPOCHS.items(), predicted, float(np.median(epochs)))
 
@@ -126,7 +131,7 @@ def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tu
     num_fitted = max(_FEWEST_FITTED, len(sizes) // 2)
     if len(sizes) <= num_fitted or max(epochs) < _FEWEST_EPOCHS:
         return ()
-    law = fit_epochs(sizes[:num_fitted], epochs[:num_fitted], 1.0)
+    law = fit_batch_scaling(sizes[:num_fitted], np.divide(epochs, sizes)[:num_fitted])
     actual = list(zip(sizes, epochs, strict=True))[num_fitted:]
     predicted = law.epochs(sizes[num_fitted:], 1.0)
     return _rows(job, actual, predicted, float(np.mean(epochs[:num_fitted])))

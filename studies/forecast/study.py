@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from forerun.jobs.forecasting.backtest_table import (
 )
 from forerun.jobs.forecasting.curve import Floats, final_error
 from forerun.jobs.forecasting.forecaster import Tier
-from forerun.jobs.forecasting.prior import LearnedPrior, mixed_paths, prior_document
+from forerun.jobs.forecasting.prior import PRIOR_SCHEMA, LearnedPrior, mixed_paths
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves, read_trials_as_logged
 from studies.forecast.fit_prior import fit_priors
 from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_score, sweep_scores, winning_score
@@ -203,3 +204,11 @@ def _save_shipped(
     save_table(summarise(tested, provenance, most_kept=MOST_KEPT), out)
     prior = json.dumps(prior_document(priors[""], source), separators=(",", ":"))
     out.with_name("prior.json").write_text(prior + "\n", encoding="utf-8")
+
+
+def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
+    """A prior as it is written."""
+    arrays = {"middle": prior.middle, "spread": prior.spread, "shares": prior.shares}
+    rounded = {name: np.round(array, 4).tolist() for name, array in arrays.items()}
+    layers = [np.round(layer, 3).tolist() for layer in prior.layers]
+    return {"schema": PRIOR_SCHEMA, "source": source, **rounded, "layers": layers}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.adapters.classics.baselines import baseline_names, make_baseline
+from forerun.adapters.classics.baselines import BASELINES
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.cost.time.features import Point
 from forerun.cost.time.rows import DistinctOps
@@ -134,8 +133,8 @@ def baseline_study(steps: Sequence[Measured]) -> dict[str, dict[str, ErrorMetric
     layouts = np.asarray([str(step.setup.layout) for step in steps])
     splits = family_folds([step.record for step in steps])
     found: dict[str, dict[str, ErrorMetrics]] = {}
-    for name in baseline_names():
-        predicted = cross_validated_predictions(partial(make_baseline, name), features, actual, splits)
+    for name, make in BASELINES.items():
+        predicted = cross_validated_predictions(make, features, actual, splits)
         found[name] = {"all": errors(predicted, actual)}
         for layout in np.unique(layouts):
             chosen = layouts == layout

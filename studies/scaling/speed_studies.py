@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from forerun.adapters.classics.model_choice import ALL_REDUCE_MODELS, SERVER_MODELS, AveragedModel
+from forerun.adapters.classics.model_choice import ALL_REDUCE_MODELS, AVERAGE, SERVER_AVERAGE
 from forerun.adapters.classics.server_models import OptimusModel, propose_points, server_columns
 from forerun.adapters.classics.speed_models import SmoothedModel, SpeedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
@@ -99,7 +98,7 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
     proportion to workers), and "designed": "form" at points that were proposed instead of drawn.
     """
     jobs = read_server_points(folder)
-    ours = partial(SmoothedModel, SERVER_MODELS["server-average"], "server-average-smoothed")
+    ours = SmoothedModel(SERVER_AVERAGE)
     others: dict[str, _Method] = {
         "form": lambda train, test: _smoothed_form().fit(train).step_s(test),
         "relative": lambda train, test: OptimusModel().fit(train).step_s(test),
@@ -113,7 +112,7 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
 
 def _held_out(
     jobs: Mapping[str, Sequence[SpeedPoint]],
-    ours: Callable[[], SpeedModel],
+    ours: SpeedModel,
     others: Mapping[str, _Method],
     number: int,
     num_splits: int,
@@ -128,7 +127,7 @@ def _held_out(
         collected: dict[str, list[float]] = defaultdict(list)
         for _ in range(num_splits):
             train, test = _split(points, rng.permutation(len(points))[:number].tolist())
-            fit = ours().fit(train)
+            fit = ours.fit(train)
             collected["forerun"].append(_error(fit.step_s(test), test))
             intervals = zip(fit.intervals(test), test, strict=True)
             inside += [one.low <= point.measured_s <= one.high for one, point in intervals]
@@ -143,7 +142,7 @@ def _held_out(
 
 def _smoothed_form() -> SpeedModel:
     """The form the design is made for."""
-    return SmoothedModel(OptimusModel, "optimus-synchronous-smoothed")
+    return SmoothedModel(OptimusModel())
 
 
 def _split(points: Sequence[SpeedPoint], chosen: Sequence[int]) -> tuple[list[SpeedPoint], list[SpeedPoint]]:
@@ -195,10 +194,10 @@ def _designed(points: Sequence[SpeedPoint], num_points: int, rng: np.random.Gene
 def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: int = 40) -> FewPoints:
     """Held-out errors on data parallel placements after 8 and 16 points a job."""
     jobs = read_placements(folder)
-    ours = partial(SmoothedModel, AveragedModel, "average-smoothed")
+    ours = SmoothedModel(AVERAGE)
     others: dict[str, _Method] = {
-        name: lambda train, test, make=make: make().fit(train).step_s(test)  # type: ignore[misc]
-        for name, make in ALL_REDUCE_MODELS.items()
+        model.name: lambda train, test, model=model: model.fit(train).step_s(test)  # type: ignore[misc]
+        for model in ALL_REDUCE_MODELS
     }
     found: dict[tuple[str, str, int], float] = {}
     coverage: dict[tuple[str, int], float] = {}

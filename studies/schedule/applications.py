@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from forerun.jobs.scheduling.job import DataParallelTraining
-from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
+from forerun.jobs.scheduling.running_job import NUM_PHASES, epochs_to_loss
 from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel
 from studies.tables.public import public_table
 
@@ -41,6 +41,35 @@ _LOSS = {
     "hit rate@10": lambda v: 1 - v,
     "validation loss (lower is better)": lambda v: v,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveForecast:
+    """Remaining work of a job that runs until a target, as a callable of the work done.
+
+    Attributes:
+        samples_per_epoch: Work of an epoch.
+        epochs_by_epoch: Forecast of all epochs after 0, 1, 2 ... of them.
+    """
+
+    samples_per_epoch: float
+    epochs_by_epoch: tuple[float, ...]
+
+    @classmethod
+    def from_curve(
+        cls, losses: Sequence[float], target: float, stated_epochs: float, samples_per_epoch: float
+    ) -> CurveForecast:
+        """The forecasts that each stage of a curve gives rise to; see ``epochs_to_loss``."""
+        stages = [losses[:done] for done in range(len(losses) + 1)]
+        found = tuple(epochs_to_loss(seen, target, stated_epochs) for seen in stages)
+        return cls(samples_per_epoch=samples_per_epoch, epochs_by_epoch=found)
+
+    def __call__(self, done_samples: float) -> float:
+        """Samples left."""
+        done = done_samples / self.samples_per_epoch
+        # Samples add up in floats: three whole epochs may be 2.9999999.
+        known = self.epochs_by_epoch[min(int(done + 1e-9), len(self.epochs_by_epoch) - 1)]
+        return max(0.1, known - done) * self.samples_per_epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

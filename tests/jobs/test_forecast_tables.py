@@ -9,7 +9,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.convergence import (
     NetworkRuns,
     fit_batch_scaling,
-    fit_epochs,
     gradient_noise_scale,
     predict_network,
 )
@@ -35,7 +34,8 @@ def test_larger_batches_never_need_more_steps_nor_fewer_samples(seed):
 
 
 def test_epochs_and_steps_are_one_law():
-    by_epochs = fit_epochs([3300, 8192], [35, 42], 1_281_167)
+    sizes = np.asarray([3300, 8192])
+    by_epochs = fit_batch_scaling(sizes, np.asarray([35, 42]) * 1_281_167 / sizes)
     assert by_epochs.epochs([3300, 8192], 1_281_167) == pytest.approx([35, 42], rel=1e-3)
     assert by_epochs.steps([8192])[0] == pytest.approx(42 * 1_281_167 / 8192, rel=1e-3)
     assert by_epochs.worst_error < 1e-3

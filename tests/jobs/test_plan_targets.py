@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import ForecastError
-from forerun.jobs.forecasting.convergence import BatchScaling, fit_epochs
+from forerun.jobs.forecasting.convergence import BatchScaling, fit_batch_scaling
 from forerun.jobs.plan_targets import (
     EpochsToTarget,
     LearningRun,
@@ -70,7 +70,7 @@ def test_epochs_grow_with_the_batch_by_the_law():
 @given(st.floats(1, 1e4), st.floats(1, 1e5), st.integers(1, 4096))
 def test_the_law_alone_gives_its_own_epochs(least_steps, critical, size):
     sizes = np.asarray([32, 256])
-    law = fit_epochs(sizes, least_steps * (critical + sizes) / 50_000, 50_000)
+    law = fit_batch_scaling(sizes, least_steps * (critical + sizes) / sizes)
     run = epochs_of_law(law, 64, 50_000)
     found = EpochsToTarget(runs={"cnn": run}, law=law)("cnn", np.asarray([size]))
     assert found[0, 0] == pytest.approx(law.epochs([size], 50_000)[0], rel=1e-9)

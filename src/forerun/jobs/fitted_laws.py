@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
-from forerun.base.tables import csv_cells, read_rows
+from forerun.base.tables import csv_cells, read_rows, read_toml
 from forerun.jobs.forecasting.curve import Curve, Target, final_error, parse_target
 from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
@@ -276,17 +276,8 @@ class _RunRow(BaseModel):
     run: str | None = None
 
 
-_COUNT = r"(?:(?:n|num|total|model|train|training)_)*"
 _CHECKED = r"(?:^|[/._ -])(?:val|valid|validation|eval|test)"
-_WRITTEN = {
-    "parameters": rf"{_COUNT}(?:non_embedding_)?param(?:eter)?s?(?:_count)?|n|(?:model_)?size",
-    "tokens": rf"{_COUNT}tokens(?:_seen)?|d",
-    "flop": rf"{_COUNT}flops?|compute|budget|c",
-    "loss": r"(?:\w+[_ ])?loss",
-    "perplexity": r"(?:\w+[_ ])?(?:perplexity|ppl)",
-    "learning_rate": r"(?:max_|peak_)?(?:lr|learning_rate)",
-    "batch_size": r"(?:train_|global_)?batch_size",
-}
+_WRITTEN: dict[str, str] = read_toml(Path(__file__).with_name("tables.toml"), "columns of runs")["runs"]
 """Spellings of a column in tables of runs, behind the last slash or dot, in lower case."""
 
 _INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}

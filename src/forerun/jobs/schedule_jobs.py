@@ -20,7 +20,7 @@ from forerun.jobs.scheduling.job import (
     check_jobs,
 )
 from forerun.jobs.scheduling.jobs_file import JobEntry
-from forerun.jobs.scheduling.running_job import CurveForecast
+from forerun.jobs.scheduling.running_job import epochs_to_loss
 from forerun.jobs.scheduling.speed import (
     BatchEfficiency,
     MeasuredSpeed,
@@ -186,8 +186,8 @@ def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
     assert entry.target is not None
     assert entry.epochs is not None
     losses = [row.loss for _, row in read_rows(entry.curve, _LossRow)]
-    forecast = CurveForecast.from_curve(losses, entry.target, entry.epochs, epoch_samples)
-    return forecast(len(losses) * epoch_samples)
+    left = epochs_to_loss(losses, entry.target, entry.epochs) - len(losses)
+    return max(0.1, left) * epoch_samples
 
 
 def _speeds(

@@ -11,7 +11,6 @@ from forerun.adapters.classics.composition import (
     overlapped_step_time_s,
     serial_step_time_s,
 )
-from forerun.base.errors import InvalidSetupError
 
 TIMES_S = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=20)
 COSTS = HostCosts(alone_s=0.5e-3, per_step_s=0.4e-3, per_layer_s=0.1e-3)
@@ -62,19 +61,10 @@ def test_two_empty_networks_tell_the_costs_of_calls():
 
 @pytest.mark.parametrize("num_layers", [(2, 2), (17, 2)])
 def test_networks_of_equal_size_tell_nothing(num_layers):
-    with pytest.raises(InvalidSetupError, match="different numbers of layers"):
+    with pytest.raises(AssertionError):
         host_costs(0.5e-3, num_layers, (0.6e-3, 2.1e-3))
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (lambda: serial_step_time_s([], 1e-3), "at least one layer"),
-        (lambda: overlapped_step_time_s([], COSTS), "at least one layer"),
-        (lambda: marginal_time_s(1e-3, 1e-3, 1), "at least 2 copies"),
-        (lambda: HostCosts(alone_s=-1e-3, per_step_s=0, per_layer_s=0), "at least 0 s"),
-    ],
-)
-def test_what_cannot_be_meant(call, told):
-    with pytest.raises(InvalidSetupError, match=told):
-        call()
+def test_one_copy_tells_nothing():
+    with pytest.raises(AssertionError):
+        marginal_time_s(1e-3, 1e-3, 1)

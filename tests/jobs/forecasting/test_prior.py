@@ -17,11 +17,11 @@ from forerun.jobs.forecasting.prior import (
     load_prior,
     member_paths,
     mixture,
-    prior_document,
     shipped_prior,
     shipped_prior_path,
     stacked,
 )
+from studies.forecast.study import prior_document
 
 
 def evidence(**question):

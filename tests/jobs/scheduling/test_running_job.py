@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.jobs.forecasting.laws import fit_optimus
-from forerun.jobs.scheduling.running_job import CurveForecast
+from studies.schedule.applications import CurveForecast
 
 
 def losses(b0, b1, b2, epochs):

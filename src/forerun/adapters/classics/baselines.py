@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
@@ -27,7 +27,7 @@ from forerun.adapters.classics.step_features import (
     WholeModelFeatures,
     whole_model_features,
 )
-from forerun.base.errors import StoreWarning, UsageError, near_matches
+from forerun.base.errors import StoreWarning
 from forerun.base.extras import needing
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
@@ -334,7 +334,7 @@ class BoostedTrees:
         return found
 
 
-_FACTORIES: Mapping[str, Callable[[], Regressor[WholeModelFeatures]]] = {
+BASELINES: Mapping[str, Callable[[], Regressor[WholeModelFeatures]]] = {
     "roofline": Roofline,
     "roofline x constant": ScaledRoofline,
     "paleo": Paleo,
@@ -344,7 +344,7 @@ _FACTORIES: Mapping[str, Callable[[], Regressor[WholeModelFeatures]]] = {
     "gradient boosting": BoostedTrees,
     "pytorch rule": PytorchRule,
 }
-"""Baselines in the order they are printed."""
+"""Makers of unfitted baselines, in the order they are printed."""
 
 _RULES = ("roofline", "pytorch rule")
 """Baselines that have nothing to learn."""
@@ -355,21 +355,7 @@ STORABLE_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
 """Regressors of this folder by the kind that model files name."""
 
 
-def baseline_names() -> tuple[str, ...]:
-    """Names of all baselines, in the order they are printed."""
-    return tuple(_FACTORIES)
-
-
-def make_baseline(name: str) -> Regressor[WholeModelFeatures]:
-    """A new, unfitted baseline."""
-    if name not in _FACTORIES:
-        raise UsageError(
-            f"expected a baseline of {', '.join(_FACTORIES)}; got '{name}'{near_matches(name, _FACTORIES)}"
-        )
-    return _FACTORIES[name]()
-
-
 def step_baselines(cases: Sequence[Case]) -> list[Baseline]:
     """The baselines for steps given as (graph, device, setup): the entry point of ``forerun.baselines``."""
     rows = whole_model_features(cases)
-    return [Baseline(name, partial(make_baseline, name), rows, name not in _RULES) for name in _FACTORIES]
+    return [Baseline(name, make, rows, name not in _RULES) for name, make in BASELINES.items()]

@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.adapters import words_of
 from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
 from forerun.base.tables import read_table
@@ -42,18 +43,10 @@ from forerun.surface.report.wording import format_percent
 if TYPE_CHECKING:
     from forerun.adapters.classics.model_file import TrainedModel
 
-_NETWORKS = {
-    "mnist_cnn": "keras:mnist-cnn",
-    "cifar10_cnn": "keras:cifar10-cnn",
-    "patch_camelyon_cnn": "keras:pcam-cnn",
-}
+_NETWORKS: dict[str, str] = words_of("practicum")["networks"]
 _DEVICES = {"P100-PCIE": "p100-pcie-16gb", "P100-SXM2": "p100-sxm2"}
-_COLUMNS = ("model", "gpu", "n_gpus", "strategy", "optimizer", "batch_size_per_gpu", "time_ms_step")
-_PUBLISHED = {
-    "sum of layers": ("pred_ms_step_iit_method1", "sum_of_measured_layers_ms", "pred_ms_step_iit_single"),
-    "last layer apart": ("pred_ms_step_iit_method2",),
-    "with the factor 1.5": ("pred_ms_step_iit_method3",),
-}
+_COLUMNS = {"model", "gpu", "n_gpus", "strategy", "optimizer", "batch_size_per_gpu", "time_ms_step"}
+_PUBLISHED: dict[str, list[str]] = words_of("practicum")["published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,7 @@ class MethodRow:
 
 def is_practicum_table(path: Path) -> bool:
     """True for a table with the columns of the practicum."""
-    return set(_COLUMNS) <= columns_of(path)
+    return columns_of(path) >= _COLUMNS
 
 
 def read_practicum_runs(path: Path) -> tuple[list[MethodRow], list[str]]:
@@ -221,7 +214,11 @@ def compare_methods(
         UsageError: The model is not one of layers.
     """
     model = None if layers is None else _layer_model(layers)
-    found, notes = _read(Path(runs))
+    found, notes = (
+        read_practicum_runs(Path(runs))
+        if is_practicum_table(Path(runs))
+        else ([MethodRow(run=record, predicted_s={}) for record in read_measured_steps([runs])], [])
+    )
     rows: list[MethodRow] = []
     skipped: dict[str, int] = {}
     # A table has many runs of one question, which are predicted once.
@@ -244,12 +241,6 @@ def compare_methods(
         rows=tuple(rows),
         notes=(*notes, *(f"{count} runs left out, {reason}" for reason, count in skipped.items())),
     )
-
-
-def _read(runs: Path) -> tuple[Sequence[MethodRow], Sequence[str]]:
-    if is_practicum_table(runs):
-        return read_practicum_runs(runs)
-    return [MethodRow(run=record, predicted_s={}) for record in read_measured_steps([runs])], []
 
 
 def _our_step_s(record: StepRecord) -> float:

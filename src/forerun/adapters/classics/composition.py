@@ -58,10 +58,6 @@ class HostCosts:
     per_step_s: float
     per_layer_s: float
 
-    def __post_init__(self) -> None:
-        if min(self.alone_s, self.per_step_s, self.per_layer_s) < 0:
-            raise InvalidSetupError(f"expected costs of calls of at least 0 s, got {self}")
-
 
 def host_costs(alone_s: float, num_layers: tuple[int, int], step_times_s: tuple[float, float]) -> HostCosts:
     """Costs of calls from a layer and two networks without work.
@@ -73,15 +69,9 @@ def host_costs(alone_s: float, num_layers: tuple[int, int], step_times_s: tuple[
         alone_s: Time of a layer without work [s].
         num_layers: Number of layers of the two networks, the smaller number first.
         step_times_s: Step times of the two networks [s].
-
-    Raises:
-        InvalidSetupError: The second network has no more layers than the first.
     """
     few, many = num_layers
-    if few >= many:
-        raise InvalidSetupError(
-            f"expected two networks with different numbers of layers, the smaller first, got {few} and {many}"
-        )
+    assert few < many, num_layers
     per_layer_s = max(0.0, (step_times_s[1] - step_times_s[0]) / (many - few))
     per_step_s = max(0.0, step_times_s[0] - few * per_layer_s)
     return HostCosts(alone_s=alone_s, per_step_s=per_step_s, per_layer_s=per_layer_s)
@@ -94,12 +84,8 @@ def marginal_time_s(alone_s: float, together_s: float, num_copies: int) -> float
         alone_s: T_1, a step of one layer [s].
         together_s: T_K, a step of K equal layers each with its own weights and inputs [s].
         num_copies: K, number of equal layers, at least 2.
-
-    Raises:
-        InvalidSetupError: There are fewer than two copies.
     """
-    if num_copies < 2:
-        raise InvalidSetupError(f"expected at least 2 copies of a layer, got {num_copies}")
+    assert num_copies > 1, num_copies
     return max(0.0, (together_s - alone_s) / (num_copies - 1))
 
 
@@ -109,11 +95,7 @@ def serial_step_time_s(marginal_times_s: Sequence[float], per_step_s: float) -> 
     Args:
         marginal_times_s: ``marginal_time_s`` of each layer, as often as it is called [s].
         per_step_s: c [s].
-
-    Raises:
-        InvalidSetupError: There is no layer.
     """
-    _check_layers(marginal_times_s)
     return per_step_s + sum(marginal_times_s)
 
 
@@ -126,19 +108,10 @@ def overlapped_step_time_s(alone_times_s: Sequence[float], costs: HostCosts) -> 
     Args:
         alone_times_s: Time of each layer alone, as often as it is called [s].
         costs: Costs of the calls for the host.
-
-    Raises:
-        InvalidSetupError: There is no layer.
     """
-    _check_layers(alone_times_s)
     calls_s = costs.per_step_s + len(alone_times_s) * costs.per_layer_s
     work_s = sum(max(0.0, time_s - costs.alone_s) for time_s in alone_times_s)
     return hypot(calls_s, work_s)
-
-
-def _check_layers(times_s: Sequence[float]) -> None:
-    if not times_s:
-        raise InvalidSetupError("expected at least one layer, got none")
 
 
 _MOST_COPIES = 8

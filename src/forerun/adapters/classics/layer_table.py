@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forerun.adapters import words_of
 from forerun.adapters.classics.step_features import peak_flops_per_s
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import needing
@@ -76,15 +77,9 @@ class LayerFeatures:
     words: npt.NDArray[np.str_]
 
     def __post_init__(self) -> None:
-        for name, found, columns in (
-            ("numbers", self.numbers, LAYER_NUMBERS),
-            ("words", self.words, LAYER_WORDS),
-        ):
-            if found.shape != (len(self.numbers), len(columns)):
-                raise RecordError(
-                    f"layer features: expected {len(columns)} columns of {name} in each of {len(self.numbers)} rows, "
-                    f"got shape {found.shape}"
-                )
+        # Whatever a file holds: cases have these columns.
+        assert self.numbers.shape == (len(self), len(LAYER_NUMBERS)), self.numbers.shape
+        assert self.words.shape == (len(self), len(LAYER_WORDS)), self.words.shape
         if not np.all(np.isfinite(self.numbers) & (self.numbers >= 0)):
             row, column = np.argwhere(~(np.isfinite(self.numbers) & (self.numbers >= 0)))[0]
             raise RecordError(
@@ -181,11 +176,7 @@ def layer_case(
     return LayerCase(numbers, [words.get(name, "none") for name in LAYER_WORDS], device)
 
 
-_DEVICES = {
-    "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
-    "V100": "v100-sxm2-16gb", "P100-PCIE": "p100-pcie-16gb", "P100-SXM2": "p100-sxm2", "M40": "m40",
-    "GTX-850M": "gtx-850m",
-}  # fmt: skip
+_DEVICES: dict[str, str] = words_of("layers")["devices"]
 _SIZES = ("batch_size", "in_size", "kernel", "stride", "in_features", "out_features")
 _CHOICES = ("padding", "use_bias", "activation", "optimizer", "mode")
 _COLUMNS = {"gpu", "layer", "time_ms_median", *_SIZES, *_CHOICES}

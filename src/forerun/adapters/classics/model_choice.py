@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from forerun.adapters.classics.server_models import OptimusModel
@@ -40,9 +38,8 @@ from forerun.adapters.classics.speed_models import (
     variances_along,
 )
 from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import Floats
 from forerun.cost.communication.data_parallel import expected_normal_maximum
-
-Floats = npt.NDArray[np.float64]
 
 _NOISE = 0.08
 _SYNC_WEIGHT = 0.5
@@ -194,43 +191,39 @@ def _compute_s(point: SpeedPoint) -> float:
 
 _OF_COMPUTING = ("a_grad_s", "b_grad_s", "exponent_less_1")
 
+POLLUX = PriorForm(
+    name="pollux",
+    form=_pollux,
+    coefficients=(*_OF_COMPUTING, "a_local_s", "b_local_s", "a_node_s", "b_node_s"),
+    centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
+)
+"""Pollux' seven-parameter form."""
 
-def pollux_model() -> PriorForm:
-    """Pollux' seven-parameter form."""
-    return PriorForm(
-        name="pollux",
-        form=_pollux,
-        coefficients=(*_OF_COMPUTING, "a_local_s", "b_local_s", "a_node_s", "b_node_s"),
-        centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
-    )
-
-
-def ring_model() -> PriorForm:
-    """Our form: a ring over links whose volume times are fitted, with stragglers."""
-    return PriorForm(
-        name="ring",
-        form=_ring,
-        coefficients=(*_OF_COMPUTING, "local_s", "sync_scatter", "node_s", "grad_scatter"),
-        centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
-        is_time=(True, True, False, True, False, True, False),
-    )
+RING = PriorForm(
+    name="ring",
+    form=_ring,
+    coefficients=(*_OF_COMPUTING, "local_s", "sync_scatter", "node_s", "grad_scatter"),
+    centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
+    is_time=(True, True, False, True, False, True, False),
+)
+"""Our form: a ring over links whose volume times are fitted, with stragglers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AveragedModel:
     """Geometric mean of several models: their errors on unseen sizes differ, so that the mean errs less than each.
 
-    Args:
-        models: The models; Pollux' form and ours if None.
+    Attributes:
         name: Name of the mean.
+        models: The models.
     """
 
-    def __init__(self, models: Sequence[SpeedModel] | None = None, name: str = "average") -> None:
-        self._models = tuple(models) if models is not None else (pollux_model(), ring_model())
-        self.name = name
+    name: str
+    models: tuple[SpeedModel, ...]
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Fits each; the interval is the mean of theirs, widened by how much they disagree."""
-        fits = [model.fit(points) for model in self._models]
+        fits = [model.fit(points) for model in self.models]
 
         def log_variances(at: Sequence[SpeedPoint]) -> Floats:
             variances = np.mean([fit.log_variances(at) for fit in fits], axis=0)
@@ -247,20 +240,18 @@ class AveragedModel:
         )
 
 
-ALL_REDUCE_MODELS: dict[str, Callable[[], SpeedModel]] = {
-    "pollux": pollux_model,
-    "ring": ring_model,
-    "average": AveragedModel,
-}
-"""Models of all-reduce training by name."""
+AVERAGE = AveragedModel(name="average", models=(POLLUX, RING))
+SERVER_AVERAGE = AveragedModel(name="server-average", models=(OptimusModel(), LogQuadraticModel()))
 
-SERVER_MODELS: dict[str, Callable[[], SpeedModel]] = {
-    "optimus-synchronous": OptimusModel,
-    "optimus-asynchronous": partial(OptimusModel, synchronous=False),
-    "log-quadratic": LogQuadraticModel,
-    "server-average": lambda: AveragedModel((OptimusModel(), LogQuadraticModel()), "server-average"),
-}
-"""Models of parameter-server training by name."""
+ALL_REDUCE_MODELS: tuple[SpeedModel, ...] = (POLLUX, RING, AVERAGE)
+"""Models of all-reduce training."""
+
+SERVER_MODELS: tuple[SpeedModel, ...] = (
+    *SERVER_AVERAGE.models,
+    OptimusModel(synchronous=False),
+    SERVER_AVERAGE,
+)
+"""Models of parameter-server training."""
 
 _MOST_FOLDS = 10
 _FEWEST_TO_CHOOSE = 2
@@ -279,7 +270,7 @@ class SpeedChoice:
     errors: Mapping[str, float]
 
 
-def _models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedModel]]:
+def _models_for(points: Sequence[SpeedPoint]) -> dict[str, SpeedModel]:
     """Models that suit the points: those of parameter servers if all have servers, else those of all-reduce.
 
     Raises:
@@ -291,9 +282,7 @@ def _models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedMod
             "expected parameter servers at every point or at none, got both; split the points into two files"
         )
     forms = SERVER_MODELS if all(with_servers) and points else ALL_REDUCE_MODELS
-    return forms | {
-        f"{name}-smoothed": partial(SmoothedModel, make, f"{name}-smoothed") for name, make in forms.items()
-    }
+    return {model.name: model for model in (*forms, *map(SmoothedModel, forms))}
 
 
 def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) -> SpeedChoice:
@@ -312,18 +301,18 @@ def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) ->
         if name not in models:
             raise InvalidSetupError(f"expected a speed model of {', '.join(models)}, got '{name}'")
         return SpeedChoice(
-            fitted=models[name]().fit(points), errors={name: _left_out_errors(models[name], points)}
+            fitted=models[name].fit(points), errors={name: _left_out_errors(models[name], points)}
         )
     first: InvalidSetupError | None = None
     errors: dict[str, float] = {}
     fits: dict[str, FittedSpeed] = {}
-    for key, make in models.items():
+    for key, model in models.items():
         try:
-            fits[key] = make().fit(points)
+            fits[key] = model.fit(points)
         except InvalidSetupError as error:
             first = first or error
             continue
-        errors[key] = _left_out_errors(make, points)
+        errors[key] = _left_out_errors(model, points)
     if not fits:
         assert first is not None
         raise first
@@ -332,7 +321,7 @@ def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) ->
     return SpeedChoice(fitted=fits[best], errors=errors)
 
 
-def _left_out_errors(make: Callable[[], SpeedModel], points: Sequence[SpeedPoint]) -> float:
+def _left_out_errors(model: SpeedModel, points: Sequence[SpeedPoint]) -> float:
     """Mean |predicted / measured - 1| over points that were left out, all repetitions of a size together.
 
     Infinite if a fit without some of the points is not possible.
@@ -345,7 +334,7 @@ def _left_out_errors(make: Callable[[], SpeedModel], points: Sequence[SpeedPoint
         kept = [point for point in points if point.size not in out]
         asked = [point for point in points if point.size in out]
         try:
-            predicted = make().fit(kept).step_s(asked)
+            predicted = model.fit(kept).step_s(asked)
         except InvalidSetupError:
             return float("inf")
         measured = np.asarray([point.measured_s for point in asked])

@@ -318,9 +318,19 @@ def fit_speed(
         raise InvalidSetupError("expected measured points, got none; give --fit POINTS.csv")
     proposals: tuple[Mapping[str, int], ...] = ()
     if num_proposals:
-        proposals = _proposals(
-            measured, num_proposals, num_workers, num_servers, global_batch_size, synchronous
+        if num_workers is None or num_servers is None:
+            raise InvalidSetupError(
+                "proposals need candidates: give --workers and --servers, such as 1:16 and 1:8"
+            )
+        batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
+        known = {(point.num_devices, point.num_servers) for point in measured}
+        possible = candidate_points(num_workers, num_servers, batch)
+        candidates = [p for p in possible if (p.num_devices, p.num_servers) not in known]
+        theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+        found = propose_points(
+            candidates, num_proposals, measured=measured, theta=theta, synchronous=synchronous
         )
+        proposals = tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
     if not measured:
         return SpeedFit(model=None, parameters={}, errors={}, points=(), proposals=proposals, notes=())
     chosen = choose_speed_model(measured, speed_model)
@@ -338,27 +348,6 @@ def fit_speed(
         proposals=proposals,
         notes=_notes(measured, asked),
     )
-
-
-def _proposals(
-    measured: Sequence[SpeedPoint],
-    number: int,
-    num_workers: Sequence[int] | None,
-    num_servers: Sequence[int] | None,
-    global_batch_size: float | None,
-    synchronous: bool,
-) -> tuple[Mapping[str, int], ...]:
-    if num_workers is None or num_servers is None:
-        raise InvalidSetupError(
-            "proposals need candidates: give --workers and --servers, such as 1:16 and 1:8"
-        )
-    batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
-    known = {(point.num_devices, point.num_servers) for point in measured}
-    possible = candidate_points(num_workers, num_servers, batch)
-    candidates = [p for p in possible if (p.num_devices, p.num_servers) not in known]
-    theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
-    found = propose_points(candidates, number, measured=measured, theta=theta, synchronous=synchronous)
-    return tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
 
 
 def _asked(

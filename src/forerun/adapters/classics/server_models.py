@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.adapters.classics.speed_models import FittedSpeed, SpeedPoint, measured_times, variances_along
 from forerun.base.errors import InvalidSetupError
-from forerun.base.numerics import fit_relative
+from forerun.base.numerics import Floats, fit_relative
 
 OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
 """t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
@@ -30,15 +28,6 @@ seconds. The table does not print M; read so, 20 containers are fastest with 8 w
 what the paper's figure of them shows."""
 OPTIMUS_ASYNCHRONOUS = (2.83, 3.92, 0.00, 0.11)
 """t0 .. t3 of ResNet-50: Peng et al. 2018, table 2 [s]."""
-
-
-def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
-    """Refuses impossible numbers."""
-    for name, value in (("workers", num_workers), ("servers", num_servers)):
-        if not (value >= 1 and isfinite(value)):
-            raise InvalidSetupError(
-                f"the number of {name} must be at least 1, got {value}; give a positive number"
-            )
 
 
 def synchronous_terms(num_workers: float, num_servers: float, global_batch: float = 1.0) -> tuple[float, ...]:
@@ -49,14 +38,12 @@ def synchronous_terms(num_workers: float, num_servers: float, global_batch: floa
         num_servers: Number of servers, p.
         global_batch: Global batch size, M, in the unit of t0.
     """
-    check_workers_and_servers(num_workers, num_servers)
     w, p = num_workers, num_servers
     return (global_batch / w, 1.0, w / p, w, p)
 
 
 def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, ...]:
     """Factors of t0 .. t3 in the step of one worker: 1, w/p, w, p."""
-    check_workers_and_servers(num_workers, num_servers)
     return (1.0, num_workers / num_servers, num_workers, num_servers)
 
 
@@ -83,12 +70,10 @@ class ParameterServerSetup:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("compute_s", "fixed_compute_s", "model_bytes", "update_s", "latency_s"):
-            if not getattr(self, name) >= 0:
-                raise InvalidSetupError(f"{name} must be zero or more, got {getattr(self, name)}")
-        for name in ("server_bytes_per_s", "worker_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidSetupError(f"{name} must be above zero, got {getattr(self, name)}")
+        # A step is predicted and a link of the catalogue: what else makes a job must keep the same bounds.
+        times_s = (self.compute_s, self.fixed_compute_s, self.update_s, self.latency_s)
+        assert min(*times_s, self.model_bytes) >= 0, self
+        assert min(self.server_bytes_per_s, self.worker_bytes_per_s) > 0, self
 
 
 def parameter_server_step_s(
@@ -112,7 +97,8 @@ def parameter_server_step_s(
 
     Source: the terms of Peng et al. 2018, section 3.2, without their fitted constants.
     """
-    check_workers_and_servers(num_workers, num_servers)
+    assert num_workers >= 1
+    assert num_servers >= 1
     latencies_s = 2 * num_servers * setup.latency_s
     if synchronous:
         compute_s = setup.compute_s / num_workers + setup.fixed_compute_s
@@ -133,8 +119,6 @@ def _transfer_s(setup: ParameterServerSetup, num_senders: float, num_servers: in
     at_servers_s = num_senders * setup.model_bytes / (num_servers * setup.server_bytes_per_s)
     return 2 * max(at_servers_s, setup.model_bytes / setup.worker_bytes_per_s)
 
-
-Floats = npt.NDArray[np.float64]
 
 _SYNCHRONOUS_NAMES = ("t0 (M/w)", "t1 (constant)", "t2 (w/p)", "t3 (w)", "t4 (p)")
 _ASYNCHRONOUS_NAMES = ("t0 (constant)", "t1 (w/p)", "t2 (w)", "t3 (p)")
@@ -161,22 +145,22 @@ def server_columns(points: Sequence[SpeedPoint], *, synchronous: bool, batch: fl
     return np.asarray(rows, dtype=float)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimusModel:
     """Optimus' speed function, T linear in non-negative coefficients (Peng et al. 2018, equations 3 and 4).
 
     The step of a point is that of all workers together (synchronous) or of one worker (asynchronous).
 
-    Args:
+    Attributes:
         synchronous: Whether the form is the synchronous one.
     """
 
-    def __init__(self, *, synchronous: bool = True) -> None:
-        self._synchronous = synchronous
+    synchronous: bool = True
 
     @property
     def name(self) -> str:
         """Name of the form."""
-        return "optimus-synchronous" if self._synchronous else "optimus-asynchronous"
+        return "optimus-synchronous" if self.synchronous else "optimus-asynchronous"
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Non-negative least squares on relative error.
@@ -184,14 +168,14 @@ class OptimusModel:
         Raises:
             InvalidSetupError: The points do not tell the coefficients apart; the message names them.
         """
-        names = _SYNCHRONOUS_NAMES if self._synchronous else _ASYNCHRONOUS_NAMES
+        names = _SYNCHRONOUS_NAMES if self.synchronous else _ASYNCHRONOUS_NAMES
         times = measured_times(points, 2, self.name)
         batch = float(np.median([point.batch_size_global for point in points]))
-        fit = fit_relative(server_columns(points, synchronous=self._synchronous, batch=batch), times, names)
+        fit = fit_relative(server_columns(points, synchronous=self.synchronous, batch=batch), times, names)
 
         def terms(at: Sequence[SpeedPoint]) -> tuple[Floats, Floats]:
             """Factors of the coefficients, and the step [s]."""
-            rows = server_columns(at, synchronous=self._synchronous, batch=batch)
+            rows = server_columns(at, synchronous=self.synchronous, batch=batch)
             return rows, np.maximum(1e-12, rows @ fit.coefficients)
 
         def log_variances(at: Sequence[SpeedPoint]) -> Floats:

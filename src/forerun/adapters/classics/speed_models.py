@@ -14,13 +14,11 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.stats import t as student_t
 
+from forerun.adapters import words_of
 from forerun.base.errors import InvalidSetupError, RecordError
-from forerun.base.numerics import refuse_times
+from forerun.base.numerics import Floats, refuse_times
 from forerun.base.tables import read_rows
 from forerun.prediction.estimate import Interval
-
-Floats = npt.NDArray[np.float64]
-
 
 _Whole = Annotated[int, Field(description="a whole number")]
 _Number = Annotated[float, Field(description="a number")]
@@ -124,24 +122,9 @@ def measured_times(points: Sequence[SpeedPoint], least: int, name: str) -> Float
     return times
 
 
-_COLUMNS = {
-    "num_devices": r"(num|n|(number)?of)?(gpus?|devices|accelerators)|gpucount|worldsize",
-    "num_workers": r"(num|n|numberof)?workers",
-    "num_nodes": r"(num|n|numberof)?(nodes|machines)",
-    "num_servers": r"(num|n|numberof)?(servers|ps)",
-    "batch_size_per_device": r"batch(size)?(per)?(gpu|device|worker)|(per(gpu|device|worker)|local)batch(size)?",
-    "global_batch_size": r"(global|total|effective)batch(size)?",
-    "step_time_s": r"(step|iteration)time(s|secs?|seconds)|(s|secs?|seconds)per(step|iteration)",
-    "throughput_samples_per_s": r"(throughput|total|training|speed|tf|fp|mixed|precision)*"
-    r"(samples|images|imgs?|examples|sequences|seqs?)(per)?(s|secs?|seconds?)",
-}
+_COLUMNS: dict[str, str] = words_of("points")["columns"]
 """Names in tables of others, in small letters alone; ``batch_size`` may be of one device or of all."""
-_OF_ADAPTDL = {
-    "num_replicas": "num_devices",
-    "local_bsz": "batch_size_per_device",
-    "step_time": "step_time_s",
-    "sync_time": "synchronisation_s",
-}
+_OF_ADAPTDL: dict[str, str] = words_of("points")["of_adaptdl"]
 """Columns of the traces of Pollux (github.com/petuum/adaptdl, simulator/traces), whose times are in seconds."""
 _DERIVED = re.compile(r"(scaling|parallel|throughput)?(speedup|efficiency)|(weak|strong)scaling(efficiency)?")
 
@@ -366,19 +349,18 @@ class SmoothedModel:
     point nothing changes, and the noise keeps single points from being followed exactly.
 
     Args:
-        make: Function that makes the form.
-        name: Name of the model.
+        form: The speed model.
 
     Source: Krige 1951; Rasmussen and Williams 2006, Gaussian Processes, chapter 2.
     """
 
-    def __init__(self, make: Callable[[], SpeedModel], name: str) -> None:
-        self._make = make
-        self.name = name
+    def __init__(self, form: SpeedModel) -> None:
+        self._form = form
+        self.name = f"{form.name}-smoothed"
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Fits the form, then its residuals."""
-        form, places = self._make().fit(points), _place_of(points)
+        form, places = self._form.fit(points), _place_of(points)
         residual = np.log([point.measured_s for point in points]) - form.log_times(points)
         weights = np.linalg.solve(_likeness(places, places) + _NOISE**2 * np.eye(len(places)), residual)
 

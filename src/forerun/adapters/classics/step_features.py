@@ -103,10 +103,7 @@ class WholeModelFeatures:
             values = getattr(self, column.name)
             if values is None:
                 continue
-            if len(values) != len(self.flops):
-                raise RecordError(
-                    f"features: expected {len(self.flops)} rows in '{column.name}', got {len(values)}"
-                )
+            assert len(values) == len(self.flops), column.name
             if not np.all(np.isfinite(values)):
                 raise RecordError(f"features: '{column.name}' holds NaN or infinity; drop those rows")
             if np.any(values < 0):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from forerun.adapters import words_of
 from forerun.adapters.clusters.job_formats import asked_nodes, sold_as
 from forerun.base.errors import RecordError
 from forerun.base.received import parsed_yaml
@@ -46,31 +47,10 @@ _PRIORITY_MANIFEST = {
 GPU = "nvidia.com/gpu"
 _JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "volcano.sh/job-name")
 _ENDS = {"Complete", "Completed", "Failed", "Aborted", "Terminated"}
-PRODUCT_LABELS = (
-    "nvidia.com/gpu.product",
-    "cloud.google.com/gke-accelerator",
-    "gpu.nvidia.com/class",
-    "gpu.nvidia.com/model",
-    "eks.amazonaws.com/instance-gpu-name",
-    "karpenter.k8s.aws/instance-gpu-name",
-    "karpenter.azure.com/sku-gpu-name",
-    "skypilot.co/accelerator",
-    "accelerator",
-)
+PRODUCT_LABELS: list[str] = words_of("kubernetes")["product_labels"]
 """Labels of a node that name the product of its GPUs, of NVIDIA's own operator and of clouds."""
 
-CLOUD_DEVICES = {
-    "nvidia-tesla-p100": "p100-pcie-16gb",
-    "nvidia-tesla-v100": "v100-sxm2-16gb",
-    "nvidia-tesla-a100": "a100-sxm4-40gb",
-    "nvidia-a100-80gb": "a100-sxm4-80gb",
-    "nvidia-h100-80gb": "h100-sxm",
-    "nvidia-h100-mega-80gb": "h100-sxm",
-    "nvidia-h200-141gb": "h200-sxm",
-    "A100_NVLINK": "a100-sxm4-40gb",
-    "A100_NVLINK_80GB": "a100-sxm4-80gb",
-    "H100_NVLINK_80GB": "h100-sxm",
-}
+CLOUD_DEVICES: dict[str, str] = words_of("kubernetes")["cloud_devices"]
 """Values of these labels that more than one device has.
 
 Sources: Google Kubernetes Engine, "About GPUs in GKE", machine types; CoreWeave, node labels ``gpu.nvidia.com/class``.

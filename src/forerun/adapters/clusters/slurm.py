@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from forerun.adapters import words_of
 from forerun.base.errors import RecordError
 from forerun.jobs.scheduling.live import (
     Action,
@@ -27,40 +28,19 @@ from forerun.jobs.scheduling.live import (
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?::([^:=(,]+(?=[:=]\d)|[^:=(,]*[^:=(,\d][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?"
 )
-_UNUSABLE = (
-    "DOWN",
-    "DRAIN",
-    "FAIL",
-    "FUTURE",
-    "INVALID",
-    "MAINT",
-    "NOT_RESPONDING",
-    "REBOOT",
-    "RESERVED",
-    "UNKNOWN",
-)
+_UNUSABLE: list[str] = words_of("slurm")["unusable"]
 _WAITING, _RUNNING = "PENDING", "RUNNING"
-_HOLDING = ("CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+_HOLDING: list[str] = words_of("slurm")["holding"]
 """States in which a job holds its devices and is not to be touched; older versions say them instead of running.
 
 Source: Slurm, squeue(1), "Job state codes".
 """
-_OWN_REASONS = {
-    "dependency": "other jobs",
-    "arraytasklimit": "the tasks of its array",
-    "begintime": "its time",
-    "reservation": "its reservation",
-    "reqnodenotavail": "nodes that are not available",
-    "qos": "a limit of its quality of service",
-    "assoc": "a limit of its account",
-    "partition": "its partition",
-    "licenses": "licenses",
-}
+_OWN_REASONS: dict[str, str] = words_of("slurm")["own_reasons"]
 """Beginnings of reasons for which Slurm holds a job that free devices do not start, and what it waits for.
 
 Source: Slurm, squeue(1), "Job reason codes".
 """
-_FOR_DEVICES = ("", "none", "priority", "resources", "helduser", "heldadmin")
+_FOR_DEVICES: list[str] = words_of("slurm")["for_devices"]
 """Reasons of a job that free devices may start."""
 
 

@@ -24,6 +24,7 @@ from math import ceil
 from typing import Any
 
 import forerun
+from forerun.adapters import words_of
 from forerun.adapters.clusters.kubernetes import CLOUD_DEVICES, GPU, PRODUCT_LABELS
 from forerun.base.errors import ForerunError, UsageError
 from forerun.base.units import format_bytes
@@ -41,50 +42,19 @@ PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 
 _OTHER_DEVICES = re.compile(r"/(?!gpu$).*(gpu|mig-|tpu|gaudi|neuron)|^(?!nvidia\.com/).*/gpu$")
 _OWN = {"model", "on", "within", "max-nodes", "recommended"}
-_TORCHTUNE = {"precision": "bf16", "optimizer": "adamw"}
-_RUNTIMES = {
-    "torchtune-llama3.2-1b": ("meta-llama/Llama-3.2-1B", {"batch_size": "4", "accumulation": "4"}),
-    "torchtune-llama3.2-3b": (
-        "meta-llama/Llama-3.2-3B",
-        {"batch_size": "4", "accumulation": "8", "recompute": "full"},
-    ),
-    "torchtune-qwen2-1.5b": ("Qwen/Qwen2-1.5B", {"batch_size": "2", "recompute": "full"}),
-    "torchtune-qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", {"batch_size": "2", "recompute": "full"}),
-    "torchtune-qwen3-1.7b": ("Qwen/Qwen3-1.7B", {"batch_size": "2", "recompute": "full"}),
-}
+_TORCHTUNE: dict[str, str] = words_of("trainer")["torchtune"]
+_RUNTIMES: dict[str, tuple[str, dict[str, str]]] = words_of("trainer")["runtimes"]
 """Models of the runtimes that come with the trainer, and what their configurations set besides ``_TORCHTUNE``.
 
 Sources: kubeflow/trainer, manifests/base/runtimes/torchtune; torchtune, recipes/configs, ``MODEL_full.yaml``.
 """
 
-_ARGUMENTS = {
-    "batch_size": "batch_size",
-    "per_device_train_batch_size": "batch_size",
-    "epochs": "epochs",
-    "num_epochs": "epochs",
-    "max_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "max_seq_len": "sequence_length",
-    "max_seq_length": "sequence_length",
-    "max_length": "sequence_length",
-    "gradient_accumulation_steps": "accumulation",
-    "dtype": "precision",
-    "optimizer": "optimizer",
-    "lora_rank": "lora",
-    "lora_r": "lora",
-    "max_completion_length": "new_tokens",
-}
+_ARGUMENTS: dict[str, str] = words_of("trainer")["arguments"]
 """Arguments of torchtune, Transformers, TRL and plain scripts, and the settings that they are."""
 
 _MODEL_ARGUMENTS = ("model_name_or_path", "model_name")
 
-_LAUNCHED = {
-    "nproc_per_node": "devices",
-    "nproc-per-node": "devices",
-    "nnodes": "nodes",
-    "num_processes": "all",
-    "num_machines": "nodes",
-}
+_LAUNCHED: dict[str, str] = words_of("trainer")["launched"]
 """Arguments of torchrun and accelerate that follow from the size of a job."""
 
 _DEVICES_PER_NODE = 8

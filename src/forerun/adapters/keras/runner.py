@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from forerun.adapters import words_of
 from forerun.adapters.keras.networks import POLICIES, set_policy_and_format
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
@@ -19,19 +20,7 @@ from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
 from forerun.question.setup import Precision, TrainingSetup
 
-KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
-    "sgd": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
-    "sgd-plain": ("SGD", {"learning_rate": 0.01}),
-    "momentum": ("SGD", {"learning_rate": 0.01, "momentum": 0.9}),
-    "nesterov": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": True}),
-    "adam": ("Adam", {}),
-    "adamw": ("AdamW", {}),
-    "rmsprop": ("RMSprop", {}),
-    "adagrad": ("Adagrad", {}),
-    "adadelta": ("Adadelta", {}),
-    "nadam": ("Nadam", {}),
-    "adamax": ("Adamax", {}),
-}
+KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = words_of("keras")["optimizers"]
 """Optimizers of Keras by the names of ``tracing.optimizers``."""
 
 LEARNING_RATE = 1e-4

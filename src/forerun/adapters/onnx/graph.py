@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from forerun.adapters import words_of
 from forerun.base.errors import ModelBuildError, TraceError
 
 BRANCH = "If"
@@ -154,20 +155,8 @@ def numbers(node: OnnxNode, tensor: torch.Tensor | None, attribute: str = "") ->
     return values if isinstance(values, list) else [values]
 
 
-_TORCH_DTYPES = {
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    4: torch.uint16,
-    5: torch.int16,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    12: torch.uint32,
-    13: torch.uint64,
-    16: torch.bfloat16,
+_TORCH_DTYPES: dict[int, torch.dtype] = {
+    int(number): getattr(torch, name) for number, name in words_of("onnx")["types"].items()
 }
 """Numbers of ``TensorProto.DataType``."""
 

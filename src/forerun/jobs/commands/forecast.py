@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -188,6 +187,7 @@ def watch(
     run: RunArgument, settings: dict[str, Any], debug: bool, on: OnDevices = None, plot: PlotOption = None
 ) -> None:
     """Forecast a run again whenever its file has grown, until the target, the end, or silence."""
+    import forerun
     from forerun.jobs.pages import forecast_page
     from forerun.jobs.plots import forecast_plot
     from forerun.surface.report.figure import check_plot_path
@@ -196,18 +196,6 @@ def watch(
         check_plot_path(plot)
     question = {"devices": on or [], **checked(settings, WatchOptions)}
     every_s, patience_s = question.pop("every_s", 10.0), question.pop("patience_s", 3600.0)
-    for answer in _watched(run, question, every_s, patience_s, debug=debug):
-        if plot is not None:
-            forecast_plot(plot, answer)
-        print_page(forecast_page(answer), page_width(_WIDTH))
-
-
-def _watched(
-    run: Path, question: dict[str, Any], every_s: float, patience_s: float, *, debug: bool
-) -> Iterator[RunForecast]:
-    """A forecast whenever the file has grown, until the run is at its end, its target, or silent."""
-    import forerun
-
     last_size, silent_s = -1, 0.0
     while silent_s < patience_s:
         files = run.rglob("*") if run.is_dir() else (run,)
@@ -223,7 +211,9 @@ def _watched(
         except (ForecastError, RecordError) as error:
             typer.echo(f"not yet: {error}", err=True)
             continue
-        yield answer
+        if plot is not None:
+            forecast_plot(plot, answer)
+        print_page(forecast_page(answer), page_width(_WIDTH))
         found = answer.curve_forecast
         if found.reached_epoch is not None or not len(found.epochs):
             return

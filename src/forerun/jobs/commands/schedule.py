@@ -182,14 +182,20 @@ def live(
     as_json: JsonOption = False,
 ) -> None:
     """Say which devices each job of a running cluster should have, and print the commands for that."""
+    from forerun.jobs.schedule_live import schedule_live
+
     if watch is not None and as_json:
         raise UsageError("--json prints one object, --watch one page after another; leave one of the two out")
-    every_s = None if watch is None else _every_s(watch)
-    asked = checked(settings, DecideOptions)
+    every_s = None if watch is None else parse_time_s("--watch", watch)
+    if every_s is not None and every_s < 1:
+        raise InvalidSetupError(f"--watch: expected a second or more between two looks, got '{watch}'")
+    asked = {**checked(settings, DecideOptions), "policy": policy}
     asked["round_s"] = asked.pop("round_length", 60.0)
     while True:
         try:
-            _show(_advise(source, jobs, {**asked, "policy": policy}, debug), is_applied, as_json)
+            with quiet_libraries(debug=debug), progress("reading the cluster") as say:
+                advice = schedule_live(source, jobs, say=say, **asked)
+            _show(advice, is_applied, as_json)
         except FailureError as error:
             if every_s is None:
                 raise
@@ -199,20 +205,6 @@ def live(
             return
         typer.echo(f"next look in {watch}; Ctrl-C ends", err=True)
         time.sleep(every_s)
-
-
-def _every_s(text: str) -> float:
-    every_s = parse_time_s("--watch", text)
-    if every_s < 1:
-        raise InvalidSetupError(f"--watch: expected a second or more between two looks, got '{text}'")
-    return every_s
-
-
-def _advise(source: str, jobs: Path | None, options: dict[str, Any], debug: bool) -> LiveSchedule:
-    from forerun.jobs.schedule_live import schedule_live
-
-    with quiet_libraries(debug=debug), progress("reading the cluster") as say:
-        return schedule_live(source, jobs, say=say, **options)
 
 
 def _show(advice: LiveSchedule, is_applied: bool, as_json: bool) -> None:

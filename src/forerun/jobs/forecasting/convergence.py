@@ -116,12 +116,6 @@ def fit_batch_scaling(batch_sizes: npt.ArrayLike, steps: npt.ArrayLike) -> Batch
     return BatchScaling(least_steps=least_steps, least_samples=least_samples, worst_error=float(misses.max()))
 
 
-def fit_epochs(batch_sizes: npt.ArrayLike, epochs: npt.ArrayLike, dataset_size: float) -> BatchScaling:
-    """Fits the law to epochs to the same target at several batch sizes."""
-    sizes = np.asarray(batch_sizes, dtype=float)
-    return fit_batch_scaling(sizes, np.asarray(epochs, dtype=float) * dataset_size / np.maximum(sizes, 1e-12))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
     """Noise of gradients.

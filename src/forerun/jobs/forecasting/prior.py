@@ -85,7 +85,7 @@ _DROP, _HIDDEN_SCATTER, _FALL_OF_LOSSES, _STOPS_SHORT = 0.04, 0.5, 0.02, 0.5
 _KINDS = tuple(MetricKind)
 SCALE_REACH = 1.0
 _HIGHEST, _SHOWN, _MOST = 1.5, 0.005, 1e4
-_SCHEMA = 2
+PRIOR_SCHEMA = 2
 _LARGEST_LOSS, _LEAST_LOSS = 30.0, 0.05
 _EARLIER = (0.0625, 0.125, 0.25, 0.5)
 """Shares of the points seen at which the shape of the run is read."""
@@ -498,14 +498,6 @@ def shipped_prior_path() -> Path:
     return Path(__file__).parent / "tables" / "prior.json"
 
 
-def prior_document(prior: LearnedPrior, source: str) -> dict[str, Any]:
-    """A prior as it is written."""
-    arrays = {"middle": prior.middle, "spread": prior.spread, "shares": prior.shares}
-    rounded = {name: np.round(array, 4).tolist() for name, array in arrays.items()}
-    layers = [np.round(layer, 3).tolist() for layer in prior.layers]
-    return {"schema": _SCHEMA, "source": source, **rounded, "layers": layers}
-
-
 def load_prior(path: Path) -> LearnedPrior:
     """Reads a prior.
 
@@ -514,8 +506,8 @@ def load_prior(path: Path) -> LearnedPrior:
     """
     try:
         document = read_json(path)
-        if document["schema"] != _SCHEMA:
-            raise ValueError(f"expected schema {_SCHEMA}, got {document['schema']}")
+        if document["schema"] != PRIOR_SCHEMA:
+            raise ValueError(f"expected schema {PRIOR_SCHEMA}, got {document['schema']}")
         tables = {name: np.asarray(document[name], dtype=float) for name in ("middle", "spread", "shares")}
         prior = LearnedPrior(
             **tables, layers=tuple(np.asarray(layer, dtype=float) for layer in document["layers"])

@@ -78,47 +78,23 @@ FEWEST_POINTS = 4
 """Epochs below which a curve says nothing, and the stated epochs stand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveForecast:
-    """Remaining work of a job that runs until a target, as a callable of the work done.
+def epochs_to_loss(losses: Sequence[float], target: float, stated_epochs: float) -> float:
+    """All epochs of a job that runs until a target, those done included, by the curve of its losses.
 
     Below ``FEWEST_POINTS`` epochs the stated epochs count; from then on the fitted curve, at least a tenth of an
-    epoch and at most the stated epochs.
+    epoch more and at most the stated epochs.
 
-    Attributes:
-        samples_per_epoch: Work of an epoch.
-        epochs_by_epoch: Forecast of all epochs after 0, 1, 2 ... of them.
+    Args:
+        losses: After epochs 1, 2 ..., lower is better, above zero.
+        target: Loss at which the job is done.
+        stated_epochs: Epochs its owner thinks it needs at most.
     """
-
-    samples_per_epoch: float
-    epochs_by_epoch: tuple[float, ...]
-
-    @classmethod
-    def from_curve(
-        cls, losses: Sequence[float], target: float, stated_epochs: float, samples_per_epoch: float
-    ) -> CurveForecast:
-        """The forecasts that each stage of a curve of losses gives rise to.
-
-        Args:
-            losses: After epochs 1, 2 ..., lower is better, above zero.
-            target: Loss at which the job is done.
-            stated_epochs: Epochs its owner thinks it needs at most.
-            samples_per_epoch: Work of an epoch.
-        """
-        forecasts = [float(stated_epochs)] * min(FEWEST_POINTS, len(losses) + 1)
-        for k in range(FEWEST_POINTS, len(losses) + 1):
-            so_far = np.minimum.accumulate(np.asarray(losses[:k], dtype=float))
-            reached = so_far[-1] <= target
-            wanted = k if reached else fit_optimus(np.arange(1.0, k + 1), so_far).steps_to(target)
-            forecasts.append(float(min(max(wanted, k + 0.1), max(stated_epochs, k + 0.1))))
-        return cls(samples_per_epoch=samples_per_epoch, epochs_by_epoch=tuple(forecasts))
-
-    def __call__(self, done_samples: float) -> float:
-        """Samples left."""
-        done = done_samples / self.samples_per_epoch
-        # Samples add up in floats: three whole epochs may be 2.9999999.
-        known = self.epochs_by_epoch[min(int(done + 1e-9), len(self.epochs_by_epoch) - 1)]
-        return max(0.1, known - done) * self.samples_per_epoch
+    if len(losses) < FEWEST_POINTS:
+        return float(stated_epochs)
+    least, so_far = len(losses) + 0.1, np.minimum.accumulate(np.asarray(losses, dtype=float))
+    reached = so_far[-1] <= target
+    wanted = 0.0 if reached else fit_optimus(np.arange(1.0, len(losses) + 1), so_far).steps_to(target)
+    return float(min(max(wanted, least), max(stated_epochs, least)))
 
 
 NUM_PHASES = 20

@@ -18,24 +18,16 @@ from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.extras import needing
-from forerun.base.tables import encoding_of, read_table
+from forerun.base.tables import encoding_of, read_table, read_toml
 from forerun.jobs.scheduling.outcome import JobOutcome, ScheduleMetrics, schedule_metrics
 from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NAMES = {
-    "name": ("job", "job_id", "job_name", "name"),
-    "submission": ("submit_time", "submit", "submitted_time", "submit_s", "submit_or_start_time", "arrival_time",
-                   "creation_time", "timestamp", "time", "start_time"),
-    "devices": ("num_gpus", "n_gpus", "num_gpu", "gpus", "gpu_num", "plan_gpu", "num_devices", "gpu_request",
-                "num_gpus_alloc", "alloc_tres"),
-    "duration": ("duration_s", "duration", "run_time"),
-    "end": ("end_time", "finished_time", "end", "deletion_time"),
-    "start": ("start_time", "started_time", "start", "scheduled_time"),
-    "instances": ("inst_num", "num_inst", "worker_num"),
-}  # fmt: skip
+_NAMES: dict[str, list[str]] = read_toml(Path(__file__).parents[1] / "tables.toml", "columns of traces")[
+    "trace"
+]
 """Names under which the columns are known, in small letters and without underscores.
 
 Ours, and those of Philly, Helios (Saturn, Venus and others), Acme (Seren, Kalos), Alibaba's GPU traces of 2020

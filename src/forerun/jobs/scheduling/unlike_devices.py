@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from forerun.base.numerics import Floats
 from forerun.jobs.scheduling.job import Allocation, SharedCluster
 from forerun.jobs.scheduling.marginal_gain import speedup_reason
 from forerun.jobs.scheduling.plain_policies import admit_in_order
 from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy, hold, policy, register
 from forerun.jobs.scheduling.preemption import finish_time_fairness
-
-Floats = npt.NDArray[np.float64]
 
 _TIME_LIMIT_S = 20.0
 _POWER, _WAITING_COST = -0.5, 1.1
