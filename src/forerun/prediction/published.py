@@ -17,7 +17,7 @@ own. With residuals r_i the step of a system that was not measured is
 
 Rows on other boards of the device's architecture say less: m = c + d, with c ~ N(0, KIN model^2) common to the boards
 of an architecture and d, the rest, of one board. Their rows give a posterior of c, and so the m ~ N(mean, model'^2)
-from which the rows on the device itself go on. Devices left out: 16.6 to 15.3 %, sources 16.2 to 15.4 %.
+from which the rows on the device itself go on. Devices left out: 16.6 to 15.2 %, sources 16.2 to 15.4 %.
 
 Rows are predicted with their own release of PyTorch. A row counts if device (or a board that has another size of memory
 alone; for c, any of the architecture), network (name, input, parameters), phase, precision, layout and whether there is
