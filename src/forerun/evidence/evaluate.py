@@ -200,11 +200,11 @@ def _groups(
         "phase": [str(step.setup.phase) for step in steps],
         "family": [step.record.family for step in steps],
     }
-    found: dict[str, ErrorMetrics] = {}
-    for kind, names in keys.items():
-        for name, group in grouped_errors(value, actual, names, intervals).items():
-            found[f"{kind} {name}"] = group
-    return found
+    return {
+        f"{kind} {name}": group
+        for kind, names in keys.items()
+        for name, group in grouped_errors(value, actual, names, intervals).items()
+    }
 
 
 def _splits(steps: Sequence[Measured]) -> tuple[tuple[Split, ...] | None, str]:

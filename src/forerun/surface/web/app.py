@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import mimetypes
 import sys
 import time
@@ -185,10 +186,7 @@ def _is_large(kind: Kind, arguments: dict[str, Any]) -> bool:
     if kind != "plan":
         return False
     axes = ("models", "devices", "batch_sizes", "precisions")
-    number = 1
-    for axis in axes:
-        number *= max(1, len(arguments.get(axis) or ()))
-    return number > _LARGE_PLAN
+    return math.prod(max(1, len(arguments.get(axis) or ())) for axis in axes) > _LARGE_PLAN
 
 
 def make_app(
