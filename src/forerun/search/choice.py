@@ -329,7 +329,6 @@ def quantities(
     last_s: Floats,
     validation_s: Floats,
     num_epochs: Floats,
-    num_replicas: int,
     num_micro_steps: int,
     power_limit_w: float | None,
     co2_g_per_kwh: float | None,
@@ -343,14 +342,13 @@ def quantities(
     Args:
         job: The job; without one only the step is known.
         option: The devices.
-        batch_size: Samples of a replica and micro-step, (n,).
+        batch_size: Samples of a micro-step over all devices, (n,).
         activity: Ideal time of a device's work and traffic over the step, (n,).
         compute_fraction: Share of the work in it, (n,).
         step_s: Full steps over all devices, (3, n) [s].
         last_s: Steps with the samples left over, 0 where none are, (3, n) [s].
         validation_s: Forward steps of the validation, 0 without, (3, n) [s].
         num_epochs: Epochs, (3, n).
-        num_replicas: Groups of devices that take samples of their own.
         num_micro_steps: Micro-steps of a step.
         power_limit_w: Power limit set on every device, None for that of the board [W].
         co2_g_per_kwh: Carbon intensity of the grid, None if not asked [g/kWh].
@@ -359,14 +357,11 @@ def quantities(
     power = device_power(option.device, activity, compute_fraction, power_limit_w)
     slowdown = 1.0 if power is None else power.slowdown
     step_s, last_s, validation_s = (each * slowdown for each in (step_s, last_s, validation_s))
-    global_batch = batch_size * num_replicas * num_micro_steps
+    global_batch = batch_size * num_micro_steps
     found = {"step_time_s": step_s, "throughput_samples_per_s": global_batch / step_s[[VALUE, HIGH, LOW]]}
     if job is None:
         return found
-    validation_batch = batch_size * num_replicas
-    epoch = epoch_time_s(
-        job, global_batch, step_s, last_s, validation_s, validation_batch_size=validation_batch
-    )
+    epoch = epoch_time_s(job, global_batch, step_s, last_s, validation_s, validation_batch_size=batch_size)
     whole = job.startup_s + product(num_epochs, epoch)
     unknown = np.full_like(whole, np.nan)
     hourly_usd = option.usd_per_hour

@@ -303,9 +303,9 @@ class Engine:
         # A replay counts what several devices hold already; live bytes are those of one device alone.
         if not exact and not run.uses_layout:
             memory_bytes = memory_bytes + [replica_bytes(run, each) for each in busy.gradient_bytes]
-        micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
+        micro_steps, batch_sizes = run.sharing.num_accumulation_steps, sizes
         if option.num_devices > 1:
-            num_replicas = replace(self.search.run, cluster=option.cluster).num_replicas
+            batch_sizes = sizes * replace(self.search.run, cluster=option.cluster).num_replicas
         step_s = fed_times(run, busy.step_s, sizes * micro_steps)
         # A device that waits for the loader draws less; one that waits for others is counted as if it worked.
         is_single = np.isnan(busy.activity)
@@ -313,14 +313,13 @@ class Engine:
         values = quantities(
             run.job,
             option,
-            sizes,
+            batch_sizes,
             activity,
             np.where(is_single, own.compute_fraction, busy.compute_fraction),
             step_s=step_s,
             last_s=fed_times(run, busy.step_s * (times.last_s / alone), times.last_samples * micro_steps),
             validation_s=np.zeros_like(alone) if times.validation is None else times.validation.ends(),
-            num_epochs=self._epochs(run, sizes * num_replicas * micro_steps),
-            num_replicas=num_replicas,
+            num_epochs=self._epochs(run, batch_sizes * micro_steps),
             num_micro_steps=micro_steps,
             power_limit_w=terms.power_limit_w,
             co2_g_per_kwh=terms.co2_g_per_kwh,
