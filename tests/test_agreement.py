@@ -14,6 +14,7 @@ from forerun.question.sharing import Strategy
 from forerun.surface.web.answers import Answers
 from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.reach import kept_config
 from made_calibrations import made_calibration
 
 CNN = "cnn:depth=2,base_filters=32"
@@ -239,7 +240,7 @@ def test_every_verb_says_alike_that_positions_end(page, tmp_path):
     path.write_text(json.dumps(config))
     words = {"model": f"hf:{path}", "sequence_length": 65, "batch_size": 1, "precision": "bf16"}
     plan = {"models": words["model"], "devices": "2xt4", "sequence_length": 65, "batch_sizes": [1]}
-    pasted = {**words, **page.keep_config(config)}
+    pasted = {**words, "model": kept_config(config)}
     asked = [
         lambda: forerun.predict(**words, device="t4"),
         lambda: forerun.predict(**words, device="2xt4", strategy="fsdp"),

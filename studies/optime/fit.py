@@ -9,8 +9,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from forerun.cost.time.features import format_classes, point_arrays
+from forerun.cost.time.features import (
+    DEVICE_FEATURES,
+    POINT_FEATURES,
+    STATIC_FEATURES,
+    format_classes,
+    point_arrays,
+)
 from forerun.cost.time.law import LAW_CLASSES, NUM_FORMATS, NUM_LATENTS
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
@@ -19,8 +26,9 @@ from forerun.evidence.fitting.op_time_fit import (
     EncodedSamples,
     FitSettings,
     OpNetwork,
+    descend,
     encode_samples,
-    fit_op_network,
+    take,
 )
 from forerun.graph.graph import OpClass
 from forerun.question.devices import find_device
@@ -95,6 +103,48 @@ def encode(steps: Sequence[Measured], operators: Sequence[OperatorTable] = ()) -
         [step.sample(weight) for step, weight in zip(steps, weights, strict=True)],
         [table.sample for table in operators],
     )
+
+
+def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSettings) -> OpNetwork:
+    """A network fitted to the chosen samples, see ``descend``; the penalties are those of ``FitSettings``.
+
+    Args:
+        encoded: All samples.
+        chosen: Indices of the samples to fit.
+        settings: Size, schedule and seed.
+    """
+    torch.manual_seed(settings.seed)
+    random = np.random.default_rng(settings.seed)
+    features = take(encoded, random.choice(chosen, size=min(400, len(chosen)), replace=False)).features
+    deviation = features.std(0)
+    scale = torch.where(deviation < 1e-3, torch.ones_like(deviation), deviation)
+    names = encoded.devices, encoded.architectures
+    network = OpNetwork(features.mean(0), scale, settings.hidden, len(encoded.systems), *names)
+    begin = len(STATIC_FEATURES) + POINT_FEATURES.index(DEVICE_FEATURES[0])
+    of_device = slice(begin, begin + len(DEVICE_FEATURES))
+
+    def penalty() -> torch.Tensor:
+        """Squares of inputs of devices, and of offsets over their scales, of the mean device."""
+        inputs = settings.device_penalty * network.first.weight[:, of_device].square().sum()
+        groups, classes = settings.group_scale, settings.class_scale
+        device = (network.device_groups / groups).square().sum() + (
+            network.device_classes / classes
+        ).square().sum()
+        architecture = (network.architecture_groups / groups).square().sum()
+        offsets = (device + architecture) / max(1, len(network.devices))
+        return inputs + settings.offset_penalty * offsets
+
+    descend(network, encoded, chosen, settings, random, penalty)
+    return network
+
+
+@torch.no_grad()
+def predict_log_times(
+    network: OpNetwork, encoded: EncodedSamples, chosen: np.ndarray, use_latents: bool
+) -> np.ndarray:
+    """Log step times of the chosen samples."""
+    parts = np.array_split(chosen, max(1, len(chosen) // 200))
+    return np.concatenate([network(take(encoded, part), use_latents).numpy() for part in parts if len(part)])
 
 
 def fit_ensemble(

@@ -31,14 +31,13 @@ from forerun.evidence.fitting.op_time_fit import (
     FitSettings,
     StepSample,
     encode_samples,
-    fit_op_network,
-    predict_log_times,
 )
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.memory.study import Bracket
+from studies.optime.fit import fit_op_network, predict_log_times
 from studies.optime.pytorch_tools import ToolAnswer, ToolProcess, estimated_step_s, tracked_peak_bytes
 from studies.optime.studies import HeldOut
 from studies.tables.public import public_table

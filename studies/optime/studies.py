@@ -38,10 +38,9 @@ from forerun.evidence.fitting.op_time_fit import (
     FitSettings,
     OpNetwork,
     as_weights,
-    predict_log_times,
 )
 from forerun.graph.graph import StepPart
-from studies.optime.fit import encode, fit_ensemble, fittable, source_of
+from studies.optime.fit import encode, fit_ensemble, fittable, predict_log_times, source_of
 from studies.tables.operators import OperatorTable
 
 Floats = npt.NDArray[np.float64]

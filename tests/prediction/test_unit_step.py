@@ -28,7 +28,7 @@ from forerun.prediction.units import DividedModel
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.run import Run
 from forerun.question.sharing import FsdpVersion, Handover, PipelineSchedule
-from forerun.search.layouts import LayoutPlan, hand_over
+from forerun.search.layouts import FRAMEWORKS, LayoutPlan
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
 SETTINGS: dict[str, Any] = {
@@ -689,7 +689,7 @@ def test_whole_experts_are_divided_among_the_devices_of_tp_as_well(
     assert states[0] == pytest.approx(states[1])
     assert found("ep=8", whole_experts=True).step_time_s == found("ep=8").step_time_s
     run = Run.of(name, device="8xh100-sxm", parallel="tp=2,ep=8", whole_experts=True, **EXPERT_SETTINGS)
-    assert "--expert-tensor-parallel-size 1" in hand_over(run, "megatron")
+    assert "--expert-tensor-parallel-size 1" in FRAMEWORKS["megatron"](run)
 
 
 def test_tokens_that_go_once_to_a_device_are_fewer_than_their_experts(
@@ -747,8 +747,8 @@ def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(
     assert states[0] == pytest.approx(states[1])
     assert any("tokens are assumed to spread evenly" in note for note in divided.notes)
     run = Run.of(name, device="8xh100-sxm", parallel="dp=8,ep=8", strategy="fsdp", **EXPERT_SETTINGS)
-    assert tomllib.loads(hand_over(run, "torchtitan"))["parallelism"]["expert_parallel_degree"] == 8
-    assert "--expert-model-parallel-size 8" in hand_over(run, "megatron")
+    assert tomllib.loads(FRAMEWORKS["torchtitan"](run))["parallelism"]["expert_parallel_degree"] == 8
+    assert "--expert-model-parallel-size 8" in FRAMEWORKS["megatron"](run)
 
 
 def test_gradients_of_experts_are_reduced_among_the_devices_that_have_the_same_ones(
@@ -813,17 +813,17 @@ def test_the_best_layout_is_the_fastest_and_on_the_front(plan: LayoutPlan) -> No
 
 def test_the_best_layout_in_the_words_of_frameworks(plan: LayoutPlan) -> None:
     run = run_of("8xh100-sxm", strategy="zero1", accumulation=2)
-    found = json.loads(hand_over(run, "deepspeed"))
+    found = json.loads(FRAMEWORKS["deepspeed"](run))
     assert found["zero_optimization"]["stage"] == 1
     assert found["train_batch_size"] == 64 == 4 * 2 * 8
     pipe = run_of("8xh100-sxm", parallel="tp=2,pp=2", strategy="zero1", accumulation=4)
-    parsed = tomllib.loads(hand_over(pipe, "torchtitan"))
+    parsed = tomllib.loads(FRAMEWORKS["torchtitan"](pipe))
     assert parsed["parallelism"]["tensor_parallel_degree"] == 2
     assert parsed["training"]["global_batch_size"] == 32
-    assert "--pipeline-model-parallel-size 2" in hand_over(pipe, "megatron")
+    assert "--pipeline-model-parallel-size 2" in FRAMEWORKS["megatron"](pipe)
     assert "--nproc-per-node=8" in plan.files["torchrun"]
     with pytest.raises(InvalidSetupError, match="take megatron"):
-        hand_over(pipe, "deepspeed")
+        FRAMEWORKS["deepspeed"](pipe)
 
 
 def test_advice_names_changes_that_help() -> None:

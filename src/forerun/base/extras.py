@@ -133,8 +133,10 @@ def require(what: str, *packages: str) -> None:
             raise MissingExtraError(what, EXTRA_OF_PACKAGE[package])
 
 
-def loaded(place: str) -> Any:
-    """The object at ``module:name``, or at ``module:name [extra]`` as an entry point may say it."""
+def loaded(place: Any) -> Any:
+    """The object at ``module:name``, or ``module:name [extra]`` as an entry point may say it; no text is the object."""
+    if not isinstance(place, str):
+        return place
     module, _, attributes = place.partition("[")[0].partition(":")
     found: Any = import_module(module.strip())
     for name in filter(None, attributes.strip().split(".")):

@@ -27,7 +27,7 @@ from forerun.evidence.fitting.evaluation import (
     family_folds,
     grouped_errors,
 )
-from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
+from forerun.evidence.fitting.measured_steps import Measured, measured_steps
 from forerun.evidence.records.reading import columns_of, read_measured_steps
 from forerun.evidence.records.record_store import is_store
 from forerun.evidence.records.step_record import StepRecord
@@ -162,6 +162,7 @@ def evaluate_records(
         shipped = load_weights(shipped_weights_path())
         baselines[_CALIBRATED] = errors(corrected_predictions(steps, actual, shipped, splits), actual)
     value, low, high = intervals
+    left_out = (f"left out, {item.model}: {item.reason}" for item in skipped)
     return Evaluation(
         metrics=errors(value, actual, (low, high)),
         groups=_groups(steps, value, actual, (low, high)),
@@ -171,7 +172,7 @@ def evaluate_records(
         high_s=high,
         actual_s=actual,
         row_groups=tuple(step.device.title for step in steps),
-        notes=(*notes, *_provenance_notes(steps, weights), *_skipped_notes(skipped)),
+        notes=(*notes, *_provenance_notes(steps, weights), *left_out),
     )
 
 
@@ -199,11 +200,11 @@ def _groups(
         "phase": [str(step.setup.phase) for step in steps],
         "family": [step.record.family for step in steps],
     }
-    found: dict[str, ErrorMetrics] = {}
-    for kind, names in keys.items():
-        for name, group in grouped_errors(value, actual, names, intervals).items():
-            found[f"{kind} {name}"] = group
-    return found
+    return {
+        f"{kind} {name}": group
+        for kind, names in keys.items()
+        for name, group in grouped_errors(value, actual, names, intervals).items()
+    }
 
 
 def _splits(steps: Sequence[Measured]) -> tuple[tuple[Split, ...] | None, str]:
@@ -256,10 +257,6 @@ def _provenance_notes(steps: Sequence[Measured], weights: CostModel) -> list[str
             "rows of this table were used to fit the shipped model: the errors are not those of new rows"
         )
     return notes
-
-
-def _skipped_notes(skipped: Sequence[SkippedModel]) -> list[str]:
-    return [f"left out, {item.model}: {item.reason}" for item in skipped]
 
 
 def evaluate(

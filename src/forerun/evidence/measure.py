@@ -407,22 +407,19 @@ def _here(
     if (other := framework_of(framework)) is not None:
         shared = {**shared, "run": other.run, "anchor": None}  # the anchor is a step of PyTorch
     name = around.device if gpu_index(device) is not None else "here"
+    # A model of another framework is traced in another process, which takes longer than to foresee its time pays.
+    is_foreseeable = framework == PYTORCH or all(job.kind is JobKind.LAYER for job in jobs)
     report = run_jobs(
         jobs,
         store,
         device_index=device,
         circumstances=around,
-        expected_s=_Expectation(name, shared["protocol"]) if _is_foreseeable(jobs, framework) else None,
+        expected_s=_Expectation(name, shared["protocol"]) if is_foreseeable else None,
         **shared,
     )
     wanted = {key_of(job, around) for job in jobs}
     kept = store.measurements(occasion=shared["occasion"])
     return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
-
-
-def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
-    """True if predicting the jobs pays; a model of another framework is traced in another process, which takes long."""
-    return framework == PYTORCH or all(job.kind is JobKind.LAYER for job in jobs)
 
 
 def _on_ray(

@@ -86,6 +86,7 @@ def estimate_run(
     use = tokens_and_use(model, run, step.step_s, step.alone.setup)
     setup, device, number = run.setup, run.cluster.device, run.cluster.num_devices
     times = _job_times(model, validation, run, step, weights)
+    epochs = run.job.num_epochs if run.job else None
     duration = (times.job_time_s or times.epoch_time_s) if times else None
     price = hourly_price_usd(run, _num_writers(step)) if duration else None
     gradient_bytes = step.several.gradient_bytes if step.several else 0.0
@@ -130,7 +131,7 @@ def estimate_run(
         num_parameters=model.graph.num_parameters,
         flops_per_sample=model.graph.total_flops(setup.batch_size_per_device) / setup.batch_size_per_device,
         num_trainable_parameters=model.graph.num_trainable_parameters,
-        num_steps=_num_steps(run, times),
+        num_steps=ceil(epochs * times.num_steps_per_epoch) if times and epochs is not None else None,
         **use,
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
         parallelism=_parallelism(run, step.several, memory.stages)
@@ -192,11 +193,6 @@ def _job_times(
         validation_s,
         validation_batch_size=run.setup.batch_size_per_device * run.num_replicas,
     )
-
-
-def _num_steps(run: Run, times: JobTimes | None) -> int | None:
-    epochs = run.job.num_epochs if run.job is not None else None
-    return None if times is None or epochs is None else ceil(epochs * times.num_steps_per_epoch)
 
 
 def hourly_price_usd(run: Run, num_writers: int = 0) -> float | None:

@@ -35,7 +35,7 @@ from forerun.graph.blocks import blocks_of
 from forerun.graph.graph import OpTable, expert_products
 from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.division import DividedStep
-from forerun.prediction.estimate import BreakdownPart, Generation
+from forerun.prediction.estimate import BreakdownPart
 from forerun.prediction.memory import memory_constants_of, worst_stage
 from forerun.prediction.post_training import (
     CRITIC,
@@ -137,7 +137,9 @@ def whole_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutT
         (*answers, *refit_parts, *before, own),
         own.time_s + sum(part.time_s for part in added),
     )
-    return replace(found, generation=_figures(run, writing, found), num_writers=number)
+    tokens, times_s = _tokens(run, writing.batch_size), (writing.prefill_s, writing.decode_s)
+    figures = generation_figures(tokens, found.step_s, *times_s, run.batch_size_global, writing.cache_bytes)
+    return replace(found, generation=figures, num_writers=number)
 
 
 def _longer(
@@ -172,13 +174,6 @@ def _num_tensors(model: DividedModel, token: OpTable) -> float:
     rows = expert_products(token)
     experts = 1.5 * float((token.gemm[rows, 0, 0] * token.count[rows]).sum())
     return float(model.memory(Shards(), 1).num_gradients.sum()) + experts
-
-
-def _figures(run: Run, writing: _Writing, step: DividedStep) -> Generation:
-    tokens = _tokens(run, writing.batch_size)
-    return generation_figures(
-        tokens, step.step_s, writing.prefill_s, writing.decode_s, run.batch_size_global, writing.cache_bytes
-    )
 
 
 def _tokens(run: Run, num_samples: float) -> Tokens:

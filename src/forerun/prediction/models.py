@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,10 +95,7 @@ def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, *
     """The step of a model, with the load of its experts: traced, or composed of several traced passes."""
     load, most = setup.expert_load, setup.expert_capacity
     setup = replace(setup, expert_load=_EVEN, expert_capacity=None, host_slowdown=1.0)
-
-    def traced(request: ModelRequest, setup: TrainingSetup) -> Graph:
-        return trace(request, setup, module, **ways)
-
+    traced = partial(trace, module=module, **ways)
     if setup.post == PLAIN and setup.phase is not Phase.GENERATE:
         return prepare(with_experts(traced(request, setup), load, most))
     from forerun.prediction.post_training import composed_step, divided_step
@@ -152,11 +150,6 @@ class TracedModels:
                 f"{wanted.batch_size_per_device}{_why_fixed(run.model.model)}"
             )
         return exact
-
-    def validation_of(self, run: Run) -> PreparedModel | None:
-        """The traced inference pass of a run's validation, None without one."""
-        setup = run.validation_setup
-        return None if setup is None else self.of(run, setup)
 
     def runs(self, run: Run, batch_sizes: Sequence[int]) -> Iterator[tuple[PreparedModel, slice]]:
         """The traced model and the batch sizes it holds for: all of them, or one if it depends on them."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -573,27 +574,17 @@ def _num_positions(model: str) -> int:
 
 
 def _text_configuration(model: str) -> Mapping[str, Any]:
-    """The configuration of a model, or of the language model inside of it."""
-    config = _configuration(model)
+    """The configuration of a model, or of the language model inside of it; empty where none is known."""
+    known, (prefix, _, rest) = find_architecture(model), model.partition(":")
+    config: Mapping[str, Any] = {} if known is None else known.config
+    if known is None and prefix == "hf":
+        from forerun.tracing.models.hub import is_hub_name, kept_config_path
+
+        path = kept_config_path(rest) if is_hub_name(rest) else Path(rest).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        with suppress(OSError, ValueError):  # the tracer has read it, or said what is wrong
+            config = json.loads(path.read_text(encoding="utf-8"))
     found: Mapping[str, Any] = config.get("text_config") or config
-    return found
-
-
-def _configuration(model: str) -> Mapping[str, Any]:
-    known = find_architecture(model)
-    if known is not None:
-        return known.config
-    prefix, _, rest = model.partition(":")
-    if prefix != "hf":
-        return {}
-    from forerun.tracing.models.hub import is_hub_name, kept_config_path
-
-    path = kept_config_path(rest) if is_hub_name(rest) else Path(rest).expanduser()
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # the tracer has read it, or said what is wrong
     return found
 
 

@@ -233,7 +233,18 @@ def scaled_step(
     if settings.strategy is Strategy.MIRRORED:
         parts = _mirrored(one, about, batch_size_per_device)
     else:
-        parts = _replicated(one, about, constants, settings)
+        parts = data_parallel_step(
+            one.parts,
+            one.buckets,
+            lambda size: about.time_s(size / constants.share),
+            about.num_devices,
+            num_accumulation_steps=settings.num_accumulation_steps,
+            slowdown=constants.slowdown_on(about),
+            coefficient_of_variation=constants.drag,
+            overhead_s=constants.overhead_s,
+            num_batch_norms=one.num_batch_norms if settings.sync_batch_norm else 0,
+            batch_norm_bytes=one.batch_norm_bytes,
+        )
     peak_s = settings.num_accumulation_steps * one.alone.least_s
     # The scatter of scaling is that of communication: it does not reach below what a device computes.
     low_s = parts.step_s * one.step_s.value / one.step_s.high
@@ -252,23 +263,6 @@ def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingCons
     found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
     drag = settings.coefficient_of_variation
     return found if drag is None else replace(found, drag=drag)
-
-
-def _replicated(
-    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
-) -> DataParallelStep:
-    return data_parallel_step(
-        one.parts,
-        one.buckets,
-        lambda size: about.time_s(size / constants.share),
-        about.num_devices,
-        num_accumulation_steps=settings.num_accumulation_steps,
-        slowdown=constants.slowdown_on(about),
-        coefficient_of_variation=constants.drag,
-        overhead_s=constants.overhead_s,
-        num_batch_norms=one.num_batch_norms if settings.sync_batch_norm else 0,
-        batch_norm_bytes=one.batch_norm_bytes,
-    )
 
 
 def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> DataParallelStep:

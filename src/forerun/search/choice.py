@@ -318,33 +318,18 @@ _PER_CANDIDATE = ("configuration", "option", "batch_size", "device_memory_bytes"
 """Columns of one value a candidate, beside the quantities."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobArrays:
-    """Times of all kinds of steps in an epoch, by candidate; arrays of intervals are (3, n) [s].
-
-    Attributes:
-        step_s: A full step over all devices.
-        last_s: The step with the samples left over, 0 where none are.
-        validation_s: A forward step of the validation, 0 without.
-        num_epochs: Epochs, (3, n).
-    """
-
-    step_s: Floats
-    last_s: Floats
-    validation_s: Floats
-    num_epochs: Floats
-
-
 def quantities(
     job: Job | None,
-    arrays: JobArrays,
     option: DeviceOption,
     batch_size: Ints,
     activity: Floats,
     compute_fraction: Floats,
     *,
-    num_replicas: int,
-    num_micro_steps: int = 1,
+    step_s: Floats,
+    last_s: Floats,
+    validation_s: Floats,
+    num_epochs: Floats,
+    num_micro_steps: int,
     power_limit_w: float | None,
     co2_g_per_kwh: float | None,
 ) -> dict[str, Floats]:
@@ -356,12 +341,14 @@ def quantities(
 
     Args:
         job: The job; without one only the step is known.
-        arrays: Its times.
         option: The devices.
-        batch_size: Samples of a replica and micro-step, (n,).
+        batch_size: Samples of a micro-step over all devices, (n,).
         activity: Ideal time of a device's work and traffic over the step, (n,).
         compute_fraction: Share of the work in it, (n,).
-        num_replicas: Groups of devices that take samples of their own.
+        step_s: Full steps over all devices, (3, n) [s].
+        last_s: Steps with the samples left over, 0 where none are, (3, n) [s].
+        validation_s: Forward steps of the validation, 0 without, (3, n) [s].
+        num_epochs: Epochs, (3, n).
         num_micro_steps: Micro-steps of a step.
         power_limit_w: Power limit set on every device, None for that of the board [W].
         co2_g_per_kwh: Carbon intensity of the grid, None if not asked [g/kWh].
@@ -369,17 +356,13 @@ def quantities(
     # A power limit below the draw slows the whole step down, and the slower step draws what the limit allows.
     power = device_power(option.device, activity, compute_fraction, power_limit_w)
     slowdown = 1.0 if power is None else power.slowdown
-    times_s = (arrays.step_s, arrays.last_s, arrays.validation_s)
-    step_s, last_s, validation_s = (each * slowdown for each in times_s)
-    global_batch = batch_size * num_replicas * num_micro_steps
+    step_s, last_s, validation_s = (each * slowdown for each in (step_s, last_s, validation_s))
+    global_batch = batch_size * num_micro_steps
     found = {"step_time_s": step_s, "throughput_samples_per_s": global_batch / step_s[[VALUE, HIGH, LOW]]}
     if job is None:
         return found
-    validation_batch = batch_size * num_replicas
-    epoch = epoch_time_s(
-        job, global_batch, step_s, last_s, validation_s, validation_batch_size=validation_batch
-    )
-    whole = job.startup_s + product(arrays.num_epochs, epoch)
+    epoch = epoch_time_s(job, global_batch, step_s, last_s, validation_s, validation_batch_size=batch_size)
+    whole = job.startup_s + product(num_epochs, epoch)
     unknown = np.full_like(whole, np.nan)
     hourly_usd = option.usd_per_hour
     energy = unknown
@@ -389,7 +372,7 @@ def quantities(
     return found | {
         "epoch_time_s": epoch,
         "job_time_s": whole,
-        "num_epochs": arrays.num_epochs,
+        "num_epochs": num_epochs,
         "cost_usd": whole * hourly_usd / 3600 if hourly_usd is not None else unknown,
         "energy_j": energy,
         "co2_g": energy / 3.6e6 * co2_g_per_kwh if co2_g_per_kwh is not None else unknown,

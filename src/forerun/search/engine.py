@@ -25,7 +25,7 @@ from forerun.prediction.step import PreparedModel, tier_of
 from forerun.prediction.uneven_samples import UnevenEpoch, has_lengths
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
-from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, JobArrays, joined, quantities
+from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, joined, quantities
 from forerun.search.devices import DeviceOption
 from forerun.search.search import SETTINGS, Search
 
@@ -303,26 +303,23 @@ class Engine:
         # A replay counts what several devices hold already; live bytes are those of one device alone.
         if not exact and not run.uses_layout:
             memory_bytes = memory_bytes + [replica_bytes(run, each) for each in busy.gradient_bytes]
-        micro_steps, num_replicas = run.sharing.num_accumulation_steps, 1
+        micro_steps, batch_sizes = run.sharing.num_accumulation_steps, sizes
         if option.num_devices > 1:
-            num_replicas = replace(self.search.run, cluster=option.cluster).num_replicas
-        arrays = JobArrays(
-            step_s=fed_times(run, busy.step_s, sizes * micro_steps),
-            last_s=fed_times(run, busy.step_s * (times.last_s / alone), times.last_samples * micro_steps),
-            validation_s=np.zeros_like(alone) if times.validation is None else times.validation.ends(),
-            num_epochs=self._epochs(run, sizes * num_replicas * micro_steps),
-        )
+            batch_sizes = sizes * replace(self.search.run, cluster=option.cluster).num_replicas
+        step_s = fed_times(run, busy.step_s, sizes * micro_steps)
         # A device that waits for the loader draws less; one that waits for others is counted as if it worked.
         is_single = np.isnan(busy.activity)
-        activity = np.where(is_single, own.activity, busy.activity) * busy.step_s[0] / arrays.step_s[0]
+        activity = np.where(is_single, own.activity, busy.activity) * busy.step_s[0] / step_s[0]
         values = quantities(
             run.job,
-            arrays,
             option,
-            sizes,
+            batch_sizes,
             activity,
             np.where(is_single, own.compute_fraction, busy.compute_fraction),
-            num_replicas=num_replicas,
+            step_s=step_s,
+            last_s=fed_times(run, busy.step_s * (times.last_s / alone), times.last_samples * micro_steps),
+            validation_s=np.zeros_like(alone) if times.validation is None else times.validation.ends(),
+            num_epochs=self._epochs(run, batch_sizes * micro_steps),
             num_micro_steps=micro_steps,
             power_limit_w=terms.power_limit_w,
             co2_g_per_kwh=terms.co2_g_per_kwh,

@@ -320,9 +320,8 @@ def chosen_points(
         raise UsageError(
             f"none of {len(points):,} layouts fits: the least memory is "
             f"{least.peak_memory_bytes.value / 1024**3:.1f} GiB a device, by --parallel {least.parallel} "
-            f"--strategy {least.strategy} --recompute "
-            f"{least.recompute}; give more "
-            "devices, a shorter sequence or adapters (--lora 16)"
+            f"--strategy {least.strategy} --recompute {least.recompute}; give more devices, a shorter sequence or "
+            "adapters (--lora 16)"
         )
     # A run that ends out of memory after an hour in the queue costs more than a slower step: what is sure comes first.
     sure = {"yes": 0, "close": 1}

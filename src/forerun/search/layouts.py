@@ -117,7 +117,7 @@ def _files(run: Run, names: Sequence[str], *, must: bool) -> dict[str, str]:
     found = {}
     for name in names:
         try:
-            found[name] = hand_over(run, name)
+            found[name] = FRAMEWORKS[name](run)
         except InvalidSetupError:
             # A framework that was asked for must say why not; of all, those that can are written.
             if must:
@@ -171,22 +171,6 @@ _SCHEDULES = {
     PipelineSchedule.INTERLEAVED: "Interleaved1F1B",
     PipelineSchedule.ZERO_BUBBLE: "ZBVZeroBubble",
 }
-
-
-def hand_over(run: Run, framework: str) -> str:
-    """Arguments or a configuration file with which a framework trains in the layout of a run.
-
-    Args:
-        run: The run.
-        framework: torchrun, fsdp (Python), accelerate (YAML), deepspeed (JSON), torchtitan (TOML) or megatron
-            (arguments).
-
-    Raises:
-        InvalidSetupError: The framework is not known, or has no such layout.
-    """
-    if framework not in FRAMEWORKS:
-        raise InvalidSetupError(f"unknown framework '{framework}'; expected one of {', '.join(FRAMEWORKS)}")
-    return FRAMEWORKS[framework](run)
 
 
 def _torchrun(run: Run) -> str:
@@ -386,4 +370,5 @@ FRAMEWORKS: dict[str, Callable[[Run], str]] = {
     "torchtitan": _torchtitan,
     "megatron": _megatron,
 }
-"""Frameworks with the function that writes a layout in their words."""
+"""Frameworks with the function that writes the layout of a run in their words: arguments of torchrun and Megatron-LM,
+Python for FSDP, YAML, JSON and TOML. It raises ``InvalidSetupError`` where the framework has no such layout."""

@@ -393,13 +393,13 @@ class _Accuracy(BaseModel):
     accuracy: float = Field(ge=0, le=1, description="a fraction of 0 to 1")
 
 
-def read_accuracies(path: Path) -> dict[str, float]:
+def read_accuracies(path: str | Path) -> dict[str, float]:
     """Accuracy by model, from a CSV file with the columns ``model`` and ``accuracy`` (a fraction).
 
     Raises:
         InvalidSetupError: The file cannot be read, lacks a column, or has a value that is not a fraction.
     """
     try:
-        return {row.model: row.accuracy for _, row in read_rows(path, _Accuracy)}
+        return {row.model: row.accuracy for _, row in read_rows(Path(path), _Accuracy)}
     except RecordError as error:  # the table is a part of the question
         raise InvalidSetupError(str(error)) from error

@@ -182,9 +182,10 @@ def estimate_of(
 
         epoch = epoch_estimate(run, estimate_at)
         return replace(found[-1], estimate=epoch)
+    setup = run.validation_setup
     return estimate_run(
         models.of(run),
-        models.validation_of(run),
+        None if setup is None else models.of(run, setup),
         run,
         cost_model or cost_model_of(run),
         with_largest=with_largest,

@@ -50,27 +50,25 @@ class Quantity:
         name: Word for the quantity in a limit.
         field: The attribute of a candidate that holds it.
         kind: Kind of unit, a key of ``units.UNITS``.
-        meaning: Meaning of the quantity, for help texts.
     """
 
     name: str
     field: str
     kind: str
-    meaning: str
 
 
 QUANTITIES: Mapping[str, Quantity] = {
     quantity.name: quantity
     for quantity in (
-        Quantity("time", "job_time_s", "time", "time of the whole job"),
-        Quantity("epoch", "epoch_time_s", "time", "time of an epoch"),
-        Quantity("step", "step_time_s", "time", "time of a step"),
-        Quantity("cost", "cost_usd", "money", "price of the job"),
-        Quantity("memory", "peak_memory_bytes", "memory", "peak memory of a device"),
-        Quantity("energy", "energy_j", "energy", "energy of the job"),
-        Quantity("co2", "co2_g", "mass", "carbon dioxide of the job"),
-        Quantity("throughput", "throughput_samples_per_s", "rate", "samples a second"),
-        Quantity("accuracy", "accuracy", "share", "accuracy of the model"),
+        Quantity("time", "job_time_s", "time"),
+        Quantity("epoch", "epoch_time_s", "time"),
+        Quantity("step", "step_time_s", "time"),
+        Quantity("cost", "cost_usd", "money"),
+        Quantity("memory", "peak_memory_bytes", "memory"),
+        Quantity("energy", "energy_j", "energy"),
+        Quantity("co2", "co2_g", "mass"),
+        Quantity("throughput", "throughput_samples_per_s", "rate"),
+        Quantity("accuracy", "accuracy", "share"),
     )
 }
 

@@ -15,13 +15,12 @@ from forerun.evidence.fitting.op_time_fit import (
     OperatorSample,
     StepSample,
     encode_samples,
-    fit_op_network,
-    predict_log_times,
     take,
 )
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 from op_models import NUM_FEATURES, ops_named
+from studies.optime.fit import fit_op_network, predict_log_times
 
 SETTINGS = FitSettings(hidden=16, num_iterations=50, samples_per_batch=16)
 

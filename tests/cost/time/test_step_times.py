@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from forerun.cost.time import step_times as op_time
 from forerun.cost.time.features import Point
 from forerun.cost.time.step_times import smooth_maximum, step_times
-from forerun.evidence.fitting.op_time_fit import StepSample, as_weights, encode_samples, predict_log_times
+from forerun.evidence.fitting.op_time_fit import StepSample, as_weights, encode_samples
 from forerun.graph.graph import StepPart
 from forerun.question.devices import find_device
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from op_models import MODELS, no_offsets, ops_named, random_networks, random_weights, shipped_weights
+from studies.optime.fit import predict_log_times
 
 DEVICES = ("a100-sxm4-40gb", "rtx-3090", "t4", "h100-sxm", "gtx-1080-ti", "cpu")
 

@@ -371,7 +371,8 @@ class _Shown:
 
         bar, task = self._bar, self._task
         if isinstance(event, session.SessionStarted):
-            bar.update(task, total=event.num_jobs, description=_skipped(event.num_skipped))
+            skipped = f"{event.num_skipped} are in the records already" if event.num_skipped else ""
+            bar.update(task, total=event.num_jobs, description=skipped)
         elif isinstance(event, session.JobStarted):
             batch = event.job.parameters.get("batch_size")
             described = f"{event.job.subject}, batch size {batch}" if batch else event.job.subject
@@ -384,10 +385,6 @@ class _Shown:
         elif isinstance(event, session.JobLost):
             self._num_done += 1
             bar.update(task, completed=self._num_done)
-
-
-def _skipped(num_skipped: int) -> str:
-    return f"{num_skipped} are in the records already" if num_skipped else ""
 
 
 def time_left(remaining_time_s: float | None) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,66 +28,50 @@ FamilyOption = Annotated[
 _COUNTED = ("device", "kind", "family", "occasion", "outcome")
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """Records of a store, or their numbers by group."""
+def _listed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Records of a store, or their numbers by group, as plain data."""
+    from forerun.evidence.records.measurement import measurement_document
 
-    store: str
-    groups: Sequence[tuple[tuple[str, ...], int]] | None = None
-    records: Sequence[Measurement] = ()
-    num_records: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The list as plain data."""
-        from forerun.evidence.records.measurement import measurement_document
-
-        if self.groups is None:
-            documents = [measurement_document(record) for record in self.records]
-            return {"store": self.store, "num_records": self.num_records, "records": documents}
-        named = [
-            {**dict(zip(_COUNTED, of, strict=True)), "num_records": number} for of, number in self.groups
-        ]
-        return {"store": self.store, "groups": named}
+    if "records" in found:
+        return {**found, "records": [measurement_document(record) for record in found["records"]]}
+    groups = (dict(zip(_COUNTED, of, strict=True)) | {"num_records": n} for of, n in found["groups"])
+    return {**found, "groups": list(groups)}
 
 
-def _list_page(found: _Listed) -> Any:
+def _list_page(found: Mapping[str, Any]) -> Any:
     from forerun.evidence.pages.measurement_page import counts_table, records_table
 
-    if found.groups is not None:
-        return counts_table(found.store, _COUNTED, found.groups)
-    return records_table(found.records)
+    if "records" in found:
+        return records_table(found["records"])
+    return counts_table(found["store"], _COUNTED, found["groups"])
 
 
-def _tell_of_more(found: _Listed) -> None:
-    if found.groups is None and found.num_records > len(found.records):
-        shown = f"the first {len(found.records)} of {found.num_records}"
+def _tell_of_more(found: Mapping[str, Any]) -> None:
+    num_shown = len(found.get("records", ()))
+    if num_shown < found.get("num_records", 0):
+        shown = f"the first {num_shown} of {found['num_records']}"
         typer.echo(f"{shown}; --limit shows more, export writes all", err=True)
 
 
-@verb(page=_list_page, after=_tell_of_more)
+@verb(page=_list_page, as_dict=_listed, after=_tell_of_more)
 def list_records(
     store: RecordsOption = None,
     device: DeviceOption = None,
     family: FamilyOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Largest number of records to list.")] = 100,
-) -> _Listed:
+) -> dict[str, Any]:
     """Count the measurements of each kind; with --device or --family, list them."""
     from forerun.evidence.records.record_store import RecordStore
 
     with RecordStore.open(store, create=False) as opened:
         if device is None and family is None:
-            return _Listed(opened.name, groups=[*opened.counts(*_COUNTED)])
-        found = tuple(islice(opened.measurements(device=device, family=family), limit))
-        return _Listed(opened.name, None, found, opened.count(device=device, family=family))
+            return {"store": opened.name, "groups": opened.counts(*_COUNTED)}
+        found = list(islice(opened.measurements(device=device, family=family), limit))
+        count = opened.count(device=device, family=family)
+        return {"store": opened.name, "num_records": count, "records": found}
 
 
-def _document(found: Measurement) -> Mapping[str, Any]:
-    from forerun.evidence.records.measurement import measurement_document
-
-    return measurement_document(found)
-
-
-@verb(page=f"{_PAGES}:record_page", as_dict=_document)
+@verb(page=f"{_PAGES}:record_page", as_dict="forerun.evidence.records.measurement:measurement_document")
 def show_record(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key of a record, or the beginning of it.")],
     store: RecordsOption = None,

@@ -283,11 +283,6 @@ def _has_operations(measurement: Measurement) -> bool:
     return step_time_of(measurement) is not None
 
 
-def _era(framework: str, version: str) -> float:
-    """The era of PyTorch's software; other stacks have none and count as the newest."""
-    return software_era(version) if version and framework == "pytorch" else NEWEST_ERA
-
-
 def _traced(
     measurement: Measurement, device: Device, others: Mapping[str, Any], known: Graphs
 ) -> tuple[Graph, TrainingSetup]:
@@ -315,7 +310,7 @@ def _sample(
     loop_s: float,
 ) -> DeviceSample:
     is_whole_model = measurement.kind is not JobKind.LAYER
-    version = measurement.circumstances.framework_version
+    framework, version = measurement.circumstances.framework, measurement.circumstances.framework_version
     summary = measurement.summary
     median_s = step_time_of(measurement) or repetition_s(measurement)
     noise = 0.0 if summary is None else 0.5 * (summary.high_s - summary.low_s) / summary.median_s
@@ -327,7 +322,8 @@ def _sample(
             device=device,
             setup=setup,
             uses_layer_norm=graph.uses_layer_norm,
-            era=_era(measurement.circumstances.framework, version),
+            # Other stacks have no era and count as the newest.
+            era=software_era(version) if version and framework == PYTORCH else NEWEST_ERA,
         ),
         step_time_s=median_s,
         relative_noise=noise,
@@ -375,14 +371,14 @@ def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingS
     return replace(graph, ops=only_modules(graph.ops)), setup
 
 
-def sampling_weights(samples: Sequence[DeviceSample], whole_share: float = 0.5) -> np.ndarray:
-    """Weights of samples: whole models together ``whole_share``, layers the rest, noisy ones less, (n,)."""
+def sampling_weights(samples: Sequence[DeviceSample]) -> np.ndarray:
+    """Weights of samples: whole models together half, layers the rest, noisy ones less, (n,)."""
     whole = np.asarray([sample.is_whole_model for sample in samples])
     # Two per cent is what repeats on another day differ by: no step is trusted more than that.
     raw = 1.0 / (0.02 + np.asarray([sample.relative_noise for sample in samples]))
     weights = np.zeros(len(samples))
-    for chosen, share in ((whole, whole_share), (~whole, 1.0 - whole_share)):
+    for chosen in (whole, ~whole):
         if chosen.any():
-            weights[chosen] = share * raw[chosen] / raw[chosen].sum()
+            weights[chosen] = 0.5 * raw[chosen] / raw[chosen].sum()
     normal: np.ndarray = weights / weights.sum()
     return normal

@@ -23,7 +23,6 @@ from torch import nn
 
 from forerun.base.errors import CostModelError
 from forerun.cost.time.features import (
-    DEVICE_FEATURES,
     POINT_FEATURES,
     STATIC_FEATURES,
     Point,
@@ -376,11 +375,6 @@ def take(encoded: EncodedSamples, chosen: np.ndarray) -> Batch:
     )
 
 
-def _normalisation(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    deviation = features.std(0)
-    return features.mean(0), torch.where(deviation < 1e-3, torch.ones_like(deviation), deviation)
-
-
 def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[str, Any]]:
     """Parameter groups: the layers' weights decay; log launch times do not, because zero would mean one second."""
     layers: list[nn.Parameter] = []
@@ -400,51 +394,6 @@ def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[st
 _OFFSETS = ("latents", "architecture_groups", "device_groups", "device_classes")
 
 
-def _device_columns() -> tuple[int, int]:
-    begin = len(STATIC_FEATURES) + POINT_FEATURES.index(DEVICE_FEATURES[0])
-    return begin, begin + len(DEVICE_FEATURES)
-
-
-def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSettings) -> OpNetwork:
-    """Fits the network to the chosen samples: L1 on log(predicted / measured), AdamW, one cycle.
-
-    Whole steps and operators are drawn apart; the operators' mean error counts ``operator_share`` of the steps'.
-
-    Args:
-        encoded: All samples.
-        chosen: Indices of the samples to fit.
-        settings: Size, schedule and seed.
-    """
-    torch.manual_seed(settings.seed)
-    random = np.random.default_rng(settings.seed)
-    sampled = take(encoded, random.choice(chosen, size=min(400, len(chosen)), replace=False))
-    network = OpNetwork(
-        *_normalisation(sampled.features),
-        settings.hidden,
-        len(encoded.systems),
-        encoded.devices,
-        encoded.architectures,
-    )
-    of_device = slice(*_device_columns())
-
-    def penalty() -> torch.Tensor:
-        inputs = settings.device_penalty * network.first.weight[:, of_device].square().sum()
-        return inputs + settings.offset_penalty * _offset_squares(network, settings)
-
-    _descend(network, encoded, chosen, settings, random, penalty)
-    return network
-
-
-def _offset_squares(network: OpNetwork, settings: FitSettings) -> torch.Tensor:
-    """Sum of the squares of the offsets over their scales, of the mean device."""
-    groups, classes = settings.group_scale, settings.class_scale
-    device = (network.device_groups / groups).square().sum() + (
-        network.device_classes / classes
-    ).square().sum()
-    architecture = (network.architecture_groups / groups).square().sum()
-    return (device + architecture) / max(1, len(network.devices))
-
-
 _ANCHOR_PENALTY = 1e-3  # loss of a squared distance of one
 
 
@@ -456,8 +405,8 @@ def refine_op_network(
 ) -> OpNetwork:
     """A fitted network adjusted to measurements of one device, with as little change as they allow.
 
-    The loss is that of ``fit_op_network`` with ``_ANCHOR_PENALTY`` times the squared distance of the layers' weights
-    from the start instead of the penalty on device inputs: within one device these do not vary.
+    The loss is that of the fit of all devices with ``_ANCHOR_PENALTY`` times the squared distance of the layers'
+    weights from the start instead of the penalty on device inputs: within one device these do not vary.
 
     Args:
         start: Parameters of the fitted network by name, with underscores for dots (``first_weight``);
@@ -487,11 +436,11 @@ def refine_op_network(
         moved = ((network.device_classes - known) / settings.group_scale).square().sum()
         return _ANCHOR_PENALTY * (torch.stack(distances).sum() + moved)
 
-    _descend(network, encoded, chosen, settings, np.random.default_rng(settings.seed), penalty)
+    descend(network, encoded, chosen, settings, np.random.default_rng(settings.seed), penalty)
     return network
 
 
-def _descend(
+def descend(
     network: OpNetwork,
     encoded: EncodedSamples,
     chosen: np.ndarray,
@@ -499,6 +448,10 @@ def _descend(
     random: np.random.Generator,
     penalty: Callable[[], torch.Tensor],
 ) -> None:
+    """Fits a network to the chosen samples by AdamW, one cycle: L1 on log(predicted / measured) and a penalty.
+
+    Whole steps and operators are drawn apart; the operators' mean error counts ``operator_share`` of the steps'.
+    """
     optimizer = torch.optim.AdamW(_parameter_groups(network, settings))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -548,15 +501,6 @@ def _descend(
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-
-
-@torch.no_grad()
-def predict_log_times(
-    network: OpNetwork, encoded: EncodedSamples, chosen: np.ndarray, use_latents: bool
-) -> np.ndarray:
-    """Log step times of the chosen samples."""
-    parts = np.array_split(chosen, max(1, len(chosen) // 200))
-    return np.concatenate([network(take(encoded, part), use_latents).numpy() for part in parts if len(part)])
 
 
 def as_weights(

@@ -8,13 +8,13 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, InvalidSetupError, MeasurementError, UnknownDeviceError
-from forerun.base.extras import plugin, plugin_names
+from forerun.base.extras import installed_version, plugin, plugin_names
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.measurement.settings import StepSettings
+from forerun.evidence.measurement.telemetry import load_per_core
 from forerun.evidence.records.measurement import Circumstances, Measurement, Scalar
 from forerun.question.devices.catalogue import gpu_device
 from forerun.question.devices.device import Device
@@ -58,7 +58,7 @@ def describe_circumstances(
         python_version=host.python_version,
         framework=framework,
         framework_version=software_version(framework),
-        forerun_version=_installed_version("forerun") or "",
+        forerun_version=installed_version("forerun") or "",
         occasion=occasion,
     )
     if index is None:
@@ -78,7 +78,7 @@ def at_job_start(circumstances: Circumstances) -> Circumstances:
     return replace(
         circumstances,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        load_before=_load_per_core(),
+        load_before=load_per_core(),
     )
 
 
@@ -99,29 +99,13 @@ def software_version(framework: str) -> str:
         raise InvalidSetupError(f"expected framework {' or '.join(_DISTRIBUTIONS)}, got '{framework}'")
     # From the metadata: to import a framework for its version takes seconds, and TensorFlow would take the GPU.
     main, *others = _DISTRIBUTIONS[framework]
-    version = _installed_version(main)
+    version = installed_version(main)
     if version is None:
         raise MeasurementError(
             f"expected {main} to be installed, found none; install it with: pip install {main}"
         )
-    found = {name: other for name in others if (other := _installed_version(name))}
+    found = {name: other for name in others if (other := installed_version(name))}
     return ", ".join([version, *(f"{name} {other}" for name, other in found.items())])
-
-
-def _installed_version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _load_per_core() -> float | None:
-    import psutil
-
-    try:
-        return psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
-    except OSError:
-        return None
 
 
 def _gpu(index: int, host: Host) -> HostGpu:

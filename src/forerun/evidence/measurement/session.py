@@ -83,7 +83,7 @@ def run_jobs(
     protocol = protocol or Protocol()
     circumstances = circumstances or describe_circumstances(device_index, protocol=protocol)
     circumstances = replace(circumstances, device_index=device_index, occasion=occasion)
-    tell = on_event or _ignore
+    tell = on_event or (lambda _: None)
     session = _Session(
         store=store,
         protocol=protocol,
@@ -97,10 +97,6 @@ def run_jobs(
     # Two measurements at once on one device would each report the other's time as its own.
     with lock_device(device_index):
         return session.run(jobs)
-
-
-def _ignore(_: Event) -> None:
-    """Ignores an event."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -102,9 +102,18 @@ def cpu_sensors() -> dict[str, float]:
         ]
         if values:
             found["cpu_temperature_c"] = max(values)
-    with contextlib.suppress(OSError):
-        found["load_per_core"] = psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+    if (load := load_per_core()) is not None:
+        found["load_per_core"] = load
     return found
+
+
+def load_per_core() -> float | None:
+    """Load average of the last minute over the cores of this machine; None where the system has none."""
+    import psutil
+
+    with contextlib.suppress(OSError):
+        return psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+    return None
 
 
 def cpu_counters(

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import format_duration_s
-from forerun.surface.report.figure import check_plot_path, look_of, new_figure, plain_log_ticks, save_figure
+from forerun.surface.report.figure import drawn, look_of, plain_log_ticks
 from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent
 
@@ -191,27 +191,21 @@ def plot_compositions(path: Path, panels: Mapping[str, Sequence[Composition]]) -
     Raises:
         UsageError, FailureError: The file cannot be written, or has another ending than .png.
     """
-    check_plot_path(path)
-    figure = new_figure(width_in=5.2 * len(panels), height_in=4.6)
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
-        measured_ms = [1e3 * row.measured_s for row in rows]
-        series = {
-            "sum of layers alone": [1e3 * row.sum_of_layers_s for row in rows],
-            "composed": [1e3 * row.composed_s for row in rows],
-        }
-        for index, (label, values_ms) in enumerate(series.items()):
-            look = look_of(index)
-            axes.scatter(
-                measured_ms, values_ms, label=label, color=look["color"], marker=look["marker"], s=26
-            )
-        ends = (0.8 * min(measured_ms), 1.25 * max(measured_ms))
-        axes.plot(ends, ends, color="0.5", linewidth=1, label="equal to the step")
-        axes.set(
-            xscale="log", yscale="log", xlabel="measured step [ms]", ylabel="from layers [ms]", title=title
-        )
-        for axis in (axes.xaxis, axes.yaxis):
-            plain_log_ticks(axis)
-        axes.grid(visible=True, which="both", alpha=0.25)
-        axes.legend(fontsize=8)
-    save_figure(figure, path)
+    with drawn(path, width_in=5.2 * len(panels), height_in=4.6) as figure:
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+            measured_ms = [1e3 * row.measured_s for row in rows]
+            series = {
+                "sum of layers alone": [1e3 * row.sum_of_layers_s for row in rows],
+                "composed": [1e3 * row.composed_s for row in rows],
+            }
+            for index, (label, values_ms) in enumerate(series.items()):
+                axes.scatter(measured_ms, values_ms, label=label, s=26, **look_of(index))
+            ends = (0.8 * min(measured_ms), 1.25 * max(measured_ms))
+            axes.plot(ends, ends, color="0.5", linewidth=1, label="equal to the step")
+            axes.set(xscale="log", yscale="log", title=title)
+            axes.set(xlabel="measured step [ms]", ylabel="from layers [ms]")
+            for axis in (axes.xaxis, axes.yaxis):
+                plain_log_ticks(axis)
+            axes.grid(visible=True, which="both", alpha=0.25)
+            axes.legend(fontsize=8)

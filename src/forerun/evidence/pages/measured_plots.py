@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,16 @@ from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
 from forerun.graph.graph import Floats
 from forerun.surface.report.figure import (
     COLOURS,
+    MOST_LEGEND_GROUPS,
     STEP_TIMES,
     TimeAxis,
+    check_positive,
     drawn,
+    in_natural_order,
     look_of,
     number_labels,
     plain_log_ticks,
+    scatter_groups,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from forerun.evidence.records.step_record import StepRecord
 
-_MOST_LEGEND_LINES = 24
 _NUM_BINS = 40
 _NULL = "null"  # a call without work, the overhead of each
 
@@ -108,9 +110,9 @@ def batch_size_against_throughput(path: Path, records: Sequence[StepRecord]) -> 
     sizes = np.array([record.batch_size_per_device for record in records], dtype=float)
     rates = np.array([record.throughput_samples_per_s for record in records])
     with _chart(path, 7.4, 5.0) as (_, axes):
-        _check(sizes, rates, what="batch sizes and throughputs")
+        check_positive(sizes, rates, what="batch sizes and throughputs")
         names = np.asarray(groups)
-        for index, name in enumerate(_in_natural_order(groups)):
+        for index, name in enumerate(in_natural_order(groups)):
             rows = names == name
             where = np.unique(sizes[rows])
             medians = [float(np.median(rates[rows & (sizes == size)])) for size in where]
@@ -134,7 +136,7 @@ def accuracy_curves(path: Path, *curves: Mapping[str, Floats]) -> None:
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    runs = _in_natural_order([run for found in curves for run in found])
+    runs = in_natural_order([run for found in curves for run in found])
     with drawn(path, width_in=9.6, height_in=4.6) as figure:
         if not runs or not all(len(curve) for found in curves for curve in found.values()):
             raise FailureError("a plot of accuracy needs at least one run with one epoch, got none")
@@ -183,7 +185,7 @@ def accuracy_against_time(path: Path, runs: Mapping[str, tuple[Floats, Floats]])
     with _chart(path, 7.4, 5.4) as (_, axes):
         if not runs:
             raise FailureError("a plot of accuracy against time needs at least one run, got none")
-        for index, name in enumerate(_in_natural_order([*runs])):
+        for index, name in enumerate(in_natural_order([*runs])):
             time_s, accuracy = runs[name]
             axes.plot(time_s, 100 * accuracy, label=name, markersize=4, linewidth=1, **look_of(index))
         all_s, all_accuracies = (np.concatenate([run[part] for run in runs.values()]) for part in (0, 1))
@@ -219,9 +221,9 @@ def residuals_against_time(
     """
     predicted, actual = np.asarray(predicted_s, dtype=float), np.asarray(actual_s, dtype=float)
     with _chart(path, 7.4, 4.8) as (_, axes):
-        _check(predicted, actual, what="predicted and actual times")
+        check_positive(predicted, actual, what="predicted and actual times")
         error_percent = 100 * (predicted / actual - 1)
-        _scatter(axes, groups, times.per_second * actual, error_percent, size=18)
+        scatter_groups(axes, groups, times.per_second * actual, error_percent, size=18)
         axes.axhline(0, color="black", linewidth=1)
         median = float(np.median(error_percent))
         axes.axhline(median, color=COLOURS[6], linewidth=0.9, linestyle="--", label=f"median {median:+.1f} %")
@@ -271,7 +273,7 @@ def layer_times_against_work(path: Path, measurements: Iterable[Measurement]) ->
         if not has_work.any():
             raise FailureError("a plot of times against FLOPs needs a layer that computes, got none")
         kept = [name for name, is_kept in zip(names, has_work, strict=True) if is_kept]
-        _scatter(axes, kept, flops[has_work] / 1e9, times_ms[has_work], size=14)
+        scatter_groups(axes, kept, flops[has_work] / 1e9, times_ms[has_work], size=14)
         axes.set(xscale="log", yscale="log")
         axes.set(xlabel="work of the forward pass [GFLOP]", ylabel="time of a layer [ms]")
 
@@ -296,32 +298,8 @@ def _layers(measurements: Iterable[Measurement]) -> tuple[list[str], Floats, Flo
     return names, flops, times_ms
 
 
-def _scatter(axes: Axes, groups: Sequence[str], x: Floats, y: Floats, *, size: float) -> None:
-    """Points, a colour for each group, which the legend names with its number of rows."""
-    names = np.asarray(groups)
-    for index, name in enumerate(_in_natural_order(groups)):
-        rows = names == name
-        label = f"{name} ({rows.sum():,})"
-        axes.scatter(x[rows], y[rows], s=size, alpha=0.7, linewidths=0, label=label, **look_of(index))
-
-
 def _legend_below(figure: Figure, axes: Axes) -> None:
     """The legend under the axes, where it covers no point; none where there are too many groups to tell apart."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) <= _MOST_LEGEND_LINES:
+    if len(labels) <= MOST_LEGEND_GROUPS:
         figure.legend(handles, labels, loc="outside lower center", fontsize="small", ncols=3)
-
-
-def _in_natural_order(names: Sequence[str]) -> list[str]:
-    """Each name once, numbers within it by value: batch 8 before batch 16."""
-
-    def key(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
-
-    return sorted(set(names), key=key)
-
-
-def _check(first: Floats, second: Floats, *, what: str) -> None:
-    both = np.concatenate([first, second])
-    if not first.size or first.shape != second.shape or not np.all(np.isfinite(both) & (both > 0)):
-        raise FailureError(f"a plot of {what} needs at least one row, as many of each, and values above zero")

@@ -12,7 +12,7 @@ from rich.text import Text
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.evidence.measure_loader import LoaderRun
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, measurement_document
-from forerun.surface.report.tables import Columns, table, table_of
+from forerun.surface.report.tables import Columns, facts, table, table_of
 from forerun.surface.report.wording import range_words
 
 if TYPE_CHECKING:
@@ -164,17 +164,13 @@ def counts_table(
 
 def record_page(measurement: Measurement) -> RenderableType:
     """All fields of one measurement, a line each."""
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column(no_wrap=True)
-    lines.add_column(overflow="fold")
+    lines: list[tuple[str, str]] = []
     for name, value in measurement_document(measurement).items():
         if isinstance(value, Mapping):
-            lines.add_row(Text(name), Text(""))
-            for inner, figure in value.items():
-                lines.add_row(Text(f"  {inner}"), Text(_shown(figure)))
+            lines += [(name, ""), *((f"  {inner}", _shown(figure)) for inner, figure in value.items())]
         else:
-            lines.add_row(Text(name), Text(_shown(value)))
-    return lines
+            lines.append((name, _shown(value)))
+    return facts(lines)
 
 
 def _shown(value: Any) -> str:

@@ -195,7 +195,9 @@ def open_engine(url: sql.URL, *, create: bool) -> sql.Engine:
         if url.database not in (None, "", ":memory:"):
             path = Path(str(url.database))
             _check_file(path, create)
-            if not create and is_read_only(path):
+            # By its rights or because of its disk.
+            may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+            if not create and path.exists() and not may_write:
                 url = _read_only(path)
     else:
         # A pool's connection may be dead since the server's restart: it is tried before each use.
@@ -210,11 +212,6 @@ def open_engine(url: sql.URL, *, create: bool) -> sql.Engine:
         sql.event.listen(engine, "connect", _set_up_reader if "mode" in url.query else _set_up_sqlite)
         sql.event.listen(engine, "before_cursor_execute", _with_a_small_first_word, retval=True)
     return engine
-
-
-def is_read_only(path: Path) -> bool:
-    """True if a file exists that cannot be written, by its rights or because of its disk."""
-    return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _read_only(path: Path) -> sql.URL:

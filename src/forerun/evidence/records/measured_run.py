@@ -127,7 +127,6 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 _PYTORCH = "pytorch"
-_CPU = "cpu"
 
 _OTHER_NAMES = {
     "timm:ig_resnext101_32x16d": "timm:resnext101_32x16d",
@@ -154,11 +153,6 @@ def is_pytorch_2(version: str) -> bool:
 def default_optimizer_implementation(version: str) -> OptimizerImplementation:
     """Kernels of PyTorch's optimizers unless told otherwise: multi-tensor since 2.0."""
     return OptimizerImplementation.FOREACH if is_pytorch_2(version) else OptimizerImplementation.FOR_LOOP
-
-
-def measured_request(model: str, **inputs: Any) -> ModelRequest:
-    """The network of a record under the name that builds it today."""
-    return ModelRequest(model=_OTHER_NAMES.get(model, model), **inputs)
 
 
 def measured_setup(parameters: Mapping[str, Any], framework: str, version: str) -> TrainingSetup:
@@ -197,7 +191,7 @@ def measured_device(name: str, title: str, num_cores: int) -> Device:
     Raises:
         UnknownDeviceError: The catalogue does not know the name.
     """
-    if name == _CPU:
+    if name == "cpu":
         host = describe_host()
         if (title, num_cores) == (host.cpu.model, max(1, int(host.num_usable_cores))):
             return cpu_device(host)
@@ -221,7 +215,7 @@ def measured_run(
     """
     setup = measured_setup(parameters, framework, version)
     return Run(
-        model=measured_request(model, **input_options_of(parameters)),
+        model=ModelRequest(model=_OTHER_NAMES.get(model, model), **input_options_of(parameters)),
         setup=setup,
         cluster=_cluster(parameters, device),
         sharing=_sharing(parameters),

@@ -19,6 +19,7 @@ from forerun.base.errors import RecordError, UsageError
 from forerun.base.extras import needing, plugin, plugin_names
 from forerun.base.kept import whole_file, writes
 from forerun.base.tables import check_columns
+from forerun.evidence.records.database import as_json
 from forerun.evidence.records.measurement import (
     MEASUREMENT_VERSION,
     JobKind,
@@ -133,8 +134,6 @@ FILE_COLUMNS = ("schema_version", "key", "kind", "subject", "family", "outcome",
 """Columns of a file of measurements."""
 
 _ROWS_PER_CHUNK = 5000
-# One encoder for all cells: json.dumps makes a new one at each call.
-_as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def export_measurements(measurements: Iterable[Measurement], path: str | Path) -> int:
@@ -157,7 +156,7 @@ def _cells(measurement: Measurement) -> dict[str, Any]:
     document = measurement_document(measurement)
     for name in _JSON_COLUMNS:
         value = document[name]
-        document[name] = "" if value is None else _as_json(value)
+        document[name] = "" if value is None else as_json(value)
     return document
 
 

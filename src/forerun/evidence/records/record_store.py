@@ -215,9 +215,7 @@ class RecordStore:
         except _AwayError as error:
             self._ask_again_at_s = time.monotonic() + _ASK_AGAIN_S
             assert self._spool is not None
-            self._warn(
-                f"{error.reason}; measurements are kept in {self._spool.path} and written when it is back"
-            )
+            self._warn(f"{error}; measurements are kept in {self._spool.path} and written when it is back")
             return self._put_aside(chunk)
         # The server is there again, so what waited for it goes first to where it belongs.
         if self._spooled and self._spool is not None:
@@ -251,8 +249,8 @@ class RecordStore:
         found: set[str] = set()
         while chunk := list(islice(wanted, _KEYS_PER_QUESTION)):
             # With a condition on the outcome, SQLite would use that column's index and read all rows that are done.
-            rows = self._rows(measurements.c.key.in_(chunk))
-            found.update(row["key"] for row in rows if row["outcome"] == str(Outcome.DONE))
+            rows = self._fetched(self._question(measurements.c.key.in_(chunk)))
+            found.update(row["key"] for row in self._sound(rows) if row["outcome"] == str(Outcome.DONE))
             found.update(self._spooled.intersection(chunk))
         return found
 
@@ -315,10 +313,6 @@ class RecordStore:
         text = sql.cast(measurements.c.document, sql.Text).label("document")
         names = ["id", "key", *INDEXED, "median_s", *(["checksum"] if self._has_checksums else [])]
         return sql.select(*(measurements.c[name] for name in names), text).where(*conditions)
-
-    def _rows(self, *conditions: sql.ColumnElement[bool]) -> list[Mapping[Any, Any]]:
-        question = self._question(*conditions)
-        return list(self._sound(self._fetched(question)))
 
     def _fetched(self, question: Any) -> list[Mapping[Any, Any]]:
         return self._answered(lambda connection: list(connection.execute(question).mappings()))
@@ -386,7 +380,7 @@ class RecordStore:
         try:
             return self._transact(ask)
         except _AwayError as error:
-            raise RecordError(f"{self._name}: {error.reason}") from error
+            raise RecordError(f"{self._name}: {error}") from error
 
     def _transact(self, ask: Callable[[sql.Connection], _Answer]) -> _Answer:
         """The result of a transaction, tried again while the server is away for some seconds.
@@ -416,10 +410,6 @@ class RecordStore:
 
 class _AwayError(Exception):
     """The server of a store is away; the text says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def _is_sound(row: Mapping[Any, Any]) -> bool:

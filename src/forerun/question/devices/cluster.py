@@ -101,9 +101,7 @@ def check_num_devices(num_devices: int) -> None:
         )
 
 
-def parse_cluster(
-    spec: str, *, intra: str | None = None, inter: str | None = None, num_devices_per_node: int | None = None
-) -> Cluster:
+def parse_cluster(spec: str, *, intra: str | None = None, inter: str | None = None) -> Cluster:
     """The cluster named by ``4x8xh100-sxm`` (nodes x devices x name), ``8xt4``, a device name, or a TOML file.
 
     Args:
@@ -111,7 +109,6 @@ def parse_cluster(
             ``num_nodes``, ``num_devices_per_node``, ``intra_link`` and ``inter_link``.
         intra: Name of the link inside a node, in place of the one that the board's form fixes.
         inter: Name of the link between nodes, with a number of rails in front if wanted: ``8xinfiniband-hdr``.
-        num_devices_per_node: Number of devices in a node, if the spec names a device alone; None for one.
 
     Raises:
         InvalidSetupError: A number of nodes or devices is below 1 or too large.
@@ -121,14 +118,7 @@ def parse_cluster(
     text = spec.strip()
     if text.lower().endswith(".toml") and _is_cluster_file(Path(text).expanduser()):
         return _of_file(Path(text).expanduser(), intra, inter)
-    if _SIGNED.match(text):
-        raise InvalidSetupError(
-            f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
-        )
-    nodes, devices, name = split_spec(text)
-    # A number within the spec has precedence over one beside it.
-    if num_devices_per_node is not None and name == text:
-        devices = num_devices_per_node
+    nodes, devices, name = (0, 0, text) if _SIGNED.match(text) else split_spec(text)
     if nodes < 1 or devices < 1:
         raise InvalidSetupError(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,38 +28,25 @@ if TYPE_CHECKING:
 _MOST_NAMES = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names(Answer):
-    """Models by name.
-
-    Attributes:
-        word: Part of the names that was asked for.
-        models: The names.
-    """
-
-    word: str
-    models: tuple[str, ...]
-
-
-def _names_page(found: _Names) -> Iterator[str]:
-    yield from found.models[:_MOST_NAMES]
-    left = len(found.models) - _MOST_NAMES
+def _names_page(found: Mapping[str, Any]) -> Iterator[str]:
+    yield from found["models"][:_MOST_NAMES]
+    left = len(found["models"]) - _MOST_NAMES
     if left > 0:
         yield f"... and {left:,} more; give a longer part of the name, or --json for all"
 
 
-@verb("List the models that are known by name.", page=_names_page)
+@verb("List the models that are known by name.", page=_names_page, as_dict=dict)
 def models(
     word: Annotated[str, typer.Argument(metavar="[WORD]", help="Part of the name, such as resnet.")] = "",
-) -> _Names:
+) -> dict[str, Any]:
     """List the models that predict knows by name; --json gives all."""
     from forerun.prediction.models import kept_model_names, model_names
 
     known = list(dict.fromkeys(flat_names(kept_model_names() or model_names())))
-    found = tuple(name for name in known if word.lower() in name.lower())
+    found = [name for name in known if word.lower() in name.lower()]
     if not found:
         raise UsageError(f"no model has '{word}' in its name{near_matches(word, known)}; see docs/models.md")
-    return _Names(word=word, models=found)
+    return {"word": word, "models": found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

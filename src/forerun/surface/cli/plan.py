@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,23 +20,14 @@ if TYPE_CHECKING:
     from forerun.search.plan import Planned
 
 
-def _prices(text: str) -> Any:
-    from forerun.search.devices import parse_prices
-
-    return parse_prices(text)
-
-
-def _accuracies(path: str) -> Any:
-    from forerun.search.plan import read_accuracies
-
-    return read_accuracies(Path(path))
-
-
 @verb(
     "Find the best configuration within limits.",
     options=PlanOptions,
     aliases={"loader_workers": "workers", "loader_cores": "cores"},
-    readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
+    readers={
+        "price_usd_per_hour": "forerun.search.devices:parse_prices",
+        "accuracies": "forerun.search.plan:read_accuracies",
+    },
     page="forerun.surface.report.plan_page:planned_page",
     plot="forerun.surface.report.objects:save_plot",
     traces=True,

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.base.extras import plugin
+from forerun.base.extras import loaded, plugin
 from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.question.settings import Declared, check_number, declared
 
@@ -49,10 +49,8 @@ _SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
 _MOST_NUMBER = 100_000
 
 
-def _price(text: str) -> float:
-    from forerun.question.devices.prices import parse_price_usd_per_hour
-
-    return parse_price_usd_per_hour(text)
+Reader = str | Callable[[str], Any]
+"""Function that reads the text of a setting, or its place as ``module:name``, which is loaded when it is needed."""
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:
@@ -117,23 +115,23 @@ def _count(text: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-_READERS: Mapping[str, Callable[[str], Any]] = {
+_READERS: Mapping[str, Reader] = {
     "dataset_size": _count,
     "input_shape": parse_input_shape,
-    "price_usd_per_hour": _price,
+    "price_usd_per_hour": "forerun.question.devices.prices:parse_price_usd_per_hour",
 }
 """Settings that are parsed from text on every command line."""
 
 
 def read_settings(
-    known: Mapping[str, Declared], readers: Mapping[str, Callable[[str], Any]], arguments: dict[str, Any]
+    known: Mapping[str, Declared], readers: Mapping[str, Reader], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Takes the settings that were used out of the arguments of a command, read and checked."""
     read = {**_READERS, **readers}
     # Taken out, so that what is left are the arguments of the verb alone.
     given = {name: arguments.pop(name) for name in known}
     settings = {
-        name: read[name](value)
+        name: loaded(read[name])(value)
         if name in read
         else ",".join(value)
         if known[name].setting.is_repeated
@@ -147,7 +145,7 @@ def read_settings(
 
 
 def setting_parameters(
-    known: Mapping[str, Declared], aliases: Mapping[str, str], readers: Mapping[str, Callable[[str], Any]]
+    known: Mapping[str, Declared], aliases: Mapping[str, str], readers: Mapping[str, Reader]
 ) -> list[inspect.Parameter]:
     """The options of settings, as parameters of a command."""
     texts, found = {**_READERS, **readers}, []

@@ -43,6 +43,7 @@ from forerun.surface.cli.settings import (
     NoCacheOption,
     PlainValues,
     PlotOption,
+    Reader,
     TimeoutOption,
     format_option,
     parse_time_s,
@@ -94,7 +95,7 @@ class _Shown:
     """
 
     page: str | Callable[[Any], Any]
-    as_dict: Callable[[Any], Mapping[str, Any]] | None = None
+    as_dict: str | Callable[[Any], Mapping[str, Any]] | None = None
     plot: str | Callable[[Path, Any], None] | None = None
     width: int = TABLE_WIDTH_IN_A_PIPE
     after: Callable[[Any], None] | None = None
@@ -109,7 +110,7 @@ def verb(
     options: type | None = None,
     without: Iterable[str] = (),
     aliases: Mapping[str, str] = MappingProxyType({}),
-    readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
+    readers: Mapping[str, Reader] = MappingProxyType({}),
     traces: bool = False,
     examples: Sequence[str] = (),
     **ways: Any,
@@ -221,19 +222,18 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
             check_plot_path(path)  # before minutes of work
         answer = ask(**given)
         if path is not None and shown.plot is not None:
-            (loaded(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
+            loaded(shown.plot)(path, answer)
     if form not in FORMATS:
         typer.echo(format_of_job(form, shown.rows(answer)))
     elif form == "table":
-        page = loaded(shown.page) if isinstance(shown.page, str) else shown.page
         with nullcontext() if currency is None else _in_currency(currency):
-            for part in _parts(page, answer, debug=debug):
+            for part in _parts(loaded(shown.page), answer, debug=debug):
                 if isinstance(part, str):
                     typer.echo(part)
                 else:
                     print_page(part, page_width(shown.width))
     else:
-        as_dict = partial(shown.as_dict, answer) if shown.as_dict is not None else answer.as_dict
+        as_dict = answer.as_dict if shown.as_dict is None else partial(loaded(shown.as_dict), answer)
         with quiet_libraries(debug=debug):
             if form == "json":
                 text = json_text(as_dict()) + "\n"
@@ -326,10 +326,8 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         # Every verb brings imports of its own, which the others need not wait for.
         if name not in self._built:
-            found = self._declared.get(name)
-            if isinstance(found, str):
-                found = loaded(found)
-            elif found is None and "." not in name:
+            found = loaded(self._declared.get(name))
+            if found is None and "." not in name:
                 found = plugin(_GROUP, self._prefix + name)
             if found is None:
                 raise KeyError(name)

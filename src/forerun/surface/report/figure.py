@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import needing, require
@@ -178,7 +178,37 @@ def save_figure(figure: Figure, path: Path) -> None:
         write_whole(path, drawn.getvalue())
 
 
-_MOST_LEGEND_GROUPS = 24
+MOST_LEGEND_GROUPS = 24
+"""Groups up to which a legend tells them apart."""
+
+
+def check_positive(first: Floats, second: Floats, *, what: str) -> None:
+    """Refuses coordinates of points that a plot could not show.
+
+    Raises:
+        FailureError: There are none, not as many of each, or not all are above zero.
+    """
+    both = np.concatenate([first, second])
+    if not first.size or first.shape != second.shape or not np.all(np.isfinite(both) & (both > 0)):
+        raise FailureError(f"a plot of {what} needs at least one row, as many of each, and values above zero")
+
+
+def in_natural_order(names: Sequence[str]) -> list[str]:
+    """Each name once, numbers within it by value: batch 8 before batch 16."""
+
+    def key(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+    return sorted(set(names), key=key)
+
+
+def scatter_groups(axes: Axes, groups: Sequence[str], x: Floats, y: Floats, *, size: float) -> None:
+    """Points, a colour for each group, which the legend names with its number of rows."""
+    names = np.asarray(groups)
+    for index, name in enumerate(in_natural_order(groups)):
+        rows = names == name
+        label = f"{name} ({rows.sum():,})"
+        axes.scatter(x[rows], y[rows], s=size, alpha=0.7, linewidths=0, label=label, **look_of(index))
 
 
 def throughput_and_memory(path: Path, sweep: Sweep, *, title: str, chosen_batch_size: int) -> None:
@@ -251,35 +281,31 @@ def predicted_versus_actual(
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    check_plot_path(path)
     predicted, actual = np.asarray(predicted_s, dtype=float), np.asarray(actual_s, dtype=float)
-    if not predicted.size or not np.all(
-        np.isfinite(predicted) & np.isfinite(actual) & (predicted > 0) & (actual > 0)
-    ):
-        raise FailureError("a plot of predicted against actual needs at least one row, and times above zero")
+    check_positive(predicted, actual, what="predicted against actual times")
     mape = float(np.mean(np.abs(predicted - actual) / actual))
-    figure = new_figure(width_in=7.0, height_in=6.6)
-    axes = figure.subplots()
-    shown = (predicted * times.per_second, actual * times.per_second)
-    _draw_reference_lines(axes, np.concatenate(shown), from_zero=not times.is_log)
-    _draw_groups(axes, *shown, np.asarray(groups))
-    axes.set(xlabel=times.label("actual"), ylabel=times.label("predicted"))
-    if times.is_log:
-        axes.set(xscale="log", yscale="log")
-        # Equal ends, so that y = x runs from corner to corner.
-        ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
-        axes.set(xlim=ends, ylim=ends)
-        plain_log_ticks(axes.xaxis)
-        plain_log_ticks(axes.yaxis)
-    else:
-        axes.set(xlim=(0, None), ylim=(0, None))
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_major_formatter("{x:,g}")
-    axes.set_aspect("equal")
-    axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(loc="upper left", fontsize="x-small", ncols=2 if len(set(groups)) > 12 else 1)
-    axes.set_title(f"{title}\n{len(actual):,} rows, MAPE {100 * mape:.1f} %")
-    save_figure(figure, path)
+    with drawn(path, width_in=7.0, height_in=6.6) as figure:
+        axes = figure.subplots()
+        shown = (predicted * times.per_second, actual * times.per_second)
+        _draw_reference_lines(axes, np.concatenate(shown), from_zero=not times.is_log)
+        scatter_groups(axes, groups, shown[1], shown[0], size=14)
+        axes.set(xlabel=times.label("actual"), ylabel=times.label("predicted"))
+        if times.is_log:
+            axes.set(xscale="log", yscale="log")
+            # Equal ends, so that y = x runs from corner to corner.
+            ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
+            axes.set(xlim=ends, ylim=ends)
+            plain_log_ticks(axes.xaxis)
+            plain_log_ticks(axes.yaxis)
+        else:
+            axes.set(xlim=(0, None), ylim=(0, None))
+            axes.xaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_major_formatter("{x:,g}")
+        axes.set_aspect("equal")
+        axes.grid(visible=True, which="major", alpha=0.3)
+        if len(set(groups)) <= MOST_LEGEND_GROUPS:
+            axes.legend(loc="upper left", fontsize="x-small", ncols=2 if len(set(groups)) > 12 else 1)
+        axes.set_title(f"{title}\n{len(actual):,} rows, MAPE {100 * mape:.1f} %")
 
 
 def _draw_reference_lines(axes: Axes, values: Floats, *, from_zero: bool) -> None:
@@ -287,19 +313,3 @@ def _draw_reference_lines(axes: Axes, values: Floats, *, from_zero: bool) -> Non
     axes.plot(ends, ends, color="black", linewidth=1, label="predicted = actual")
     axes.plot(ends, 1.2 * ends, color="black", linewidth=0.8, linestyle="--", label="20 % above and below")
     axes.plot(ends, 0.8 * ends, color="black", linewidth=0.8, linestyle="--")
-
-
-def _draw_groups(axes: Axes, predicted: Floats, actual: Floats, groups: npt.NDArray[np.str_]) -> None:
-    names = sorted(set(groups.tolist()))
-    with_names = len(names) <= _MOST_LEGEND_GROUPS
-    for index, name in enumerate(names):
-        rows = groups == name
-        axes.scatter(
-            actual[rows],
-            predicted[rows],
-            s=14,
-            alpha=0.7,
-            linewidths=0,
-            **look_of(index),
-            label=f"{name} ({rows.sum():,})" if with_names else None,
-        )

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import GIB, format_bytes, format_flops_per_s
 from forerun.question.devices import Device, Host, HostGpu
 from forerun.question.devices.prices import OLD_PRICE_DAYS, InstancePrice
-from forerun.surface.report.tables import Columns, table, table_of
+from forerun.surface.report.tables import Columns, facts, table, table_of
 
 _MISSING = "not reported"
 
@@ -74,14 +73,9 @@ def _device_figures(device: Device) -> Iterable[tuple[str, str, str]]:
 
 def host_page(host: Host) -> RenderableType:
     """This machine."""
-    figures = Table.grid(padding=(0, 2, 0, 0))
-    figures.add_column(no_wrap=True)
-    figures.add_column(overflow="fold")
-    for name, value in _host_figures(host):
-        figures.add_row(Text(name), Text(value))
     parts: list[RenderableType] = [
         Text("This machine", style="bold"),
-        Padding(figures, (0, 0, 0, 2), expand=False),
+        Padding(facts(_host_figures(host)), (0, 0, 0, 2), expand=False),
         Text(""),
     ]
     if not host.gpus:

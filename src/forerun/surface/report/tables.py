@@ -100,14 +100,24 @@ def table(
     return made
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names with their values, a line each, without a head."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(Text(name), Text(value))
+    return made
+
+
 def cells_of(
-    rows: Sequence[_Row], columns: Columns[_Row], blank: Any = "-"
+    rows: Sequence[_Row], columns: Columns[_Row]
 ) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
     """Titles and rows of declared columns; one in which no row has anything to say is left out."""
     cells = {title: [cell(row) for row in rows] for title, cell in columns.items()}
     known = {title: made for title, made in cells.items() if any(cell is not None for cell in made)}
     lines = zip(*known.values(), strict=True)
-    return tuple(known), tuple(tuple(blank if cell is None else cell for cell in line) for line in lines)
+    return tuple(known), tuple(tuple("-" if cell is None else cell for cell in line) for line in lines)
 
 
 def table_of(
@@ -116,7 +126,6 @@ def table_of(
     *,
     left: Collection[str] = (),
     fold: Collection[str] = (),
-    blank: str = "-",
 ) -> Table:
     """A table of declared columns, see ``cells_of``."""
-    return table(*cells_of(rows, columns, blank), left=left, fold=fold)
+    return table(*cells_of(rows, columns), left=left, fold=fold)

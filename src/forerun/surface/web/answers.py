@@ -26,7 +26,7 @@ from forerun.question.setup import TrainingSetup
 from forerun.search import plan, scale
 from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody, wrong_values
-from forerun.surface.web.reach import Captures, kept_config, question
+from forerun.surface.web.reach import Captures, question
 from forerun.tracing.trace import is_traced
 
 _ANSWERS_BYTES = 64 * 2**20
@@ -170,10 +170,6 @@ class Answers:
                 for device in load_catalog().values()
             ]
         }
-
-    def keep_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Keeps a Transformers configuration that was pasted, and names it for the other questions."""
-        return {"model": kept_config(config)}
 
     def keep_capture(self, content: bytes) -> dict[str, Any]:
         """Keeps a file of ``forerun capture`` for the other questions once a child has read it whole.

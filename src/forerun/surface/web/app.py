@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import mimetypes
 import sys
 import time
@@ -30,10 +31,10 @@ from forerun import __version__
 from forerun.base.errors import FailureError, ForerunError, UsageError
 from forerun.base.isolation import MOST_TIMES_THE_LIMIT, TimeLimit
 from forerun.surface.web.answers import Answers, Kind
-from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
+from forerun.surface.web.guard import Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody, wrong_values
-from forerun.surface.web.reach import Reach, question
+from forerun.surface.web.reach import Reach, kept_config, question
 from forerun.tracing.source import TRACED_MODULES
 
 _STATIC = Path(__file__).parent / "static"
@@ -185,17 +186,13 @@ def _is_large(kind: Kind, arguments: dict[str, Any]) -> bool:
     if kind != "plan":
         return False
     axes = ("models", "devices", "batch_sizes", "precisions")
-    number = 1
-    for axis in axes:
-        number *= max(1, len(arguments.get(axis) or ()))
-    return number > _LARGE_PLAN
+    return math.prod(max(1, len(arguments.get(axis) or ())) for axis in axes) > _LARGE_PLAN
 
 
 def make_app(
     *,
     limit_s: float = 60.0,
     hosts: Iterable[str] = (),
-    body_timeout_s: float = BODY_TIMEOUT_S,
     code: Path | None = None,
     is_warm: bool = False,
 ) -> FastAPI:
@@ -204,7 +201,6 @@ def make_app(
     Args:
         limit_s: Time that tracing a model, or half of what any answer, may take on processors [s].
         hosts: Names by which the server is reached besides the loopback ones, see ``Guard``.
-        body_timeout_s: Longest time in which the body of a request must arrive [s].
         code: Folder whose code is run to build models; None runs none.
         is_warm: Whether it listens only once the libraries that trace language models are loaded.
     """
@@ -239,7 +235,7 @@ def make_app(
         redoc_url=None,
     )
     app.state.close_soon = desk.close_soon
-    app.add_middleware(Guard, figures=figures, hosts=tuple(hosts), body_timeout_s=body_timeout_s)
+    app.add_middleware(Guard, figures=figures, hosts=tuple(hosts))
     _add_errors(app, limit_s)
     _add_questions(app, desk)
     _add_figures(app, figures)
@@ -280,7 +276,8 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
 
     @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
     async def configs(config: dict[str, Any]) -> JSONResponse:
-        return JSONResponse(await desk.in_time(desk.computing.run(answers.keep_config, config)))
+        name = await desk.in_time(desk.computing.run(kept_config, config))
+        return JSONResponse({"model": name})
 
     @app.post(
         "/captures", responses=problems, openapi_extra=_A_FILE, summary="Keep a captured step, and name it"

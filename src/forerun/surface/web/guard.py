@@ -53,20 +53,12 @@ class Guard:
         hosts: Names by which the server is reached besides the loopback ones. An empty list stands for the loopback
             names alone; with ``*`` in it every IP address is accepted too. A page of another site that lets its own
             name point here (DNS rebinding) has another name, and is refused.
-        body_timeout_s: Longest time in which a body must arrive [s].
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        figures: Figures,
-        hosts: Iterable[str] = (),
-        body_timeout_s: float = BODY_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, app: ASGIApp, figures: Figures, hosts: Iterable[str] = ()) -> None:
         self._app = app
         self._figures = figures
         self._hosts = {host.lower() for host in (*_LOOPBACK, *hosts)}
-        self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -99,10 +91,10 @@ class Guard:
             return
         most_bytes = _MOST_BYTES.get(scope["path"], MAX_BODY_BYTES)
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await _body(receive, most_bytes)
         except TimeoutError:
-            text = f"the question did not arrive within {self._body_timeout_s:g} s; send it at once"
+            text = f"the question did not arrive within {BODY_TIMEOUT_S:g} s; send it at once"
             response: Response = problem(408, text)
             response.headers["Connection"] = "close"
             await response(scope, receive, send)

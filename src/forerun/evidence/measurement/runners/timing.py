@@ -15,7 +15,7 @@ _LEAST_REPETITIONS = 3
 
 
 def time_repetitions(
-    step: Callable[[], None],
+    step: Callable[[], object],
     synchronise: Callable[[], None],
     protocol: Protocol,
     clock: Callable[[], float] = time.perf_counter,

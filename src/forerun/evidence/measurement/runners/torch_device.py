@@ -42,14 +42,10 @@ def open_device(device_index: str) -> torch.device:
 def synchroniser(device: torch.device) -> Callable[[], None]:
     """A function that returns when the device has finished; a processor always has."""
     if device.type != "cuda":
-        return _nothing
+        return lambda: None
     import torch
 
     return lambda: torch.cuda.synchronize(device)
-
-
-def _nothing() -> None:
-    """Does nothing: there is nothing to wait for."""
 
 
 def check_measured_precision(precision: Precision) -> None:

@@ -74,7 +74,7 @@ def run_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> 
     memory = PeakMemory(training.device, tensor_bytes(training.module))
     epochs = training.run_epochs()
     batch = training.fixed_batch()
-    timed = time_repetitions(lambda: training.run_once(*batch), training.synchronise, protocol)
+    timed = time_repetitions(lambda: training.step(*batch), training.synchronise, protocol)
     results = epoch_results(
         epochs,
         median_step_s=median(timed.repetitions_s),
@@ -192,10 +192,6 @@ class _Training:
         if self._optimizer is not None:
             self._optimizer.step()
         return loss.detach(), logits.detach()
-
-    def run_once(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """One training step, for timing."""
-        self.step(images, labels)
 
     def run_epochs(self) -> list[EpochFigures]:
         """Trains the epochs; nothing synchronises inside an epoch, as in a user's loop."""
