@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +94,10 @@ def _prepared(request: ModelRequest, setup: TrainingSetup, module: Any = None, *
     """The step of a model, with the load of its experts: traced, or composed of several traced passes."""
     load, most = setup.expert_load, setup.expert_capacity
     setup = replace(setup, expert_load=_EVEN, expert_capacity=None, host_slowdown=1.0)
-    traced = partial(trace, module=module, **ways)
+
+    def traced(request: ModelRequest, setup: TrainingSetup) -> Graph:
+        return trace(request, setup, module, **ways)
+
     if setup.post == PLAIN and setup.phase is not Phase.GENERATE:
         return prepare(with_experts(traced(request, setup), load, most))
     from forerun.prediction.post_training import composed_step, divided_step
