@@ -159,39 +159,6 @@ def between(owner: Any, name: str, *, begins: Around, ends: Around) -> None:
             ends(*args, **kwargs)
 
 
-def around_making_loaders(module: Any) -> Callable[[Around], None]:
-    """Around ``DataLoader.__init__``, in ``torch.utils.data.dataloader``."""
-    return surround(module.DataLoader, "__init__")
-
-
-def around_batches(module: Any) -> Callable[[Around], None]:
-    """Around each request for a batch, in ``torch.utils.data.dataloader``.
-
-    Iterators share this method; loaders have many an ``__iter__`` of their own.
-    """
-    return surround(module._BaseDataLoaderIter, "__next__")
-
-
-def around_making_optimizers(module: Any) -> Callable[[Around], None]:
-    """Around ``Optimizer.__init__``, in ``torch.optim.optimizer``."""
-    return surround(module.Optimizer, "__init__")
-
-
-def around_updates(
-    module: Any, *, begins: Callable[..., Any] | None = None, ends: Callable[..., Any] | None = None
-) -> None:
-    """Calls hooks at the begin and the end of the steps of all optimizers, in ``torch.optim.optimizer``."""
-    if begins is not None:
-        module.register_optimizer_step_pre_hook(begins)
-    if ends is not None:
-        module.register_optimizer_step_post_hook(ends)
-
-
-def around_backward(module: Any) -> Callable[[Around], None]:
-    """Around each backward pass, in ``torch.autograd``; ``Tensor.backward`` looks the function up there."""
-    return surround(module, "backward")
-
-
 Options = list[dict[str, Any]]
 
 

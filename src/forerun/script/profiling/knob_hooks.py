@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
+from forerun.script.patching import surround
 from forerun.script.profiling.messages import Recording
 
 LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -39,7 +39,7 @@ class KnobPatches:
         if not wanted and batch_size is None and "cosine_epochs" not in self.knobs:
             return
 
-        @around_making_loaders(module)
+        @surround(module.DataLoader, "__init__")
         def created(create: Any, *args: Any, **kwargs: Any) -> None:
             (_, loader), *rest = inspect.signature(create).bind(*args, **kwargs).arguments.items()
             given = self._loader_arguments(dict(rest), wanted, batch_size)
@@ -54,7 +54,7 @@ class KnobPatches:
         num_accumulated = int(self.knobs.get("accumulation", 1))
         if implementation is not None:
 
-            @around_making_optimizers(module)
+            @surround(module.Optimizer, "__init__")
             def chosen(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 create(optimizer, *args, **kwargs)
                 self._choose_implementation(optimizer, implementation)
@@ -62,7 +62,7 @@ class KnobPatches:
         if num_accumulated > 1:
             self._accumulate(module, num_accumulated)
         if "cosine_epochs" in self.knobs:
-            around_updates(module, begins=self._follow_cosine)
+            module.register_optimizer_step_pre_hook(self._follow_cosine)
 
     def modules(self, module: Any) -> None:
         """Patch that changes the outermost modules that are trained."""
@@ -114,7 +114,7 @@ class KnobPatches:
     def _accumulate(self, module: Any, num_accumulated: int) -> None:
         """Makes only every n-th step, on the mean of n gradients."""
 
-        @around_making_optimizers(module)
+        @surround(module.Optimizer, "__init__")
         def created(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             create(optimizer, *args, **kwargs)
             step, clear, calls = type(optimizer).step, type(optimizer).zero_grad, [0]
@@ -263,7 +263,7 @@ class LossScale:
             self._unscale(listed)
             return clip(listed, *args, **kwargs)
 
-        around_updates(torch.optim.optimizer, begins=self._before_step)
+        torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_step)
 
     def _unscale(self, parameters: list[Any]) -> None:
         for parameter in parameters:

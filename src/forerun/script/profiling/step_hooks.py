@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.script.patching import (
-    around_backward,
-    around_batches,
-    around_making_optimizers,
-    around_updates,
-    surround,
-)
+from forerun.script.patching import surround
 
 _MOST_DEPTH = 4
 
@@ -79,7 +73,8 @@ class StepHooks:
         Iterators are wrapped where loaders make them, because many loaders have an ``__iter__`` of their own.
         """
 
-        @around_batches(module)
+        # Iterators share this method; loaders have many an ``__iter__`` of their own.
+        @surround(module._BaseDataLoaderIter, "__next__")
         def timed_request(request: Any, iterator: Any) -> Any:
             if os.getpid() != self._pid:
                 return request(iterator)
@@ -122,17 +117,18 @@ class StepHooks:
     def optimizers(self, module: Any) -> None:
         """Patch that counts the steps of all optimizers."""
 
-        @around_making_optimizers(module)
+        @surround(module.Optimizer, "__init__")
         def created(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._has_optimizer = True
             create(optimizer, *args, **kwargs)
 
-        around_updates(module, ends=self._updated)
+        module.register_optimizer_step_post_hook(self._updated)
 
     def backward(self, module: Any) -> None:
         """Patch that counts backward passes, the steps of a script that makes no optimizer of PyTorch."""
 
-        @around_backward(module)
+        # ``Tensor.backward`` looks the function up here.
+        @surround(module, "backward")
         def counted(run: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
             run(tensors, *args, **kwargs)
             if self._has_optimizer or os.getpid() != self._pid:
