@@ -28,9 +28,9 @@ Patch = Callable[[ModuleType], None]
 
 
 @cache
-def tables() -> dict[str, Any]:
-    """Answers that a captured script finds, and the names by which it is read, of ``capturing/tables.toml``."""
-    return tomllib.loads((Path(__file__).parent / "capturing" / "tables.toml").read_text(encoding="utf-8"))
+def tables(folder: str = "capturing") -> dict[str, Any]:
+    """The facts in ``tables.toml`` of a folder: those of a captured script, or of ``diagnosis``."""
+    return tomllib.loads((Path(__file__).parent / folder / "tables.toml").read_text(encoding="utf-8"))
 
 
 class RefusedError(RuntimeError):

@@ -18,6 +18,7 @@ from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
 from forerun.question.devices import Device, find_device
 from forerun.script.diagnosis.trace import Bools, Events, Floats, Spans, Trace
+from forerun.script.patching import tables
 
 if TYPE_CHECKING:
     from forerun.script.profiling.profile import Profile
@@ -28,35 +29,6 @@ COPIES, OPTIMIZER, ELEMENTWISE = "copies and casts", "optimizer", "element-wise 
 PRODUCTS = (CONVOLUTION, LINEAR, ATTENTION)
 """Classes whose kernels can use matrix units."""
 
-_KERNELS = (
-    (COMMUNICATION, r"nccl|rccl|msccl|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|symm_mem"),
-    (OPTIMIZER, r"multi_tensor_apply|fused_?adam|fused_?lamb|fused_?sgd|adamw?_kernel"),
-    (ATTENTION, r"flash|fmha|attention|sdpa|attn|softmax|\bmha|bmm"),
-    ("recurrent layers", r"\b(rnn|lstm|gru)|elemwisernn|persist.*rnn"),
-    (
-        "normalisation",
-        r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|rms_?norm|rowwise_?moments|gammabeta|welford",
-    ),
-    (COPIES, r"nchwtonhwc|nhwctonchw|direct_copy|copy_kernel|catarray|transpose|memcpy|permute|_cast"),
-    (
-        CONVOLUTION,
-        r"conv(?!ert)|fprop|dgrad|wgrad|implicit_?gemm|winograd|scudnn|cudnn.*(tensorop|fft)|igemm",
-    ),
-    ("pooling and resizing", r"pool|upsample|interpolat"),
-    ("embedding", r"embedding|indexselect|index_put"),
-    (LINEAR, r"gemm|gemv|cublas|cutlass|nvjet|split_?k|wgmma|cijk_|_mm(_|$)|matmul|dot_kernel"),
-)
-_OPERATORS = (
-    (COPIES, r"::(copy_|_to_copy|to|contiguous|clone|cat|stack)$"),
-    (CONVOLUTION, r"conv"),
-    (ATTENTION, r"bmm|softmax|attention"),
-    ("recurrent layers", r"lstm|gru|rnn"),
-    ("normalisation", r"norm"),
-    ("pooling and resizing", r"pool|upsample"),
-    ("embedding", r"embedding"),
-    (LINEAR, r"::(linear|addmm|mm|matmul|mv|dot|addmv|_scaled_mm)"),
-    (OPTIMIZER, r"_foreach|_fused_adam|_fused_sgd"),
-)
 _SIMPLE = re.compile(r"sgemm|scudnn|simt|dgemm|f32f32_f32f32|f64f64|fft2d|winograd3x3|gemmk1", re.I)
 """Names of products that run on the ordinary units; those of matrix units say tensorop, s16816, hmma or nvjet."""
 _MATRIX = re.compile(
@@ -74,7 +46,7 @@ def class_of_kernel(name: str) -> str:
     >>> class_of_kernel("ampere_sgemm_128x64_nn"), class_of_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
     ('linear', 'gradient synchronisation')
     """
-    return _first(_KERNELS, name)
+    return _class_of(name, "kernels")
 
 
 @cache
@@ -84,10 +56,11 @@ def class_of_operator(name: str) -> str:
     >>> class_of_operator("aten::addmm"), class_of_operator("aten::mul_")
     ('linear', 'element-wise and reductions')
     """
-    return _first(_OPERATORS, name)
+    return _class_of(name, "operators")
 
 
-def _first(rules: tuple[tuple[str, str], ...], name: str) -> str:
+def _class_of(name: str, kind: str) -> str:
+    rules = tables("diagnosis")[kind].items()
     return next((known for known, pattern in rules if re.search(pattern, name, re.I)), ELEMENTWISE)
 
 

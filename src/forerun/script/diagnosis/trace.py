@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import UsageError
+from forerun.script.patching import tables
 from forerun.script.profiling.messages import ORIGIN_MARK
 
 Floats = npt.NDArray[np.float64]
@@ -91,33 +92,8 @@ _BREAK = 0.1
 """Share of a step from which on a gap before the next one is other work."""
 _US = 1e-6
 
-_KINDS = {
-    "kernel": "kernels",
-    "gpu_memset": "kernels",
-    "memset": "kernels",
-    "gpu_memcpy": "copies",
-    "memcpy": "copies",
-    "cuda_runtime": "calls",
-    "cuda_driver": "calls",
-    "hip_runtime": "calls",
-    "xpu_runtime": "calls",
-    "xpu_driver": "calls",
-    "runtime": "calls",
-    "cpu_op": "operators",
-    "operator": "operators",
-    "user_annotation": "marks",
-}
-"""Kinds of events by Kineto's categories, those of its first releases too; others are left out."""
-_ELEMENT_BYTES = {
-    "float": 4,
-    "double": 8,
-    "long": 8,
-    "int": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "byte": 1,
-    "char": 1,
-}
+_KINDS = {word: kind for kind, words in tables("diagnosis")["kinds"].items() for word in words}
+_ELEMENT_BYTES = tables("diagnosis")["element_bytes"]
 WHOLE_TRACE = "no"
 _STEP_MARKS = (
     re.compile(r"ProfilerStep#\d+"),
