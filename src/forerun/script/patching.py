@@ -29,7 +29,7 @@ Patch = Callable[[ModuleType], None]
 
 @cache
 def tables(folder: str = "capturing") -> dict[str, Any]:
-    """The facts in ``tables.toml`` of a folder: those of a captured script, or of ``diagnosis``."""
+    """The facts in ``tables.toml`` of a folder: those of a captured script, of ``diagnosis`` or of ``tuning``."""
     return tomllib.loads((Path(__file__).parent / folder / "tables.toml").read_text(encoding="utf-8"))
 
 

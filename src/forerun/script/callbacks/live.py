@@ -27,9 +27,8 @@ import numpy as np
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.kept import temporary_folder
 from forerun.base.units import format_duration_s
-from forerun.script.capturing.job import EPOCH_NAMES, named_length
+from forerun.script.capturing.job import EPOCH_NAMES, SURE_STEP_NAMES, named_length
 from forerun.script.patching import after_import, length_of, trainer_patches
-from forerun.script.profiling.profile import STEP_NAMES
 from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class LiveForecast(StepListener):
         if epochs is None and self._job.get("num_steps") is not None:
             return float(self._job["num_steps"])
         if epochs is None:
-            if (most := named_length(None, STEP_NAMES)) is not None:
+            if (most := named_length(None, SURE_STEP_NAMES)) is not None:
                 return most.value
             named = named_length(None, EPOCH_NAMES)
             epochs = None if named is None else named.value

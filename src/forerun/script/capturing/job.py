@@ -666,7 +666,7 @@ def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, 
     return isinstance(value, (int, float)) and value >= beyond
 
 
-EPOCH_NAMES, STEP_NAMES, _HOLDERS = tables()["lengths"].values()
+EPOCH_NAMES, STEP_NAMES, SURE_STEP_NAMES, _HOLDERS = tables()["lengths"].values()
 _DEEPEST = 3
 _SURE = ("max_", "total_", "train_", "num_train_")
 
