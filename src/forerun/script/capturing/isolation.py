@@ -111,7 +111,9 @@ def enter_view(scratch: Path, layers: Path) -> None:
     os.chroot(root)
     os.chdir(folder)
     if in_user_namespace and os.geteuid():
-        _drop_capabilities()
+        # Takes back what the user namespace gave, such as reading files without the permission to.
+        header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", *[0] * 6)
+        _check(_libc().capset(header, none), "capset")
 
 
 @dataclass(slots=True)
@@ -150,7 +152,10 @@ class _View:
         if not Path(source).is_dir() or self.mounts.get(source):
             _bind_read_only(source, target)
         else:
-            self._cover(source, target)
+            try:
+                self.overlay(source, target)
+            except OSError:  # a file system that cannot be a lower layer
+                _bind_read_only(source, target)
         for place in inner:
             with contextlib.suppress(OSError):  # hidden by another mount, or not for this user
                 self.show(place, os.path.join(target, os.path.relpath(place, source)))  # noqa: PTH118
@@ -167,12 +172,6 @@ class _View:
             ):
                 found.append(place)
         return found
-
-    def _cover(self, source: str, target: str) -> None:
-        try:
-            self.overlay(source, target)
-        except OSError:  # a file system that cannot be a lower layer
-            _bind_read_only(source, target)
 
     def overlay(self, source: str, target: str) -> None:
         """Mounts a folder copy-on-write."""
@@ -331,12 +330,6 @@ def _set_apart(scratch: Path, root: str) -> None:
     _mount(str(scratch), str(target), flags=_BIND)
 
 
-def _drop_capabilities() -> None:
-    """Takes back what the user namespace gave, such as reading files without the permission to."""
-    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", *[0] * 6)
-    _check(_libc().capset(header, none), "capset")
-
-
 GUARDED_FILE = "guarded"
 """File of a run that says why its files were guarded; absent with a view."""
 
@@ -431,7 +424,10 @@ def guard_files(request: Path) -> None:
     _cover_open(overlay)
     _cover_os(overlay)
     if not has_landlock:
-        _refuse_spawning()
+        # The audit does not see the processes that it starts anew.
+        multiprocessing.util.spawnv_passfds = lambda path, args, passfds: _refuse(
+            "multiprocessing", f"files by the program {path!r}"
+        )
     sys.addaudithook(_auditor(overlay, has_landlock=has_landlock))
 
 
@@ -523,15 +519,6 @@ def _refuse(event: str, what: Any) -> NoReturn:
         f"a capture may not change {what} ({event}), because this system has no copy-on-write view of files; "
         "--unsafe-files lets the script change them",
     )
-
-
-def _refuse_spawning() -> None:
-    """Refuses the processes that ``multiprocessing`` starts anew, which the audit does not see."""
-
-    def refuse(path: Any, args: Any, passfds: Any) -> int:
-        _refuse("multiprocessing", f"files by the program {path!r}")
-
-    multiprocessing.util.spawnv_passfds = refuse
 
 
 def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[Any, ...]], None]:
@@ -668,7 +655,7 @@ def _restrict_writing(folders: tuple[str, ...]) -> bool:
     """
     if sys.platform != "linux":
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     create, add, restrict, no_new_privileges, as_version, beneath = 444, 445, 446, 38, 1, 1
     version = libc.syscall(create, None, ctypes.c_size_t(0), as_version)
     if version < 1:

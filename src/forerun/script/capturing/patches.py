@@ -81,7 +81,7 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
             try:
                 return closure(*a, **k)
             finally:
-                steps.closure_ends()
+                steps.weights_change()
 
         if len(args) > 1:
             return (args[0], watched, *args[2:]), kwargs
@@ -284,7 +284,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
                 return run(data)
             finally:
                 steps.module_ends()
-                steps.step_marked()
+                steps.step_ends()
 
     def optimizer(module: Any) -> None:
         _told(module.BaseOptimizer, "apply", steps.keras_update_begins, steps.keras_update_ends)

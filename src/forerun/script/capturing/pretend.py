@@ -205,7 +205,8 @@ class Pretence(TorchDispatchMode):
         if name == "_to_copy" and device is not None and device.type == "cpu":
             return self._to_host(args[0], kwargs)
         if name == "copy_" and not is_pretended(args[0]):
-            return self._into_host(args[0], args[1])
+            values = self.known.of(args[1])
+            return args[0] if values is None else args[0].copy_(values)
         # Scripts compare replicas to check that they agree; pretended ones do.
         if name == "equal":
             return True
@@ -272,10 +273,6 @@ class Pretence(TorchDispatchMode):
         if dtype == torch.bool or not tensor.is_floating_point():
             return torch.zeros(tensor.shape, dtype=dtype)
         return torch.ones(tensor.shape, dtype=dtype)
-
-    def _into_host(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        values = self.known.of(source)
-        return target.copy_(values) if values is not None else target
 
     def _to_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
         source = args[0]
@@ -446,12 +443,11 @@ class _Generator(_C.Generator):
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
+
+
+_nothing = _always(None)
 
 
 def _num_devices() -> int:

@@ -33,13 +33,9 @@ _AVERAGING = {
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
-def _unchanged_scale(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 _PRETENDED_SHORTCUTS = {
     **SHORTCUTS,
-    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: _unchanged_scale,
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *args, **kwargs: None,
 }
 
 

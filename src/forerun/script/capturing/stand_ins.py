@@ -223,10 +223,6 @@ def _empty(form: tuple[Any, ...], sizes: _Sizes) -> Any:
     return pytree.tree_unflatten([made(leaf) for leaf in leaves], structure)
 
 
-def _nothing_held(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 class _Replicated(nn.Module):
     """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
 
@@ -247,7 +243,9 @@ class _Replicated(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
-    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(_nothing_held)
+    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(
+        lambda *args, **kwargs: contextlib.nullcontext()
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -290,11 +288,14 @@ class Parallelism:
             self.world_size = size
             start(backend="fake", rank=0, world_size=size, store=FakeStore())
 
+        def gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
+            objects[:] = [own] * len(objects)
+
         modules = (dist, dist.distributed_c10d, dist.device_mesh)
         for module in modules:
             module.init_process_group = init_process_group
             module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
-            module.all_gather_object = _gather_objects
+            module.all_gather_object = gather_objects
             for name in tables()["collectives"]["names"]:
                 if hasattr(module, name):
                     setattr(module, name, self._collective(name))
@@ -390,10 +391,6 @@ def _started(start: Any, process: Any, *args: Any, **kwargs: Any) -> Any:
             "name the command of one process, or call what that process runs in the script itself"
         )
     return start(process, *args, **kwargs)
-
-
-def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
-    objects[:] = [own] * len(objects)
 
 
 # The block size that ``create_block_mask`` takes by default.

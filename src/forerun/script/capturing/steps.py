@@ -133,12 +133,11 @@ class Steps:
         """An optimizer begins to change its weights."""
         # One that was unpickled or copied never passed its constructor.
         self.optimizer_made(optimizer)
-        self._weights_change()
+        self.weights_change()
 
     def update_ends(self, optimizer: Any) -> None:
         """An optimizer has changed its weights."""
-        self.recorder.in_optimizer = False
-        self.recorder.default_kind = AllocationKind.ACTIVATION
+        self.closure_begins()
         key = id(optimizer)
         self.num_updates[key] += 1
         if not self.is_over:
@@ -151,7 +150,7 @@ class Steps:
         if (now := self.round_now()) not in (rounds := self._rounds.setdefault(key, []))[-1:]:
             rounds.append(now)
         if self._is_boundary(key):
-            self._step_ends(key)
+            self.step_ends(key)
         elif not self.recorded and key != self.last:
             self.ends(key)  # it may turn out to end the steps
 
@@ -160,11 +159,8 @@ class Steps:
         self.recorder.in_optimizer = False
         self.recorder.default_kind = AllocationKind.ACTIVATION
 
-    def closure_ends(self) -> None:
-        """The closure returned; the update goes on."""
-        self._weights_change()
-
-    def _weights_change(self) -> None:
+    def weights_change(self) -> None:
+        """An optimizer changes its weights now, or goes on after its closure."""
         if self._now is not None:
             # Only now all gradients exist; the recorder saw their blocks as results of any operation.
             self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
@@ -212,11 +208,14 @@ class Steps:
             elif not self.is_over:
                 self._root_begins(module, args, kwargs)
                 # What is frozen and in evaluation mode is a teacher in all steps, or draws samples in few of them.
-                if self._now is not None and not module.training and _is_frozen(module):
+                is_frozen = not any(p.requires_grad for p in module.parameters())
+                if self._now is not None and not module.training and is_frozen:
                     self._now.num_evaluations += 1
-            if self._now is not None and not self._trains_any(module):
-                self.untrained[id(module)] = module
-                self._now.untrained.add(id(module))
+            if self._now is not None:
+                trained = {id(p) for p in self.trained()}
+                if not any(id(unwrapped(p)) in trained for p in module.parameters()):
+                    self.untrained[id(module)] = module
+                    self._now.untrained.add(id(module))
         elif self.in_backward:
             # Nothing but checkpointing runs a module's forward pass while gradients are computed.
             self.has_recomputation = True
@@ -267,10 +266,6 @@ class Steps:
         if self._now is not None:
             self._now.updates[id(optimizer)] = self._now.updates.get(id(optimizer), 0) + 1
 
-    def step_marked(self) -> None:
-        """A framework says that a step is over, whose optimizers are its own."""
-        self._step_ends()
-
     # Steps.
 
     def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -281,7 +276,7 @@ class Steps:
             return
         # A script that changes its weights by hand has no update to end a step: its next forward pass does.
         if not self.optimizers and not self.keras_optimizers and self._saw_backward:
-            self._step_ends()
+            self.step_ends()
         if id(module) not in self.roots:
             self.roots[id(module)] = module
             prefix = f"{type(module).__name__}." if len(self.roots) > 1 else ""
@@ -318,10 +313,6 @@ class Steps:
         first = next((id(p) for p in module.parameters() if p.requires_grad), None)
         return first is not None and any(first == id(p) for p in self.trained())
 
-    def _trains_any(self, module: torch.nn.Module) -> bool:
-        trained = {id(p) for p in self.trained()}
-        return any(id(unwrapped(p)) in trained for p in module.parameters())
-
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
         most = max(self.num_updates.values())
@@ -355,7 +346,8 @@ class Steps:
                 self.num_steps = self._num_before = self.num_updates[other] - (key == other)
                 return
 
-    def _step_ends(self, key: int = 0) -> None:
+    def step_ends(self, key: int = 0) -> None:
+        """A step is over, by the update of an optimizer, or as a framework says whose optimizers are its own."""
         if self.is_over:
             self.goes_on()
             return
@@ -534,10 +526,6 @@ def _num_listed(given: Iterable[Any]) -> int | None:
 def is_training(module: torch.nn.Module) -> bool:
     """True unless a module is in evaluation mode, or all with weights in it are, as in a wrapper made to sample."""
     return module.training and any([i.training for i in module.modules() if i._parameters] or [True])
-
-
-def _is_frozen(module: torch.nn.Module) -> bool:
-    return not any(p.requires_grad for p in module.parameters())
 
 
 def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
