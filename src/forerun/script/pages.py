@@ -162,7 +162,9 @@ def parts_plot(path: Path, profile: Profile) -> None:
             axes.barh(["this run"], [value], left=left, label=words, color=COLOURS[index])
             left += value
         axes.set_xlabel(f"time of a {'sample' if profile.batch_size else 'step'} [ms]")
-        _legend(figure, axes)
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small"
+        )
 
 
 _MOST_TRIALS = 12
@@ -340,7 +342,3 @@ def comparison_page(found: Comparison) -> RenderableType:
             )
         )
     return Group(*parts)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")

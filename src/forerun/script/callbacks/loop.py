@@ -157,21 +157,19 @@ class CurveLog:
 
     The first row fixes the columns: ``epoch`` or ``step``, then the metrics, then ``elapsed_s`` since this object was
     made. A later row may lack some columns, but not add any. An existing file is overwritten.
+
+    Attributes:
+        columns: Columns of the file; empty before the first row.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._columns: list[str] = []
+        self.columns: tuple[str, ...] = ()
         self._began_s = time.perf_counter()
         if not self.path.parent.is_dir():
             raise RecordError(
                 f"the folder of the curve '{self.path}' does not exist; create it or choose another"
             )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of the file; empty before the first row."""
-        return tuple(self._columns)
 
     def append(self, **row: float | None) -> None:
         """Writes a row; ``elapsed_s`` is added unless the row has it.
@@ -185,18 +183,18 @@ class CurveLog:
                 f"a row of a curve needs epoch or step, got {', '.join(row) or 'nothing'}"
             )
         row = {**row, "elapsed_s": row.get("elapsed_s", time.perf_counter() - self._began_s)}
-        is_first = not self._columns
+        is_first = not self.columns
         if is_first:
-            self._columns = list(row)
-        new = [name for name in row if name not in self._columns]
+            self.columns = tuple(row)
+        new = [name for name in row if name not in self.columns]
         if new:
             raise InvalidSetupError(
-                f"the curve '{self.path}' has the columns {', '.join(self._columns)}, got also {', '.join(new)}; "
+                f"the curve '{self.path}' has the columns {', '.join(self.columns)}, got also {', '.join(new)}; "
                 "give every metric in the first row"
             )
         mode = "w" if is_first else "a"
         with writes(self.path, RecordError), self.path.open(mode, newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
+            writer = csv.DictWriter(file, self.columns, restval="")
             if is_first:
                 writer.writeheader()
             writer.writerow({name: "" if value is None else value for name, value in row.items()})

@@ -333,6 +333,7 @@ class _Table:
         arguments = arguments if isinstance(arguments, dict) else {}
         lane = arguments.get("stream", event.get("tid", 0))
         size_bytes, ranks = _size(arguments)
+        types = arguments.get("Input type")
         self._rows[kind].append(
             (
                 begin * _US,
@@ -341,7 +342,7 @@ class _Table:
                 lane if isinstance(lane, int) else names[f"lane {lane}"],
                 _whole(arguments.get("correlation"), -1),
                 size_bytes,
-                names[_element(arguments)],
+                names[str(types[0]) if isinstance(types, list) and types else ""],
                 ranks,
             )
         )
@@ -379,11 +380,6 @@ def _size(arguments: Mapping[str, Any]) -> tuple[float, int]:
     element = str(arguments.get("dtype", "float")).lower().removeprefix("c10::")
     number = max(_whole(arguments.get(f"{side} msg nelems"), 0) for side in ("In", "Out"))
     return float(number * _ELEMENT_BYTES.get(element, 4)), _whole(arguments.get("Group size"), 0)
-
-
-def _element(arguments: Mapping[str, Any]) -> str:
-    types = arguments.get("Input type")
-    return str(types[0]) if isinstance(types, list) and types else ""
 
 
 def _steps(found: Mapping[str, Events]) -> tuple[Floats, str]:

@@ -55,7 +55,7 @@ def accept_best(
     for trial in ranked[:_MOST_TRIED]:
         if tried and not _changes_result(tuner, trial):
             return trial, {"baseline": before.as_dict(), "best": None, "tried": tried}, ()
-        after = _whole_run(tuner, _configuration(tuner, trial), echo)
+        after = _whole_run(tuner, tuner.task.configuration(values_of(trial)), echo)
         verdict = _verdict(before, after, tuner.metric(before), max_loss)
         tuner.say(f"whole run of trial {trial.number}: {after.outcome}, {verdict['words']}")
         tried.append({"number": trial.number, **verdict})
@@ -75,7 +75,7 @@ def screen(tuner: Tuner, ranked: Sequence[Any], echo: IO[str] | None) -> list[An
         return list(ranked)
     order = screened(
         others,
-        lambda trial: _value(tuner, _configuration(tuner, trial), echo),
+        lambda trial: _value(tuner, tuner.task.configuration(values_of(trial)), echo),
         tuner.num_repeats_left(),
         is_rising=tuner.task.objectives[0].is_rising,
     )
@@ -103,7 +103,7 @@ def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
         )
     objective, began_s = tuner.task.objectives[0], time.monotonic()
     num_pairs = min(MOST_PAIRS, tuner.num_repeats_left() // 2)
-    winner = _configuration(tuner, chosen)
+    winner = tuner.task.configuration(values_of(chosen))
     if num_pairs >= LEAST_PAIRS:
         tuner.say(f"repeating trial {chosen.number} and the script as it is in {num_pairs} pairs of runs")
     found = show_winner(
@@ -125,10 +125,6 @@ def _value(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | Non
         return None
     task = tuner.task
     return value_of(task.objectives[0], result, tuner.metric(result), task.settings.price_usd_per_hour)
-
-
-def _configuration(tuner: Tuner, trial: Any) -> ScriptConfiguration:
-    return tuner.task.configuration(values_of(trial))
 
 
 def is_script(tuner: Tuner, trial: Any) -> bool:

@@ -127,7 +127,8 @@ class TrialStore:
             worker = trial.user_attrs.get(_WORKER)
             is_here = worker is not None and worker["host"] == platform.node()
             if trial.state.name == "RUNNING" and is_here and worker["pid"] != os.getpid():
-                found.append((trial, _is_alive(worker["pid"], worker["started"])))
+                began = worker["started"]
+                found.append((trial, began is not None and _started(worker["pid"]) == began))
         return found
 
     def enqueue(self, values: Mapping[str, Any], source: str) -> None:
@@ -232,10 +233,6 @@ def _started(pid: int) -> float | None:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
-
-
-def _is_alive(pid: int, started: float | None) -> bool:
-    return started is not None and _started(pid) == started
 
 
 _PATIENCE_S = 60.0

@@ -151,9 +151,10 @@ class Tuner:
         if profile is None or not self.task.settings.with_priors:
             return
         guesses = first_guesses(self.task.space, profile, self.task.base, steps)
+        # A guess says nothing of the parameters with a range.
+        starts = {p.name: p.start(self.task.base.get(p.name)) for p in self.task.space.drawn}
         for guess in guesses:
-            source = "cost model" if steps is None else "plan"
-            self.store.enqueue({**self._filled(own), **guess}, source)
+            self.store.enqueue({**starts, **(own or {}), **guess}, "cost model" if steps is None else "plan")
         if steps is not None and guesses:
             best, now = (expected_rate(profile, values, self.task.base, steps) for values in (guesses[0], {}))
             self.say(
@@ -173,7 +174,9 @@ class Tuner:
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = self.store.ask()
             values = suggest(trial, self.task.space)
-            if configuration_key(values) in (tried := self._tried()):
+            # Another run of a configuration is worth less than a run of a new one.
+            tried = {configuration_key(values_of(one)) for one in self.run_trials()}
+            if configuration_key(values) in tried:
                 # Samplers repeat themselves in small spaces: what lies nearest is worth more than another run.
                 other = untried_neighbour(self.task.space, values, tried, seed=trial.number)
                 if other is not None:
@@ -202,10 +205,6 @@ class Tuner:
                 self._run(trial, values, expected)
                 return ""
         return "the space: nothing is left that would fit in memory"
-
-    def _tried(self) -> set[str]:
-        """Configurations that ran: another run of one is worth less than a run of a new one."""
-        return {configuration_key(values_of(trial)) for trial in self.run_trials()}
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
         configuration = self.task.configuration(values)
@@ -237,8 +236,7 @@ class Tuner:
         ]
         self._tell(trial, values, result, expected_bytes, found)
         self.say(self._line(trial.number, values, result, found))
-        self._stop_if_all_crash()
-        self._stop_without_metric(result)
+        self._stop_in_vain(result)
 
     def _tell(
         self,
@@ -392,20 +390,14 @@ class Tuner:
         is_inside = all(parameter.holds(base.get(parameter.name)) for parameter in drawn)
         return {parameter.name: base[parameter.name] for parameter in drawn} if is_inside else None
 
-    def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A guess completed by a value for each parameter with a range."""
-        starts = {p.name: p.start(self.task.base.get(p.name)) for p in self.task.space.drawn}
-        return starts | dict(own or {})
-
-    def _stop_if_all_crash(self) -> None:
+    def _stop_in_vain(self, result: TrialResult) -> None:
+        """Raise an error where the latest trials crashed, or the script never prints its metric."""
         latest = [result_of(t) for t in self.run_trials()[-_LATEST_CRASHES:]]
         if len(latest) == _LATEST_CRASHES and all(result["outcome"] == "crashed" for result in latest):
             raise ScriptError(
                 f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
             )
 
-    def _stop_without_metric(self, result: TrialResult) -> None:
-        """Raise an error for a script that never prints its metric, before it uses up the budget."""
         is_needed = any(objective.needs_metric for objective in self.task.objectives)
         seen = any(result_of(trial)["curve"] for trial in self.run_trials())
         if is_needed and result.outcome == "done" and not seen:
