@@ -235,9 +235,13 @@ class ScriptServer:
         folder = self._folder / str(self._num_requests)
         self._num_requests += 1
         folder.mkdir()
+        same = self._command.words
+        first = (
+            script_place(same) + 1 if is_python(same[0]) else 1
+        )  # behind the script's name, or the module's
         settings = CaptureSettings(
             folder=str(folder),
-            arguments=None if words is None else self._arguments(words),
+            arguments=None if words is None else list(words[first:]),
             pretends=pretends,
             batch_from=batch[0] if batch else None,
             batch_to=batch[1] if batch else None,
@@ -253,11 +257,6 @@ class ScriptServer:
         with contextlib.suppress(FileNotFoundError):
             return replace(outcome, guarded=(folder / GUARDED_FILE).read_text(encoding="utf-8"))
         return outcome
-
-    def _arguments(self, words: Sequence[str]) -> list[str]:
-        """The words after the script's name, or after the module's."""
-        same = self._command.words
-        return list(words[script_place(same) + 1 if is_python(same[0]) else 1 :])
 
     def _wait(self, folder: Path) -> int | None:
         """Exit status of a run; None if it took too long, or printed too much."""
@@ -292,13 +291,9 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     }
     if command.is_launched:
         own |= {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
+            **tables()["launched"],
             "WORLD_SIZE": str(command.world_size),
             "LOCAL_WORLD_SIZE": str(command.devices_per_node),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
         }
     return own
 

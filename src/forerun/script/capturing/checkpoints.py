@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -313,15 +313,12 @@ def _write_safetensors(tensors: dict[str, torch.Tensor], path: Any, metadata: An
     with Path(path).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         first = file.tell()
-        for name, data in _bytes_of_host(tensors):
-            file.seek(first + header[name]["data_offsets"][0])
-            file.write(data)
+        for name, tensor in tensors.items():
+            if is_pretended(tensor):
+                continue
+            with contextlib.suppress(RuntimeError):  # a tensor without bytes
+                data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                file.seek(first + header[name]["data_offsets"][0])
+                file.write(data)
         # The file gets its full length, though nothing was written at its end.
         file.truncate(first + end)
-
-
-def _bytes_of_host(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, bytes]]:
-    for name, tensor in tensors.items():
-        if not is_pretended(tensor):
-            with contextlib.suppress(RuntimeError):  # a tensor without bytes
-                yield name, tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -50,7 +50,8 @@ _COPIED_BYTES = 1 << 24
 def why_no_view(scratch: Path, layers: Path) -> str:
     """Reason why this process cannot have a view; empty if it can.
 
-    A child tries it, because a process cannot leave its namespaces.
+    A child tries it, because a process cannot leave its namespaces; it makes a folder in the working folder if the user
+    could.
 
     Args:
         scratch: As for ``enter_view``.
@@ -63,7 +64,12 @@ def why_no_view(scratch: Path, layers: Path) -> str:
     if not child:
         reason = ""
         try:
-            _try_view(scratch, layers)
+            can_write = os.access(".", os.W_OK)
+            enter_view(scratch, layers)
+            if can_write:
+                trial = Path(f".forerun-{os.getpid()}")
+                trial.mkdir()
+                trial.rmdir()
         except BaseException as error:
             reason = str(error) or type(error).__name__
         os.write(writing, reason.encode())
@@ -74,16 +80,6 @@ def why_no_view(scratch: Path, layers: Path) -> str:
     os.waitpid(child, 0)
     shutil.rmtree(layers, ignore_errors=True)
     return reason
-
-
-def _try_view(scratch: Path, layers: Path) -> None:
-    """Enters the view, and makes a folder in the working folder if the user could."""
-    can_write = os.access(".", os.W_OK)
-    enter_view(scratch, layers)
-    if can_write:
-        name = f".forerun-{os.getpid()}"
-        Path(name).mkdir()
-        Path(name).rmdir()
 
 
 def enter_view(scratch: Path, layers: Path) -> None:

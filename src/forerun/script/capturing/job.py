@@ -120,7 +120,8 @@ class Counters:
             place = inner.f_code.co_filename, loop.lineno
             values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
             raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
-            values |= {ast.unparse(target): source.value_in(_loaded(target), inner) for target in raised}
+            for written in map(ast.unparse, raised):  # the target as an expression that can be asked
+                values[written] = source.value_in(ast.parse(written, mode="eval").body, inner)
             if isinstance(loop, ast.For):
                 names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
                 items = [inner.f_locals.get(name) for name in names]
@@ -188,10 +189,6 @@ def _is_open(loop: ast.For | ast.While, frame: FrameType) -> bool:
     if isinstance(loop, ast.While):
         return not any(True for _ in _limits(loop, frame))
     return isinstance(loop.iter, ast.Call) and source.called_name(loop.iter.func) == "count"
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def added_per_step(counted: ast.expr, frame: FrameType) -> float:

@@ -232,7 +232,9 @@ def of_profile(profile: Profile, window: Observation | None = None) -> Observati
         step_s=parts.step_s, is_on_gpu=is_on_gpu, busy_s=parts.kernels_s, host_s=parts.host_s
     )
     idle = ("host_s", "sync_s", "compile_s", "allocator_s", "queued_s")
-    scale = (parts.host_s - _held_of_host(profile)) / seen.idle_s if seen.idle_s > 0 else 0.0
+    # Saving and collecting garbage are of the host's part as well.
+    held_s = min(parts.host_s, sum(profile.held_s.get(name, 0.0) for name in ("saving", "collecting")))
+    scale = (parts.host_s - held_s) / seen.idle_s if seen.idle_s > 0 else 0.0
     computing_s = seen.busy_s + seen.exposed_s
     kernels = parts.kernels_s / computing_s if computing_s > 0 else 1.0
     return replace(
@@ -249,12 +251,6 @@ def of_profile(profile: Profile, window: Observation | None = None) -> Observati
         held_s=profile.held_s,
         profile=profile,
     )
-
-
-def _held_of_host(profile: Profile) -> float:
-    """Time of a step that saving and collecting garbage have of its host part [s]."""
-    held_s = sum(profile.held_s.get(name, 0.0) for name in ("saving", "collecting"))
-    return min(held_s, profile.parts.host_s)
 
 
 def _observed(trace: Trace) -> Observation:

@@ -195,7 +195,8 @@ class ModelHooks:
         @surround(module.Module, "__call__")
         def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             # What has no parameter to train is no model, but a transform of images or a loss.
-            if getattr(self._state, "is_inside", False) or not _is_trained(model):
+            is_trained = any(parameter.requires_grad for parameter in model.parameters())
+            if getattr(self._state, "is_inside", False) or not is_trained:
                 return call(model, *args, **kwargs)
             if not model.__dict__.get("_forerun_is_changed", False):
                 model.__dict__["_forerun_is_changed"] = True
@@ -286,10 +287,6 @@ class LossScale:
         for parameter in parameters:
             parameter.grad = None  # optimizers leave parameters without a gradient as they are
         self._scale, self._num_good = self._scale / 2, 0
-
-
-def _is_trained(model: Any) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _to_channels_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -162,12 +162,10 @@ class StepHooks:
             self._stepped(self._clock.update(time.monotonic(), self._optimizers[id(optimizer)]))
 
     def _stepped(self, is_without_loader: bool) -> None:
-        if is_without_loader and self._looks_for_model:
-            self._looks_for_model = False
-            self._watch_next_model()
-
-    def _watch_next_model(self) -> None:
         """Counts the samples of a script without a loader in the input of the outermost model that it trains."""
+        if not is_without_loader or not self._looks_for_model:
+            return
+        self._looks_for_model = False
         torch = sys.modules["torch"]
         kind = torch.nn.Module
         call = kind.__call__

@@ -133,11 +133,7 @@ class TrialStore:
 
     def enqueue(self, values: Mapping[str, Any], source: str) -> None:
         """Puts a configuration first in the queue, unless the study has it already."""
-        known = [
-            t.params or t.system_attrs.get("fixed_params") for t in self.study.get_trials(deepcopy=False)
-        ]
-        if dict(values) not in known:
-            self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+        self.study.enqueue_trial(dict(values), user_attrs={"source": source}, skip_if_exists=True)
 
     def ask(self) -> Any:
         """The next trial, marked as a trial of this process."""
