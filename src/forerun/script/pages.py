@@ -236,11 +236,11 @@ def _before_after(checked: dict[str, Any]) -> Table:
     titles = ("", "before", "after", "ratio")
     made = table(titles, left=titles[:1], fold=titles)
 
-    def row(name: str, key: str, form: Any, *, has_ratio: bool = True) -> None:
+    def row(name: str, key: str, form: Any) -> None:
         first, second = before[key], after[key]
         if first is None or second is None:
             return
-        ratio = f"{second / first:.2f}" if has_ratio and first else ""
+        ratio = f"{second / first:.2f}" if first else ""
         made.add_row(name, form(first), form(second), ratio)
 
     row("samples/s", "rate_samples_per_s", lambda v: f"{v:,.1f}")

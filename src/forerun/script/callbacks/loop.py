@@ -287,7 +287,9 @@ class LoopTimer:
         if self._last_s is None:
             self.start_epoch()
         assert self._last_s is not None
-        self._wait_for_device()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._num_samples += num_samples or self._batch_size or 0
         now_s = time.perf_counter()
         each_s, self._last_s = (now_s - self._last_s) / num_steps, now_s
@@ -325,19 +327,11 @@ class LoopTimer:
         """The first parameter of the model; None without one."""
         return next(self._module.parameters(), None) if self._module is not None else None
 
-    def _device(self) -> str:
-        parameter = self._parameter()
-        if parameter is None or parameter.device.type != "cuda":
-            return "cpu"
-        return f"cuda:{parameter.device.index or 0}"
-
     def _circumstances(self) -> Any:
-        return describe_circumstances(self._device(), occasion=self._occasion)
-
-    def _wait_for_device(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        device = getattr(self._parameter(), "device", None)
+        is_on_gpu = device is not None and device.type == "cuda"
+        place = f"cuda:{device.index or 0}" if is_on_gpu else "cpu"
+        return describe_circumstances(place, occasion=self._occasion)
 
     def _samples_of_a_step(self) -> int:
         size = self._batch_size or round(self._num_samples / max(1, self._num_steps))

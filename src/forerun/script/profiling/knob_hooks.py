@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +30,8 @@ class KnobPatches:
     _told: set[str] = field(default_factory=set)
     _num_training_batches: int | None = None
     _num_steps: int = 0
+    _state: threading.local = field(default_factory=threading.local)
+    _scale: LossScale | None = None
 
     def loaders(self, module: Any) -> None:
         """Patch that replaces arguments of ``DataLoader``."""
@@ -65,8 +66,25 @@ class KnobPatches:
             module.register_optimizer_step_pre_hook(self._follow_cosine)
 
     def modules(self, module: Any) -> None:
-        """Patch that changes the outermost modules that are trained."""
-        ModelHooks(self.knobs, self._tell).patch(module)
+        """Patch that changes the outermost modules that are trained, each once at its first call."""
+        is_plain = all(self.knobs.get(name, "off") == "off" for name in ("amp", "compile"))
+        if is_plain and not self.knobs.get("channels_last"):
+            return
+
+        @surround(module.Module, "__call__")
+        def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            # What has no parameter to train is no model, but a transform of images or a loss.
+            is_inside = getattr(self._state, "is_inside", False)
+            if is_inside or not any(parameter.requires_grad for parameter in model.parameters()):
+                return call(model, *args, **kwargs)
+            if not model.__dict__.get("_forerun_is_changed", False):
+                model.__dict__["_forerun_is_changed"] = True
+                self._change(model)
+            self._state.is_inside = True
+            try:
+                return call(model, *args, **kwargs)
+            finally:
+                self._state.is_inside = False
 
     def images(self, module: Any) -> None:
         """Patch that decodes JPEGs at the smallest of libjpeg's scales (1/2, 1/4, 1/8) that keeps height and width."""
@@ -156,6 +174,38 @@ class KnobPatches:
         self._num_steps += 1
         self._tell("cosine_epochs", f"learning rate follows a cosine over {num_steps} steps")
 
+    def _change(self, model: Any) -> None:
+        torch = sys.modules["torch"]
+        name, device = type(model).__name__, next(model.parameters()).device.type
+        if self.knobs.get("channels_last"):
+            model.to(memory_format=torch.channels_last)
+            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
+            self._tell("channels_last", f"{name}.to(memory_format=torch.channels_last), and its images")
+        if (amp := self.knobs.get("amp", "off")) != "off":
+            self._autocast(torch, model, name, device, amp)
+        if (mode := self.knobs.get("compile", "off")) != "off":
+            model.compile(mode=None if mode == "default" else mode)
+            self._tell("compile", f"{name}.compile(mode='{mode}')")
+
+    def _autocast(self, torch: Any, model: Any, name: str, device: str, amp: str) -> None:
+        if amp == "fp16" and device != "cuda":
+            self._tell(
+                "amp", f"left alone: fp16 with a scaled loss needs a CUDA device, the model is on {device}"
+            )
+            return
+        dtype = torch.bfloat16 if amp == "bf16" else torch.float16
+
+        # Only the forward pass runs under autocast, as PyTorch advises; the loss sees single precision.
+        @surround(model, "forward")
+        def autocast_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device, dtype=dtype):
+                return _to_float(torch, forward(*args, **kwargs))
+
+        if amp == "fp16" and self._scale is None:
+            self._scale = LossScale(torch)
+        scaled = ", loss scaled" if amp == "fp16" else ""
+        self._tell("amp", f"{name} under torch.autocast('{device}', {amp}){scaled}")
+
     def _tell(self, knob: str, what: str) -> None:
         if f"{knob}{what}" not in self._told:
             self._told.add(f"{knob}{what}")
@@ -174,70 +224,6 @@ def _set_process_knobs(knobs: dict[str, Any], tell: Any) -> None:
 
         cudnn.benchmark = bool(knobs["cudnn_benchmark"])
         tell("cudnn_benchmark", f"torch.backends.cudnn.benchmark = {bool(knobs['cudnn_benchmark'])}")
-
-
-class ModelHooks:
-    """Finds the models of a script at their first call and changes them once."""
-
-    def __init__(self, knobs: dict[str, Any], tell: Callable[[str, str], None]) -> None:
-        self._amp = knobs.get("amp", "off")
-        self._channels_last = bool(knobs.get("channels_last", False))
-        self._compile = knobs.get("compile", "off")
-        self._tell = tell
-        self._state = threading.local()
-        self._scale: LossScale | None = None
-
-    def patch(self, module: Any) -> None:
-        """Wraps ``Module.__call__`` to find the outermost modules, if there is anything to change."""
-        if self._amp == "off" and not self._channels_last and self._compile == "off":
-            return
-
-        @surround(module.Module, "__call__")
-        def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            # What has no parameter to train is no model, but a transform of images or a loss.
-            is_trained = any(parameter.requires_grad for parameter in model.parameters())
-            if getattr(self._state, "is_inside", False) or not is_trained:
-                return call(model, *args, **kwargs)
-            if not model.__dict__.get("_forerun_is_changed", False):
-                model.__dict__["_forerun_is_changed"] = True
-                self._change(model)
-            self._state.is_inside = True
-            try:
-                return call(model, *args, **kwargs)
-            finally:
-                self._state.is_inside = False
-
-    def _change(self, model: Any) -> None:
-        torch = sys.modules["torch"]
-        name, device = type(model).__name__, next(model.parameters()).device.type
-        if self._channels_last:
-            model.to(memory_format=torch.channels_last)
-            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
-            self._tell("channels_last", f"{name}.to(memory_format=torch.channels_last), and its images")
-        if self._amp != "off":
-            self._autocast(torch, model, name, device)
-        if self._compile != "off":
-            model.compile(mode=None if self._compile == "default" else self._compile)
-            self._tell("compile", f"{name}.compile(mode='{self._compile}')")
-
-    def _autocast(self, torch: Any, model: Any, name: str, device: str) -> None:
-        if self._amp == "fp16" and device != "cuda":
-            self._tell(
-                "amp", f"left alone: fp16 with a scaled loss needs a CUDA device, the model is on {device}"
-            )
-            return
-        dtype = torch.bfloat16 if self._amp == "bf16" else torch.float16
-
-        # Only the forward pass runs under autocast, as PyTorch advises; the loss sees single precision.
-        @surround(model, "forward")
-        def autocast_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(device, dtype=dtype):
-                return _to_float(torch, forward(*args, **kwargs))
-
-        if self._amp == "fp16" and self._scale is None:
-            self._scale = LossScale(torch)
-        scaled = ", loss scaled" if self._amp == "fp16" else ""
-        self._tell("amp", f"{name} under torch.autocast('{device}', {self._amp}){scaled}")
 
 
 class LossScale:

@@ -26,11 +26,8 @@ class StepListener:
         """True if the steps of an optimizer count."""
         return True
 
-    def optimizer_seen(self, number: int, optimizer: Any) -> None:
-        """An optimizer makes its first step."""
-
-    def backward_seen(self, tensor: Any) -> None:
-        """The first backward pass of a process that has made no optimizer ends."""
+    def optimizer_seen(self, optimizer: Any, tensor: Any = None) -> None:
+        """An optimizer makes its first step; None, with the loss, at a first backward pass without any."""
 
     def batch_seen(self, batch: Any) -> None:
         """The first batch of a loader, or the first input of a model without a loader, is known."""
@@ -135,7 +132,8 @@ class StepHooks:
                 return
             if not self._has_backward:
                 self._has_backward = True
-                self._listener.backward_seen(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
+                loss = tensors[0] if isinstance(tensors, (tuple, list)) else tensors
+                self._listener.optimizer_seen(None, loss)
             self._stepped(self._clock.update(time.monotonic(), 0))
 
     @contextlib.contextmanager
@@ -158,7 +156,7 @@ class StepHooks:
         if os.getpid() == self._pid and self._listener.is_of_interest(optimizer):
             if id(optimizer) not in self._optimizers:
                 self._optimizers[id(optimizer)] = len(self._optimizers)
-                self._listener.optimizer_seen(self._optimizers[id(optimizer)], optimizer)
+                self._listener.optimizer_seen(optimizer)
             self._stepped(self._clock.update(time.monotonic(), self._optimizers[id(optimizer)]))
 
     def _stepped(self, is_without_loader: bool) -> None:

@@ -178,14 +178,16 @@ class Watch(StepListener):
             num_samples=length_of(loader.dataset),
         )
 
-    def optimizer_seen(self, number: int, optimizer: Any) -> None:
-        """Writes the settings of an optimizer."""
-        group = optimizer.param_groups[0]
-        self._write_optimizer(type(optimizer).__name__, group.get("lr"), group["params"][0])
-
-    def backward_seen(self, tensor: Any) -> None:
-        """Writes the device of a script that makes no optimizer."""
-        self._write_optimizer(None, None, tensor)
+    def optimizer_seen(self, optimizer: Any, tensor: Any = None) -> None:
+        """Writes the settings of an optimizer, or the device of a script that makes none."""
+        group = {"params": [tensor]} if optimizer is None else optimizer.param_groups[0]
+        self._recording.write(
+            "optimizer",
+            name=None if optimizer is None else type(optimizer).__name__,
+            lr=group.get("lr"),
+            device=str(group["params"][0].device),
+            num_threads=sys.modules["torch"].get_num_threads(),
+        )
 
     def batch_seen(self, batch: Any) -> None:
         """Writes the shapes of a batch."""
@@ -195,15 +197,6 @@ class Watch(StepListener):
         """Writes what a framework's trainer knows about its job: ``num_steps``, ``num_epochs``, ``steps_per_epoch``."""
         if os.getpid() == self._pid:
             self._recording.write("job", **known)
-
-    def _write_optimizer(self, name: str | None, lr: Any, tensor: Any) -> None:
-        self._recording.write(
-            "optimizer",
-            name=name,
-            lr=lr,
-            device=str(tensor.device),
-            num_threads=sys.modules["torch"].get_num_threads(),
-        )
 
     def _memory_bytes(self) -> tuple[int, int]:
         """Memory of this process's own, without mapped files, and of its tensors on a GPU; 0 where nothing tells it."""
