@@ -219,14 +219,6 @@ class LiveForecast(StepListener):
             return False
         return bool(np.mean(self._durations) > self._predicted.step_time_s.high)
 
-    def _open_window(self) -> None:
-        """Traces the next steps once, because they are slow."""
-        from forerun.script.profiling.watch import started_profiler
-
-        self._window = started_profiler(record_shapes=True)
-        # A trace that outlives the job would hold all that the process does after it.
-        self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
-
     def _close_window(self) -> None:
         """Reads the traced steps as ``forerun diagnose --trace`` would."""
         from forerun.script.diagnosis.observation import observe
@@ -272,7 +264,11 @@ class LiveForecast(StepListener):
             self._printed_s = span.end_s
             print(self.line(), file=self._stream, flush=True)
             if self._is_slow and not self._window_ends:
-                self._open_window()
+                from forerun.script.profiling.watch import started_profiler
+
+                self._window = started_profiler(record_shapes=True)
+                # A trace that outlives the job would hold all that the process does after it.
+                self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
 
     def _rest(self, span: LoaderSpan) -> None:
         if self.num_done:

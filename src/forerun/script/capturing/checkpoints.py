@@ -8,7 +8,6 @@ as it is rebuilt, so that no driver is asked.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import json
@@ -217,15 +216,17 @@ class Checkpoints:
             )
             return Path(named or "checkpoint")
 
-        @_with_names(module.save)
-        def save(given: dict[str, Any]) -> None:
+        saving, loading = inspect.signature(module.save), inspect.signature(module.load)
+
+        def save(*args: Any, **kwargs: Any) -> None:
+            given = saving.bind(*args, **kwargs).arguments
             place = folder(given)
             if self._scratch is None:
                 place.mkdir(parents=True, exist_ok=True)
             torch.save(given["state_dict"], place / _OWN_FILE)
 
-        @_with_names(module.load)
-        def load(given: dict[str, Any]) -> None:
+        def load(*args: Any, **kwargs: Any) -> None:
+            given = loading.bind(*args, **kwargs).arguments
             place = self._place(folder(given) / _OWN_FILE)
             if place.exists():
                 _take_over(given["state_dict"], torch.load(place, weights_only=False))
@@ -264,20 +265,6 @@ _OWN_FILE = ".forerun.pt"
 
 class AbsentWeights(dict[str, Any]):
     """The weights of a file that is not there: any network takes them, and keeps its own."""
-
-
-def _with_names(original: Any) -> Callable[[Callable[[dict[str, Any]], None]], Any]:
-    """A function that gets its arguments by the names of another one."""
-    signature = inspect.signature(original)
-
-    def put(function: Callable[[dict[str, Any]], None]) -> Any:
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> None:
-            function(dict(signature.bind(*args, **kwargs).arguments))
-
-        return called
-
-    return put
 
 
 def _take_over(target: Any, source: Any) -> None:

@@ -15,6 +15,7 @@ import itertools
 import multiprocessing.process
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,19 +30,11 @@ from forerun.script.patching import RefusedError, after_import, place_in_script,
 from forerun.script.profiling.messages import CaptureSettings
 
 
-class _Done:
+def _done(*args: Any, **kwargs: Any) -> SimpleNamespace:
     """The work of a collective that is over."""
-
-    def wait(self, *args: Any) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result([])
-        return future
+    future: Any = torch.futures.Future()
+    future.set_result([])
+    return SimpleNamespace(wait=lambda *args: True, is_completed=lambda: True, get_future=lambda: future)
 
 
 _Sizes = tuple[int, ...]
@@ -294,7 +287,7 @@ class Parallelism:
         modules = (dist, dist.distributed_c10d, dist.device_mesh)
         for module in modules:
             module.init_process_group = init_process_group
-            module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
+            module.barrier = module.monitored_barrier = _done
             module.all_gather_object = gather_objects
             for name in tables()["collectives"]["names"]:
                 if hasattr(module, name):
@@ -313,7 +306,7 @@ class Parallelism:
         def collective(*args: Any, **kwargs: Any) -> Any:
             tensor = first_tensor((args, kwargs))
             steps.collective(name, 0 if tensor is None else tensor.numel() * tensor.element_size())
-            return _Done() if kwargs.get("async_op") or name.startswith(("isend", "irecv")) else None
+            return _done() if kwargs.get("async_op") or name.startswith(("isend", "irecv")) else None
 
         return collective
 
@@ -339,7 +332,7 @@ class Parallelism:
         def sharded(fsdp: Any) -> None:
             fsdp.FullyShardedDataParallel = FullyShardedDataParallel
             fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
-            idle = {name: lambda *args, **kwargs: _Done() for name in vars(fsdp.FSDPModule) if name[0] != "_"}
+            idle = {name: _done for name in vars(fsdp.FSDPModule) if name[0] != "_"}
             whole: Any = {
                 **idle,
                 "__new__": lambda kind, *args, **kwargs: object.__new__(kind),

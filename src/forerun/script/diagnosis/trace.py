@@ -94,6 +94,8 @@ _US = 1e-6
 
 _KINDS = {word: kind for kind, words in tables("diagnosis")["kinds"].items() for word in words}
 _ELEMENT_BYTES = tables("diagnosis")["element_bytes"]
+_COLUMNS = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
+_FRACTIONS = ("begin_s", "end_s", "size_bytes")
 WHOLE_TRACE = "no"
 _STEP_MARKS = (
     re.compile(r"ProfilerStep#\d+"),
@@ -142,8 +144,7 @@ class Events:
 
     def where(self, chosen: Bools | Ints) -> Events:
         """The chosen events."""
-        columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
-        return Events(**{column: getattr(self, column)[chosen] for column in columns}, names=self.names)
+        return Events(**{column: getattr(self, column)[chosen] for column in _COLUMNS}, names=self.names)
 
     def named(self, pattern: re.Pattern[str]) -> Events:
         """The events whose names match a pattern."""
@@ -349,20 +350,12 @@ class _Table:
 
     def events(self, kind: str, names: _Names) -> Events:
         """The events of a kind."""
-        table = np.asarray(self._rows[kind], dtype=float).reshape(-1, 8)
+        table = np.asarray(self._rows[kind], dtype=float).reshape(-1, len(_COLUMNS))
         table = table[np.argsort(table[:, 0], kind="stable")]
-        begin, end, name, lane, link, size, element, ranks = table.T.copy()
-        return Events(
-            begin_s=begin,
-            end_s=end,
-            name=name.astype(int),
-            lane=lane.astype(int),
-            link=link.astype(int),
-            size_bytes=size,
-            element=element.astype(int),
-            ranks=ranks.astype(int),
-            names=tuple(names),
-        )
+        columns = zip(_COLUMNS, table.T.copy(), strict=True)
+        # Times and bytes stay what they are, all else are whole numbers.
+        found = {name: column if name in _FRACTIONS else column.astype(int) for name, column in columns}
+        return Events(**found, names=tuple(names))
 
 
 def _is_finite(value: Any) -> bool:

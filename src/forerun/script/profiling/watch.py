@@ -57,7 +57,7 @@ class Watch(StepListener):
         self._settings = settings
         self._recording = recording
         self._pid = os.getpid()
-        self._clock = StepClock(self._step, self._rest)
+        self._clock = StepClock(self._step, lambda interval: recording.add("rest", _row(interval)))
         self._window = Window(
             settings.warmup_steps,
             settings.window_steps,
@@ -99,9 +99,6 @@ class Watch(StepListener):
         if self._is_enough(interval.end_s):
             self._look_at_thread(interval.end_s)
             self._stop()
-
-    def _rest(self, interval: LoaderSpan) -> None:
-        self._recording.add("rest", _row(interval))
 
     def saves(self, name: str) -> Callable[[Any], None]:
         """Patch that times a function of a module which saves."""
