@@ -343,10 +343,12 @@ class LoopTimer:
 
     def _parameters(self) -> dict[str, Scalar]:
         shape = self._input_shape
+        formats = {"float16": Precision.FP16, "bfloat16": Precision.BF16, "float64": Precision.FP64}
+        own = str(getattr(self._parameter(), "dtype", "")).removeprefix("torch.")
         return {
             "batch_size": self._samples_of_a_step(),
             "input_shape": None if shape is None else "x".join(map(str, shape)),
-            "precision": str(self._precision or self._format()),
+            "precision": str(self._precision or formats.get(own, Precision.FP32)),
             "layout": str(self._layout),
             "compile": self._compile,
             "optimizer": self._optimizer,
@@ -357,14 +359,6 @@ class LoopTimer:
 
     def _samples_of_an_epoch(self) -> int:
         return self._dataset_size or self._num_steps * self._samples_of_a_step()
-
-    def _format(self) -> Precision:
-        words = {
-            "torch.float16": Precision.FP16,
-            "torch.bfloat16": Precision.BF16,
-            "torch.float64": Precision.FP64,
-        }
-        return words.get(str(getattr(self._parameter(), "dtype", "")), Precision.FP32)
 
     def _figures(self) -> dict[str, Scalar]:
         found = self._times(self.epoch_times_s[1:] or self.epoch_times_s)

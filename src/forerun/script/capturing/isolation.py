@@ -103,7 +103,12 @@ def enter_view(scratch: Path, layers: Path) -> None:
     if in_user_namespace:
         for place in own_folders:
             view.show(place, root + place)
-    _set_apart(scratch, root)
+    # Shared memory is empty, and the scratch folder what it is.
+    if Path(root, "dev/shm").is_dir():
+        _mount("tmpfs", f"{root}/dev/shm", "tmpfs", options="mode=1777")
+    target = Path(root, *scratch.parts[1:])
+    target.mkdir(parents=True, exist_ok=True)
+    _mount(str(scratch), str(target), flags=_BIND)
     os.chroot(root)
     os.chdir(folder)
     if in_user_namespace and os.geteuid():
@@ -315,15 +320,6 @@ def _outermost_own(folder: Path) -> Path:
                 continue
         break
     return folder
-
-
-def _set_apart(scratch: Path, root: str) -> None:
-    """Empty shared memory, and the scratch folder as it is."""
-    if Path(root, "dev/shm").is_dir():
-        _mount("tmpfs", f"{root}/dev/shm", "tmpfs", options="mode=1777")
-    target = Path(root, *scratch.parts[1:])
-    target.mkdir(parents=True, exist_ok=True)
-    _mount(str(scratch), str(target), flags=_BIND)
 
 
 GUARDED_FILE = "guarded"

@@ -19,13 +19,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from forerun.script.capturing import source
-from forerun.script.patching import capture_state, follow_arguments, is_of_script, tables
-
-
-def remember_arguments(module: Any) -> None:
-    """Follows ``argparse``, so that the options a script knows can be found."""
-    options = capture_state().options
-    follow_arguments(module, lambda found: options.extend(o for o in found if o["value"] is not None))
+from forerun.script.patching import capture_state, is_of_script, tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,7 +159,7 @@ def _rows(
     kept: list[RecordedRow] = []
     places: list[int] = []
     for piece in parts_of(step):
-        ends = piece.ends[:: -(len(piece.ends) // num_micro_steps)][::-1]
+        ends = piece.backward_ends[:: -(len(piece.backward_ends) // num_micro_steps)][::-1]
         head = _leading(rows[piece.first_row : ends[0]])
         # What the first micro-step does beyond the last (zeroing gradients) happens once a step, and is the
         # optimizer's.
@@ -203,7 +203,8 @@ def _events(
     begin = pair[0].first_event
     pieces = [piece for step in pair for piece in parts_of(step)] if num_micro_steps > 1 else []
     spans = [
-        (piece.first_event, piece.end_events[-1 - len(piece.ends) // num_micro_steps]) for piece in pieces
+        (piece.first_event, piece.micro_events[-1 - len(piece.micro_events) // num_micro_steps])
+        for piece in pieces
     ]
     stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
     # Reversed, so that of the names of a shared weight the first one stays, as in a traced graph.

@@ -26,6 +26,7 @@ from forerun.script.patching import (
     begin_capture,
     capture_state,
     error_words,
+    follow_arguments,
     place_in_script,
     place_of,
     trainer_patches,
@@ -71,10 +72,14 @@ def install(settings_file: Path) -> None:
     end = _End(request)
     end.cover()
     session = _Session(settings, end)
-    from forerun.script.capturing.job import remember_arguments
-
-    after_import({"argparse": remember_arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
+    arguments = functools.partial(follow_arguments, parsed=_remember)
+    after_import({"argparse": arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
                   "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
+
+
+def _remember(options: list[dict[str, Any]]) -> None:
+    """Keeps the options that a script's parser knows, for the length of its job and its batch size."""
+    capture_state().options.extend(option for option in options if option["value"] is not None)
 
 
 def _refuse_training(request: Path) -> None:

@@ -484,7 +484,7 @@ class Steps:
         works = [
             [
                 None if end in skipped else self._heavy(begin, end)
-                for begin, end in itertools.pairwise([part.first_row, *part.ends])
+                for begin, end in itertools.pairwise([part.first_row, *part.backward_ends])
             ]
             for part in parts
         ]
@@ -535,26 +535,11 @@ def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
     return bool(work[0]) and all(one == way[0] for way in ways for one in way)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPiece:
-    """Backward passes of a step before an update, and that update.
+def parts_of(step: RecordedStep) -> list[RecordedStep]:
+    """The pieces of a step: backward passes before an update, and that update.
 
-    Attributes:
-        first_row, last_row: Its rows, the last behind its end.
-        first_event: Where it begins in the memory stream.
-        ends: Positions behind the rows of each backward pass.
-        end_events: Those in the memory stream.
+    An update without a pass of its own belongs to the piece before.
     """
-
-    first_row: int
-    last_row: int
-    first_event: int
-    ends: list[int]
-    end_events: list[int]
-
-
-def parts_of(step: RecordedStep) -> list[StepPiece]:
-    """The pieces of a step; an update without a pass of its own belongs to the piece before."""
     begins = [(step.first_row, step.first_event)]
     for (row, event), after in zip(
         step.update_ends, [*step.update_ends[1:], (step.last_row, 0)], strict=False
@@ -565,12 +550,12 @@ def parts_of(step: RecordedStep) -> list[StepPiece]:
     for (row, event), (last, _) in itertools.pairwise([*begins, (step.last_row, 0)]):
         inside = [i for i, end in enumerate(step.backward_ends) if row < end <= last]
         found.append(
-            StepPiece(
+            RecordedStep(
                 first_row=row,
                 last_row=last,
                 first_event=event,
-                ends=[step.backward_ends[i] for i in inside],
-                end_events=[step.micro_events[i] for i in inside],
+                backward_ends=[step.backward_ends[i] for i in inside],
+                micro_events=[step.micro_events[i] for i in inside],
             )
         )
     return found

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, ScriptError
 from forerun.base.extras import plugin
@@ -106,7 +106,9 @@ class Task:
         return configure(self.space, values, self.base, self.optimizer)
 
     @contextlib.contextmanager
-    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Iterator[Tuner]:
+    def tuner(
+        self, store: TrialStore, say: Callable[[str], None], echo: IO[str] | None = None
+    ) -> Iterator[Tuner]:
         """A session of the study, with its connection to the cluster."""
         address = self.settings.ray_address
         with (
@@ -114,7 +116,7 @@ class Task:
             if address is None
             else plugin("forerun.clusters", "ray").trial_runner(address) as run
         ):
-            yield Tuner(task=self, store=store, say=say, run=run)
+            yield Tuner(task=self, store=store, say=say, run=run, echo=echo)
 
 
 @dataclass(slots=True)
@@ -126,6 +128,7 @@ class Tuner:
         store: Store of the trials.
         say: Receives a line about each trial.
         run: Runs a configuration; ``run_trial``, or its remote form.
+        echo: Stream for the script's output in whole runs and repeats; None for no copy.
         began_s: Start of the session, from which its budget counts, monotonic clock [s].
         num_repeats: Number of runs of this session that repeated a configuration.
     """
@@ -134,6 +137,7 @@ class Tuner:
     store: TrialStore
     say: Callable[[str], None]
     run: TrialRunner = run_trial
+    echo: IO[str] | None = None
     began_s: float = field(default_factory=time.monotonic)
     num_repeats: int = 0
     _began_at: float = field(default_factory=time.time)
