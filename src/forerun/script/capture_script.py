@@ -311,7 +311,9 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             "it ended without running Python's start-up (python -S, -I and -E cannot be captured), or started "
             "another program; name the Python command itself"
         )
-    ends = _ends(folder)
+    ends: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        ends = [json.loads(line) for line in (folder / "end.json").read_text(encoding="utf-8").splitlines()]
     steps = max((end["num_steps"] for end in ends), default=0)
     errors = [end for end in ends if end["way"] == "error"]
     said = errors[-1]["text"] if errors else _last_error(folder)
@@ -389,13 +391,6 @@ def _late_place(folder: Path) -> str:
             if is_of_script(name):
                 return f" (at {Path(name).name}, line {line})"
     return ""
-
-
-def _ends(folder: Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError):
-        lines = (folder / "end.json").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-    return []
 
 
 def _lines(folder: Path) -> Iterator[str]:

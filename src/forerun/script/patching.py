@@ -246,7 +246,7 @@ def length_of(data: Any) -> int | None:
     """Length of a loader or a data set; None for a stream, which has none, and for None."""
     try:
         return len(data)
-    except (TypeError, NotImplementedError, AttributeError, ValueError):
+    except Exception:  # a stream may say so in any way
         return None
 
 

@@ -21,14 +21,10 @@ from typing import Any
 import torch
 
 from forerun.script.capturing.pretend import Pretence, is_pretended
-from forerun.script.patching import after_import, capture_state, surround
+from forerun.script.patching import after_import, capture_state, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
 
-_SAFETENSORS_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+_SAFETENSORS_NAMES = {getattr(torch, name): word for name, word in tables()["safetensors"].items()}
 
 
 def rebuild_pretended(

@@ -19,7 +19,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from forerun.script.capturing import source
-from forerun.script.patching import capture_state, is_of_script, tables
+from forerun.script.patching import capture_state, is_of_script, length_of, tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,13 +560,8 @@ def _phases(bound: ast.expr, frame: FrameType) -> list[int]:
 
 
 def _length(value: Any) -> int | None:
-    if value is None or isinstance(value, (str, bytes)):
-        return None
-    try:
-        length = len(value)
-    except Exception:  # a stream has none, and may say so in any way
-        return None
-    return None if length >= source.ENDLESS else length
+    length = None if isinstance(value, (str, bytes)) else length_of(value)
+    return None if length is None or length >= source.ENDLESS else length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

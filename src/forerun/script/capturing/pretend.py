@@ -26,6 +26,7 @@ import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.graph.graph import AllocationKind
 from forerun.script.patching import capture_state, is_of_script, place_in_script, surround, tables
 
 META = torch.device("meta")
@@ -145,11 +146,8 @@ class KnownValues:
             if func._schema.is_mutable:
                 for index, argument in enumerate(func._schema.arguments):
                     if argument.alias_info is not None and argument.alias_info.is_write and index < len(args):
-                        for target in (
-                            args[index] if isinstance(args[index], (list, tuple)) else (args[index],)
-                        ):
-                            if isinstance(target, torch.Tensor) and is_pretended(target):
-                                self.forget(target)
+                        for target in filter(is_pretended, _tensors(args[index])):
+                            self.forget(target)
             return
         # Values are computed for shapes and loop bounds; large tensors have nothing to tell there.
         if not found and any(output.numel() > _MOST_VALUES for output in outputs):
@@ -227,9 +225,10 @@ class Pretence(TorchDispatchMode):
             source, mask = torch.broadcast_tensors(*args[:2])
             func, name, args = _aten.index.Tensor, "index", (source, [mask])
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
-            args = self._with_known_masks(name, args)
-            if args is None:
-                return self._masked_put(name, func)
+            known = self._with_known_masks(name, args)
+            if known is None:
+                return self._masked_put(name, args[0])
+            args = known
         # A scalar tensor of the host may take part in an operation of the device, as on CUDA.
         args = args if name in _OF_THE_HOST else _on_device(args)
         result = func(*args, **kwargs)
@@ -278,7 +277,7 @@ class Pretence(TorchDispatchMode):
         source = args[0]
         result: torch.Tensor = func(*args, **kwargs)
         if self.recorder is not None:
-            self.recorder.watch_input(result)
+            self.recorder.watch(result, AllocationKind.INPUT)
         # Weights are not known, so that nothing that follows from them is.
         if source.dtype == result.dtype and not source.requires_grad and type(source) is torch.Tensor:
             self.known.learn(result, source)
@@ -326,7 +325,6 @@ class Pretence(TorchDispatchMode):
                 mask = torch.ones(index.shape, dtype=torch.bool)
             if mask is NotImplemented:
                 if name.startswith("index_put"):
-                    self._masked = args[0]
                     return None
                 raise ValueNeededError(
                     f"a choice by a mask at {place_in_script()}: the size of its result depends on values that are not "
@@ -335,9 +333,8 @@ class Pretence(TorchDispatchMode):
             indices += [self._as_pretended(part) for part in mask.nonzero(as_tuple=True)]
         return (args[0], indices, *args[2:])
 
-    def _masked_put(self, name: str, func: Any) -> torch.Tensor:
+    def _masked_put(self, name: str, target: torch.Tensor) -> torch.Tensor:
         """Writes where a mask holds: the shape of the result is that of the target, whatever the mask holds."""
-        target, self._masked = self._masked, torch.empty(0)
         self.known.forget(target)
         filled = (
             torch.ops.aten.masked_fill_.Scalar if name.endswith("_") else torch.ops.aten.masked_fill.Scalar

@@ -101,10 +101,6 @@ class ScriptRecorder(StepRecorder):
         """The result of the operation: its values where it computes on the processor."""
         return super()._result(func, args, kwargs) if self.pretends else func(*args, **kwargs)
 
-    def watch_input(self, tensor: torch.Tensor) -> None:
-        """Marks a tensor that the host has copied to the device."""
-        self.watch(tensor, AllocationKind.INPUT)
-
     def note_read(self, size_bytes: int) -> None:
         """A value that the host reads: a small copy that it waits for."""
         if not self.records_ops:

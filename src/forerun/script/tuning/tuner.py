@@ -212,7 +212,9 @@ class Tuner:
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
         configuration = self.task.configuration(values)
-        num_rounds = self._num_rounds(values)
+        num_rounds = self.task.num_rounds if self.task.settings.with_pruning else None
+        if num_rounds is not None:  # values of the metric that a whole run with these parameters prints
+            num_rounds = int(values.get("epochs", num_rounds))
         # A trial that is left open would count as running for all other sessions.
         try:
             result = self.run(
@@ -270,12 +272,6 @@ class Tuner:
         if self.task.order.metric is not None or result.metric is None:
             return self.task.order.metric
         return Metric.named(result.metric)
-
-    def _num_rounds(self, values: Mapping[str, Any]) -> int | None:
-        """Number of metric values that a whole run with these parameters prints."""
-        if not self.task.settings.with_pruning or self.task.num_rounds is None:
-            return None
-        return int(values.get("epochs", self.task.num_rounds))
 
     def _pruner(self, trial: Any, num_rounds: int | None) -> TrialPruner | None:
         if num_rounds is None or num_rounds < 2:
