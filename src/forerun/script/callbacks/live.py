@@ -266,7 +266,7 @@ class LiveForecast(StepListener):
             if self._is_slow and not self._window_ends:
                 from forerun.script.profiling.watch import started_profiler
 
-                self._window = started_profiler(record_shapes=True)
+                self._window = started_profiler()
                 # A trace that outlives the job would hold all that the process does after it.
                 self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
 

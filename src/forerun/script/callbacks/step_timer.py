@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from forerun.base.extras import needing
-from forerun.evidence import Scalar, at_job_start, describe_circumstances
+from forerun.evidence import Scalar, describe_circumstances
 from forerun.question.setup import Layout, Precision
 from forerun.script.callbacks.loop import LoopTimer
 
@@ -95,7 +95,6 @@ class StepTimer(LoopTimer, keras.callbacks.Callback):  # type: ignore[misc]  # K
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
         self._forget()
-        self._around = at_job_start(self._circumstances())
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""

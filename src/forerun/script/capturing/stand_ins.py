@@ -440,7 +440,7 @@ class FlexibleAttention:
         notes: Receives what was assumed.
     """
 
-    def __init__(self, recorder: Any, known: Any, notes: list[str]) -> None:
+    def __init__(self, recorder: Any, known: Any, notes: dict[str, None]) -> None:
         self._recorder, self._known, self._notes = recorder, known, notes
 
     def cover(self, module: Any) -> None:
@@ -496,8 +496,7 @@ class FlexibleAttention:
         text = (
             "the block mask of flex_attention has values that are not known: half of its blocks were assumed"
         )
-        if text not in self._notes:
-            self._notes.append(text)
+        self._notes.setdefault(text)
         return _CAUSAL_SHARE
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -269,7 +269,7 @@ class _Session:
             "compiled": {},
             "fused": set(),
             "autocast": autocast,
-            "notes": [],
+            "notes": {},  # sentences, each once
         }
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
         self._goes_on = settings.is_first and settings.files != "unsafe"
@@ -290,7 +290,7 @@ class _Session:
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
         self.parallel.cover()
-        Checkpoints(settings, self.pretence, self._note, self._saved).cover()
+        Checkpoints(settings, self.pretence, self.flags["notes"].setdefault, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
         told = steps, self.pauses, self._job_seen
         after_import({**cover_keras(*told), **cover_ignite(*told), **trainers})
@@ -309,11 +309,6 @@ class _Session:
     def _job_seen(self, **known: Any) -> None:
         """Keeps what a framework's trainer says about its job."""
         self.flags["job"] = {name: value for name, value in known.items() if value is not None}
-
-    def _note(self, text: str) -> None:
-        """Adds a sentence to what was not captured, once."""
-        if text not in self.flags["notes"]:
-            self.flags["notes"].append(text)
 
     def first_step_ended(self) -> None:
         """Ends the process if the script does not use the pretended device."""

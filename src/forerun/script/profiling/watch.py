@@ -260,7 +260,7 @@ class Window:
         profiler.export_chrome_trace(str(self._trace))
 
     def _open(self) -> None:
-        self._profiler = started_profiler(record_shapes=True)
+        self._profiler = started_profiler()
         if self._profiler is None:
             return
         # Traced times count from another moment than the clock of the steps; this mark links the two.
@@ -269,17 +269,13 @@ class Window:
 
     @staticmethod
     def _mark(name: str) -> contextlib.AbstractContextManager[None]:
-        made: Callable[[str], contextlib.AbstractContextManager[None]]
-        made = sys.modules["torch"].autograd.profiler.record_function
-        return made(name)
+        profiler: Any = sys.modules["torch"].autograd.profiler
+        made: contextlib.AbstractContextManager[None] = profiler.record_function(name)
+        return made
 
 
-def started_profiler(**options: Any) -> Any:
-    """A running ``torch.profiler`` of the processor and of a GPU in use; None if the script traces itself.
-
-    Args:
-        options: Further arguments of ``torch.profiler.profile``.
-    """
+def started_profiler() -> Any:
+    """A running ``torch.profiler`` of the processor and of a GPU in use; None if the script traces itself."""
     # The script has imported torch before its first step.
     from torch.profiler import ProfilerActivity, profile
 
@@ -287,7 +283,7 @@ def started_profiler(**options: Any) -> Any:
     if sys.modules["torch"].cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
     try:
-        profiler = profile(activities=activities, **options)
+        profiler = profile(activities=activities, record_shapes=True)
         profiler.start()
     except RuntimeError:  # two tracers exclude each other
         return None
