@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,16 +21,17 @@ from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import Counters, Job, Progress, job_of, named_length
-from forerun.script.capturing.patches import Loaders
+from forerun.script.capturing.job import Job, Progress, job_of, named_length
 from forerun.script.capturing.pauses import SAVES
 from forerun.script.capturing.source import called_name, frames_around, parsed
-from forerun.script.capturing.stand_ins import Parallelism
 from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
 from forerun.tracing.step_graph import memory_stream, op_table, product_flops
+
+if TYPE_CHECKING:
+    from forerun.script.capturing.start import Session
 
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
@@ -45,28 +46,14 @@ _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _AUTOCAST = {torch.float16: "amp", torch.bfloat16: "amp-bf16"}
 
 
-def write_result(
-    folder: Path,
-    steps: Steps,
-    loaders: Loaders,
-    parallel: Parallelism,
-    frame: FrameType,
-    flags: dict[str, Any],
-    guesses: dict[str, int],
-    counters: Counters,
-) -> Job:
-    """Writes graph and facts; returns the length of the job.
+def write_result(session: Session, frame: FrameType) -> Job:
+    """Writes graph and facts into the folder of a capture; returns the length of the job.
 
     Args:
-        folder: Where they go.
-        steps: The recorded steps.
-        loaders: The loader of the script.
-        parallel: The script's group of processes.
+        session: The capture, with its recorded steps and the facts that patches noticed.
         frame: Frame of the script's update, from which its loops are read.
-        flags: Facts that patches noticed: compile, fused, autocast dtypes, and more.
-        guesses: Places that decided by an unknown value.
-        counters: What the steps added to the counters of the loops.
     """
+    folder, steps, flags = Path(session.settings.folder), session.steps, session.flags
     chosen, pair = _chosen(steps)
     num_micro_steps = steps.micro_steps(chosen, flags["options"])
     named = [(name, tuple(p.shape)) for name, p in _named_parameters(steps)]
@@ -95,11 +82,12 @@ def write_result(
         versions=(("torch", torch.__version__.partition("+")[0]),),
     )
     write_graph(graph, folder / GRAPH_FILE)
-    loader = loaders.facts()
+    loader = session.loaders.facts()
     # A trainer that begins with single micro-steps says how many follow; the graph has one of them in either case.
     num_micro_steps = max(num_micro_steps, flags.get("job", {}).get("num_micro_steps", 1))
-    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), counters)
-    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps, frame)
+    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), session.counters)
+    facts = _facts(session, chosen, loader, job, batch_size, num_micro_steps, frame)
+    guesses = session.pretence.guesses if session.pretence is not None else {}
     notes = _notes(steps, chosen, guesses, flags, is_mean=bool(mean))
     document = {
         "facts": asdict(facts) | {"not_captured": [*facts.not_captured, *notes]},
@@ -373,16 +361,15 @@ def _tokens_per_sample(steps: Steps, batch_size: int) -> int | None:
 
 
 def _facts(
-    steps: Steps,
+    session: Session,
     step: RecordedStep,
     loader: dict[str, Any],
-    parallel: Parallelism,
     job: Job,
-    flags: dict[str, Any],
     batch_size: int,
     num_micro_steps: int,
     frame: FrameType,
 ) -> CaptureFacts:
+    steps, parallel, flags = session.steps, session.parallel, session.flags
     every = [*steps.optimizers.values(), *steps.keras_optimizers.values()]
     # A critic may update in each step and its actor in few of them.
     used = [(o, max(each.updates.get(id(o), 0) for each in steps.recorded)) for o in every]

@@ -71,7 +71,7 @@ def install(settings_file: Path) -> None:
     begin_capture()
     end = _End(request)
     end.cover()
-    session = _Session(settings, end)
+    session = Session(settings, end)
     arguments = functools.partial(follow_arguments, parsed=_remember)
     after_import({"argparse": arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
                   "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
@@ -102,7 +102,8 @@ def _refuse_training(request: Path) -> None:
 def _load() -> None:
     """Loads what nearly every capture needs, and keeps TensorBoard from TensorFlow, which would write its logs."""
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    for name in ("torch", "torch.utils.data", "torch._dynamo", "forerun.script.capturing.result"):
+    own = (f"{__package__}.{name}" for name in ("patches", "result", "stand_ins"))
+    for name in ("torch", "torch.utils.data", "torch._dynamo", *own):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
@@ -215,11 +216,11 @@ def _refusal(error: BaseException | None) -> tuple[str, bool]:
     return "", False
 
 
-class _Session:
+class Session:
     """One capture, from the import of PyTorch on."""
 
     def __init__(self, settings: CaptureSettings, end: _End) -> None:
-        self._settings, self._end = settings, end
+        self.settings, self._end = settings, end
         self._counts = False
 
     def tensorflow(self, module: Any) -> None:
@@ -259,7 +260,7 @@ class _Session:
         from forerun.script.capturing.steps import Steps
         from forerun.tracing.cuda_semantics import follow_autocast
 
-        settings = self._settings
+        settings = self.settings
         self.pretence: Any = pretend.Pretence() if settings.pretends else None
         recorder = ScriptRecorder(pretends=settings.pretends)
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
@@ -335,13 +336,8 @@ class _Session:
         recorder.is_paused = True
         self.flags["options"] = capture_state().options
         self.flags["configurator"] = _names_of_main()
-        counters = self.counters
-        counters.close(sys._getframe())
-        guesses = self.pretence.guesses if self.pretence is not None else {}
-        job = write_result(
-            Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
-            guesses, counters,
-        )  # fmt: skip
+        self.counters.close(sys._getframe())
+        job = write_result(self, sys._getframe())
         self._counts = job.max_steps is None and None in (job.epochs, job.steps_per_epoch)
         if self.pauses.steps_recorded(
             sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on, counts=self._counts
@@ -366,7 +362,7 @@ class _Session:
         if self._counts:
             total = self.counters.in_whole_rounds(sys._getframe(2), self.steps.num_steps, is_step=is_step)
             if total is not None:
-                close_job(Path(self._settings.folder), total)
+                close_job(Path(self.settings.folder), total)
                 self._leave()
 
     def _leave(self) -> None:
