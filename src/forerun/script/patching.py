@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
 Patch = Callable[[ModuleType], None]
@@ -368,10 +368,10 @@ def _libraries() -> tuple[str, ...]:
 
 def place_in_script() -> str:
     """``file.py, line 12`` of the innermost frame of the user's code now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_of_script(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "the script" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        if is_of_script(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return "the script"
 
 
 def place_of(trace: TracebackType | None) -> str:

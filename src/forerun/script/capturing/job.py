@@ -12,6 +12,7 @@ import gc
 import itertools
 import math
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -688,14 +689,13 @@ def named_length(
 
 
 def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
-    while frame is not None:
-        own = frame.f_locals.get("self")
-        if is_of_script(frame.f_code.co_filename):
-            yield _settings(frame.f_locals, frame.f_code.co_filename)
-            yield _settings(frame.f_globals, frame.f_code.co_filename)
+    for inner, _ in () if frame is None else traceback.walk_stack(frame):
+        own, path = inner.f_locals.get("self"), inner.f_code.co_filename
+        if is_of_script(path):
+            yield _settings(inner.f_locals, path)
+            yield _settings(inner.f_globals, path)
         elif "Trainer" in type(own).__name__:  # of a library
             yield {"self": own}
-        frame = frame.f_back
     main = sys.modules["__main__"]
     yield _settings(vars(main), getattr(main, "__file__", None) or "")
 

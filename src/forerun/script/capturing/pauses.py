@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -196,24 +197,22 @@ class Pauses:
         write_whole(self._file, json.dumps({name: asdict(one) for name, one in self._found.items()}).encode())
 
 
-def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:
+def _samples(frame: FrameType, loops: Sequence[Place]) -> bool:
     """True within a function that draws samples from a network, as a text that is shown now and then."""
-    while frame is not None:
-        if _SAMPLES.search(frame.f_code.co_name):
+    for inner, _ in traceback.walk_stack(frame):
+        if _SAMPLES.search(inner.f_code.co_name):
             return True
-        if any(place in loops for place in _places(frame)):
+        if any(place in loops for place in _places(inner)):
             return False
-        frame = frame.f_back
     return False
 
 
-def _all_around(frame: FrameType | None) -> Iterator[tuple[bool, list[Place | int]]]:
+def _all_around(frame: FrameType) -> Iterator[tuple[bool, list[Place | int]]]:
     """Frames from the innermost: true for one of the script itself, and what is around its line."""
-    while frame is not None:
-        is_own = is_of_script(frame.f_code.co_filename)
-        if is_own or is_of_library(frame.f_code.co_filename):
-            yield is_own, _around(frame)
-        frame = frame.f_back
+    for inner, _ in traceback.walk_stack(frame):
+        is_own = is_of_script(inner.f_code.co_filename)
+        if is_own or is_of_library(inner.f_code.co_filename):
+            yield is_own, _around(inner)
 
 
 def _places(frame: FrameType) -> list[Place]:
