@@ -482,10 +482,6 @@ class Loaders:
         """True if another loader than that of the steps gave the last batch."""
         return self.evaluated not in (None, self.last)
 
-    def evaluated_samples(self) -> int | None:
-        """Samples of that loader."""
-        return length_of(self.evaluated.dataset) if self.evaluates() else None
-
     def facts(self) -> dict[str, Any]:
         """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""
         if self.last is None:

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.graph.graph import AllocationKind
 from forerun.script.patching import capture_state, is_of_script, place_in_script, surround, tables
+from forerun.tracing.meta_results import nested_tensors
 
 META = torch.device("meta")
 _aten = torch.ops.aten
@@ -146,7 +147,7 @@ class KnownValues:
             if func._schema.is_mutable:
                 for index, argument in enumerate(func._schema.arguments):
                     if argument.alias_info is not None and argument.alias_info.is_write and index < len(args):
-                        for target in filter(is_pretended, _tensors(args[index])):
+                        for target in filter(is_pretended, nested_tensors(args[index])):
                             self.forget(target)
             return
         # Values are computed for shapes and loop bounds; large tensors have nothing to tell there.
@@ -160,7 +161,7 @@ class KnownValues:
             return
         if func._schema.is_mutable:
             return
-        results = list(_tensors(result))
+        results = list(nested_tensors(result))
         if len(results) == len(outputs):
             for output, values in zip(outputs, results, strict=True):
                 self.learn(output, values)
@@ -194,7 +195,7 @@ class Pretence(TorchDispatchMode):
         kwargs = dict(kwargs) if kwargs else {}
         device = kwargs.get("device")
         wants_device = device is not None and device.type == "cuda"
-        if not wants_device and not any(is_pretended(t) for t in _tensors(args, kwargs)):
+        if not wants_device and not any(is_pretended(t) for t in nested_tensors((args, kwargs))):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         # The host asks for a value that does not exist: it gets a plausible one, and the read is counted.
@@ -232,7 +233,7 @@ class Pretence(TorchDispatchMode):
         # A scalar tensor of the host may take part in an operation of the device, as on CUDA.
         args = args if name in _OF_THE_HOST else _on_device(args)
         result = func(*args, **kwargs)
-        outputs = [t for t in _tensors(result) if is_pretended(t)]
+        outputs = [t for t in nested_tensors(result) if is_pretended(t)]
         self.known.follow(func, args, kwargs, outputs)
         for output in outputs:
             if output.dtype == torch.bool:
@@ -359,16 +360,6 @@ def _packed(
     steps = torch.arange(int(lengths.max()))
     batch_sizes = (lengths[None, :] > steps[:, None]).sum(dim=1)
     return padded.flatten(0, 1)[: int(lengths.sum())].clone(), batch_sizes
-
-
-def _tensors(*values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(*value)
-        elif isinstance(value, dict):
-            yield from _tensors(*value.values())
 
 
 def _on_device(args: Any) -> Any:

@@ -65,6 +65,8 @@ def write_result(session: Session, frame: FrameType) -> Job:
     raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
     parameters, trained = steps.parameters(), steps.trained()
     operations = op_table(raw, named)
+    # Of a model whose first input is a table of whole numbers, (samples, tokens) or turned.
+    has_tokens = steps.reads_tokens and batch_size in steps.first_sizes
     graph = Graph(
         model="",
         input_shape=steps.input_shape,
@@ -76,7 +78,7 @@ def write_result(session: Session, frame: FrameType) -> Job:
         parameter_names=names,
         uses_layer_norm=bool((operations.op_class == OpClass.LAYER_NORM).any()),
         unsupported_ops=tuple(sorted(raw.unsupported)),
-        tokens_per_sample=_tokens_per_sample(steps, batch_size),
+        tokens_per_sample=prod(steps.first_sizes) // batch_size if has_tokens else None,
         model_flops=product_flops(raw, recomputed=False),
         recomputed_flops=product_flops(raw, recomputed=True),
         versions=(("torch", torch.__version__.partition("+")[0]),),
@@ -351,13 +353,6 @@ def _batch_size(
             return whole[0]  # samples of several rows each, such as the points along a ray
         return max(1, step.samples[0])
     return max(1, step.loader_samples[0] if step.loader_samples else 1)
-
-
-def _tokens_per_sample(steps: Steps, batch_size: int) -> int | None:
-    """Tokens of a sample of a model whose first input is a table of whole numbers, (samples, tokens) or turned."""
-    if not steps.reads_tokens or batch_size not in steps.first_sizes:
-        return None
-    return prod(steps.first_sizes) // batch_size
 
 
 def _facts(

@@ -25,9 +25,7 @@ _SAFE = (
     ast.Tuple, ast.List,
 )  # fmt: skip
 
-
 _OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
-
 
 RANGES = ("range", "trange")
 

@@ -27,6 +27,7 @@ from forerun.script.patching import (
     capture_state,
     error_words,
     follow_arguments,
+    length_of,
     place_in_script,
     place_of,
     trainer_patches,
@@ -353,7 +354,8 @@ class Session:
     def _evaluates(self) -> None:
         self._count(is_step=False)
         self.loaders.give_back()
-        self.pauses.saw("validation", self.loaders.evaluated_samples())
+        is_other = self.loaders.evaluates()
+        self.pauses.saw("validation", length_of(self.loaders.evaluated.dataset) if is_other else None)
 
     def _count(self, *, is_step: bool) -> None:
         """Counts the steps of whole rounds after the recorded ones, where nothing else says the length of the job."""

@@ -408,7 +408,7 @@ def _classes(trace: Trace, kernels: Events) -> np.ndarray:
     is_update = _marked(trace, re.compile(r"^Optimizer\.step#")).covers(launch_s)
     classes[is_update & (classes != COMMUNICATION)] = OPTIMIZER
     by_operator = [class_of_operator(name) for name in trace.operators.names]
-    for kind in {CONVOLUTION, "attention and batched products"}:
+    for kind in {CONVOLUTION, ATTENTION}:
         fits = np.array([each == kind for each in by_operator], dtype=bool)
         inside = trace.operators.where(fits[trace.operators.name]) if len(trace.operators) else None
         if inside is not None and len(inside):

@@ -233,9 +233,9 @@ class LossScale:
     clipped or used, a step with an overflow is left out and halves the scale; many steps without overflow double it.
     """
 
-    def __init__(self, torch: Any, scale: float = 65536.0, growth_interval: int = 2000) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._scale, self._growth_interval = scale, growth_interval
+        self._scale, self._growth_interval = 65536.0, 2000
         self._num_good = 0
         self._unscaled: set[int] = set()
 
