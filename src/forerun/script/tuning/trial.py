@@ -303,7 +303,5 @@ def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
 
 def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
     """The first of the usual metrics that the lines have."""
-    return next(
-        (Metric.named(name) for name in tables("tuning")["metrics"]["usual"] if read_metric(name, lines)),
-        None,
-    )
+    usual = tables("tuning")["metrics"]["usual"]
+    return next((Metric.named(name) for name in usual if read_metric(name, lines)), None)
