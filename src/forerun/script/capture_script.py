@@ -236,9 +236,8 @@ class ScriptServer:
         self._num_requests += 1
         folder.mkdir()
         same = self._command.words
-        first = (
-            script_place(same) + 1 if is_python(same[0]) else 1
-        )  # behind the script's name, or the module's
+        # Behind the script's name, or the module's.
+        first = script_place(same) + 1 if is_python(same[0]) else 1
         settings = CaptureSettings(
             folder=str(folder),
             arguments=None if words is None else list(words[first:]),
