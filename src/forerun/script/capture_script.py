@@ -235,9 +235,12 @@ class ScriptServer:
         folder = self._folder / str(self._num_requests)
         self._num_requests += 1
         folder.mkdir()
+        same = self._command.words
+        # Behind the script's name, or the module's.
+        first = script_place(same) + 1 if is_python(same[0]) else 1
         settings = CaptureSettings(
             folder=str(folder),
-            arguments=None if words is None else self._arguments(words),
+            arguments=None if words is None else list(words[first:]),
             pretends=pretends,
             batch_from=batch[0] if batch else None,
             batch_to=batch[1] if batch else None,
@@ -253,11 +256,6 @@ class ScriptServer:
         with contextlib.suppress(FileNotFoundError):
             return replace(outcome, guarded=(folder / GUARDED_FILE).read_text(encoding="utf-8"))
         return outcome
-
-    def _arguments(self, words: Sequence[str]) -> list[str]:
-        """The words after the script's name, or after the module's."""
-        same = self._command.words
-        return list(words[script_place(same) + 1 if is_python(same[0]) else 1 :])
 
     def _wait(self, folder: Path) -> int | None:
         """Exit status of a run; None if it took too long, or printed too much."""
@@ -292,13 +290,9 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     }
     if command.is_launched:
         own |= {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
+            **tables()["launched"],
             "WORLD_SIZE": str(command.world_size),
             "LOCAL_WORLD_SIZE": str(command.devices_per_node),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
         }
     return own
 
@@ -316,7 +310,9 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             "it ended without running Python's start-up (python -S, -I and -E cannot be captured), or started "
             "another program; name the Python command itself"
         )
-    ends = _ends(folder)
+    ends: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        ends = [json.loads(line) for line in (folder / "end.json").read_text(encoding="utf-8").splitlines()]
     steps = max((end["num_steps"] for end in ends), default=0)
     errors = [end for end in ends if end["way"] == "error"]
     said = errors[-1]["text"] if errors else _last_error(folder)
@@ -394,13 +390,6 @@ def _late_place(folder: Path) -> str:
             if is_of_script(name):
                 return f" (at {Path(name).name}, line {line})"
     return ""
-
-
-def _ends(folder: Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError):
-        lines = (folder / "end.json").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-    return []
 
 
 def _lines(folder: Path) -> Iterator[str]:

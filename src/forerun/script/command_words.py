@@ -199,10 +199,13 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
             f"expected a command that runs Python, such as python train.py, but '{rest[0]}' is not; name "
             f"the Python command that it runs{_python_line(rest)}"
         )
-    if _PYTHON.match(name):
-        _check_script(rest)
-    else:
+    if not _PYTHON.match(name):
         rest = (program, *rest[1:])
+    elif not {"-m", "-c"} & set(rest[1:]):
+        place = script_place(rest)
+        if place >= len(rest):
+            raise UsageError("expected a script after python, such as: python train.py")
+        _check_file(rest[place])
     return PythonCommand(
         words=rest,
         asked=words,
@@ -344,15 +347,6 @@ def _is_python_script(path: Path) -> bool:
     return first.startswith(b"#!") and (b"python" in first or b"python" in second)
 
 
-def _check_script(words: tuple[str, ...]) -> None:
-    if {"-m", "-c"} & set(words[1:]):
-        return
-    place = script_place(words)
-    if place >= len(words):
-        raise UsageError("expected a script after python, such as: python train.py")
-    _check_file(words[place])
-
-
 def with_batch_size(
     command: PythonCommand, batch_size: int, other: int, result: Mapping[str, Any]
 ) -> PythonCommand | None:
@@ -369,7 +363,7 @@ def with_batch_size(
         flag, equals, value = word.partition("=")
         if "batch" in flag.lower() and equals and value == str(batch_size):
             words[index] = f"{flag}={other}"
-            return _changed(command, words)
+            return replace(command, words=tuple(words))
     options = [o for o in result["options"] if "batch" in o["name"].lower() and o["value"] == batch_size]
     # An option for training goes before one for everything.
     options.sort(
@@ -380,13 +374,9 @@ def with_batch_size(
         for index, word in enumerate(words[:-1]):
             if word in flags and words[index + 1] == str(batch_size):
                 words[index + 1] = str(other)
-                return _changed(command, words)
-        return _changed(command, [*words, max(flags, key=len), str(other)])
+                return replace(command, words=tuple(words))
+        return replace(command, words=(*words, max(flags, key=len), str(other)))
     for name, value in result["configurator"].items():
         if "batch" in name.lower() and value == batch_size:
-            return _changed(command, [*words, f"--{name}={other}"])
+            return replace(command, words=(*words, f"--{name}={other}"))
     return None
-
-
-def _changed(command: PythonCommand, words: list[str]) -> PythonCommand:
-    return replace(command, words=tuple(words))

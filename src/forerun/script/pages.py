@@ -162,7 +162,9 @@ def parts_plot(path: Path, profile: Profile) -> None:
             axes.barh(["this run"], [value], left=left, label=words, color=COLOURS[index])
             left += value
         axes.set_xlabel(f"time of a {'sample' if profile.batch_size else 'step'} [ms]")
-        _legend(figure, axes)
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small"
+        )
 
 
 _MOST_TRIALS = 12
@@ -234,11 +236,11 @@ def _before_after(checked: dict[str, Any]) -> Table:
     titles = ("", "before", "after", "ratio")
     made = table(titles, left=titles[:1], fold=titles)
 
-    def row(name: str, key: str, form: Any, *, has_ratio: bool = True) -> None:
+    def row(name: str, key: str, form: Any) -> None:
         first, second = before[key], after[key]
         if first is None or second is None:
             return
-        ratio = f"{second / first:.2f}" if has_ratio and first else ""
+        ratio = f"{second / first:.2f}" if first else ""
         made.add_row(name, form(first), form(second), ratio)
 
     row("samples/s", "rate_samples_per_s", lambda v: f"{v:,.1f}")
@@ -340,7 +342,3 @@ def comparison_page(found: Comparison) -> RenderableType:
             )
         )
     return Group(*parts)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")

@@ -21,16 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
 Patch = Callable[[ModuleType], None]
 
 
 @cache
-def tables() -> dict[str, Any]:
-    """Answers that a captured script finds, and the names by which it is read, of ``capturing/tables.toml``."""
-    return tomllib.loads((Path(__file__).parent / "capturing" / "tables.toml").read_text(encoding="utf-8"))
+def tables(folder: str = "capturing") -> dict[str, Any]:
+    """The facts in ``tables.toml`` of a folder: those of a captured script, of ``diagnosis`` or of ``tuning``."""
+    return tomllib.loads((Path(__file__).parent / folder / "tables.toml").read_text(encoding="utf-8"))
 
 
 class RefusedError(RuntimeError):
@@ -159,39 +159,6 @@ def between(owner: Any, name: str, *, begins: Around, ends: Around) -> None:
             ends(*args, **kwargs)
 
 
-def around_making_loaders(module: Any) -> Callable[[Around], None]:
-    """Around ``DataLoader.__init__``, in ``torch.utils.data.dataloader``."""
-    return surround(module.DataLoader, "__init__")
-
-
-def around_batches(module: Any) -> Callable[[Around], None]:
-    """Around each request for a batch, in ``torch.utils.data.dataloader``.
-
-    Iterators share this method; loaders have many an ``__iter__`` of their own.
-    """
-    return surround(module._BaseDataLoaderIter, "__next__")
-
-
-def around_making_optimizers(module: Any) -> Callable[[Around], None]:
-    """Around ``Optimizer.__init__``, in ``torch.optim.optimizer``."""
-    return surround(module.Optimizer, "__init__")
-
-
-def around_updates(
-    module: Any, *, begins: Callable[..., Any] | None = None, ends: Callable[..., Any] | None = None
-) -> None:
-    """Calls hooks at the begin and the end of the steps of all optimizers, in ``torch.optim.optimizer``."""
-    if begins is not None:
-        module.register_optimizer_step_pre_hook(begins)
-    if ends is not None:
-        module.register_optimizer_step_post_hook(ends)
-
-
-def around_backward(module: Any) -> Callable[[Around], None]:
-    """Around each backward pass, in ``torch.autograd``; ``Tensor.backward`` looks the function up there."""
-    return surround(module, "backward")
-
-
 Options = list[dict[str, Any]]
 
 
@@ -279,7 +246,7 @@ def length_of(data: Any) -> int | None:
     """Length of a loader or a data set; None for a stream, which has none, and for None."""
     try:
         return len(data)
-    except (TypeError, NotImplementedError, AttributeError, ValueError):
+    except Exception:  # a stream may say so in any way
         return None
 
 
@@ -401,10 +368,10 @@ def _libraries() -> tuple[str, ...]:
 
 def place_in_script() -> str:
     """``file.py, line 12`` of the innermost frame of the user's code now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_of_script(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "the script" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        if is_of_script(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return "the script"
 
 
 def place_of(trace: TracebackType | None) -> str:

@@ -194,12 +194,8 @@ _LARGE_HOST = 0.3
 
 def advise(seen: Observation) -> Cause:
     """The most expensive part of a profiled step that a change can shorten."""
-    return next(
-        (cause for cause in causes_of(seen) if cause.share >= _least_share(cause, seen)), busy_device(seen)
-    )
-
-
-def _least_share(cause: Cause, seen: Observation) -> float:
-    """Share of a step from which on a cause is worth a change: a large batch leaves some host time to any step."""
     samples = None if seen.profile is None else seen.profile.batch_size
-    return _LARGE_HOST if cause.bottleneck == "host" and (samples or math.inf) > 16 else _NOTABLE
+    # A large batch leaves some host time to any step.
+    least_shares = {"host": _LARGE_HOST} if (samples or math.inf) > 16 else {}
+    worth = (c for c in causes_of(seen) if c.share >= least_shares.get(c.bottleneck, _NOTABLE))
+    return next(worth, busy_device(seen))

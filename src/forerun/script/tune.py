@@ -197,11 +197,11 @@ def tune(
         num_rounds=None if epochs is None else int(epochs),
         spent_s=script.spent_s + time.monotonic() - began_s,
     )
-    with task.tuner(store, say) as tuner:
+    with task.tuner(store, say, echo) as tuner:
         notes = _seed(tuner, script, device)
         where = settings.device_index or settings.ray_address
         ended_by = search_together(tuner, _devices(device, where, settings.num_sessions))
-        return _conclude(tuner, script.profile, ended_by, notes, echo=echo)
+        return _conclude(tuner, script.profile, ended_by, notes)
 
 
 def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, settings: TuneSettings) -> None:
@@ -366,17 +366,13 @@ def _options(folder: Path) -> tuple[dict[str, Any], ...]:
     return tuple(option for process in read_processes(folder) for option in process.options)
 
 
-def _conclude(
-    tuner: Tuner, found: Profile, ended_by: str, known_notes: tuple[str, ...], *, echo: IO[str] | None
-) -> TuneResult:
+def _conclude(tuner: Tuner, found: Profile, ended_by: str, known_notes: tuple[str, ...]) -> TuneResult:
     task, settings, front = tuner.task, tuner.task.settings, tuner.store.front()
     candidates = [t for t in tuner.store.trials() if has_value(t)] if task.is_single else front
     sign = -1.0 if task.objectives[0].is_rising else 1.0
-    ranked = screen(tuner, sorted(candidates, key=lambda t: sign * t.values[0]), echo)
-    chosen, whole_runs, notes = accept_best(
-        tuner, ranked, settings.max_accuracy_loss, check=settings.check, echo=echo
-    )
-    verdict = None if chosen is None else _verdict(tuner, chosen, echo)
+    ranked = screen(tuner, sorted(candidates, key=lambda t: sign * t.values[0]))
+    chosen, whole_runs, notes = accept_best(tuner, ranked)
+    verdict = None if chosen is None else _verdict(tuner, chosen)
     best = None
     if verdict is not None:
         tuner.say(verdict.words)
@@ -413,12 +409,12 @@ def _conclude(
     return result
 
 
-def _verdict(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
+def _verdict(tuner: Tuner, chosen: Any) -> Verdict:
     """The verdict on the winner; that of an earlier session, if it is about the same trial."""
     known = tuner.store.study.user_attrs.get("repeats")
     if known is not None and known["number"] == chosen.number and known["num_pairs"]:
         return Verdict(**known)
-    found = repeat_winner(tuner, chosen, echo)
+    found = repeat_winner(tuner, chosen)
     if found.num_pairs:
         tuner.store.study.set_user_attr("repeats", asdict(found))
     return found

@@ -76,6 +76,8 @@ def test_an_idle_gpu_and_another_precision_are_named():
     full_s = forerun.predict(**{**slow, "precision": "fp32"}).step_time_s.value
     assert "fp32 in place of amp" in forerun.diagnose(**slow, measured=full_s).causes[0].evidence
     assert forerun.diagnose(**slow, measured=1.0, gpu_utilization=0.3).causes[0].cause == "idle device"
+    # Without a prediction there is no ratio to tell.
+    assert forerun.diagnose(measured=1.0, gpu_utilization=1.0).causes[0].cause == "busy device"
 
 
 def test_a_slower_link_is_named():

@@ -27,9 +27,8 @@ import numpy as np
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.kept import temporary_folder
 from forerun.base.units import format_duration_s
-from forerun.script.capturing.job import EPOCH_NAMES, named_length
+from forerun.script.capturing.job import EPOCH_NAMES, SURE_STEP_NAMES, named_length
 from forerun.script.patching import after_import, length_of, trainer_patches
-from forerun.script.profiling.profile import STEP_NAMES
 from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class LiveForecast(StepListener):
         if epochs is None and self._job.get("num_steps") is not None:
             return float(self._job["num_steps"])
         if epochs is None:
-            if (most := named_length(None, STEP_NAMES)) is not None:
+            if (most := named_length(None, SURE_STEP_NAMES)) is not None:
                 return most.value
             named = named_length(None, EPOCH_NAMES)
             epochs = None if named is None else named.value
@@ -220,14 +219,6 @@ class LiveForecast(StepListener):
             return False
         return bool(np.mean(self._durations) > self._predicted.step_time_s.high)
 
-    def _open_window(self) -> None:
-        """Traces the next steps once, because they are slow."""
-        from forerun.script.profiling.watch import started_profiler
-
-        self._window = started_profiler(record_shapes=True)
-        # A trace that outlives the job would hold all that the process does after it.
-        self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
-
     def _close_window(self) -> None:
         """Reads the traced steps as ``forerun diagnose --trace`` would."""
         from forerun.script.diagnosis.observation import observe
@@ -273,7 +264,11 @@ class LiveForecast(StepListener):
             self._printed_s = span.end_s
             print(self.line(), file=self._stream, flush=True)
             if self._is_slow and not self._window_ends:
-                self._open_window()
+                from forerun.script.profiling.watch import started_profiler
+
+                self._window = started_profiler()
+                # A trace that outlives the job would hold all that the process does after it.
+                self._window_ends = min(self.num_done + _TRACED_STEPS, self.num_steps or math.inf)
 
     def _rest(self, span: LoaderSpan) -> None:
         if self.num_done:

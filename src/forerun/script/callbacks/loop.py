@@ -157,21 +157,19 @@ class CurveLog:
 
     The first row fixes the columns: ``epoch`` or ``step``, then the metrics, then ``elapsed_s`` since this object was
     made. A later row may lack some columns, but not add any. An existing file is overwritten.
+
+    Attributes:
+        columns: Columns of the file; empty before the first row.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._columns: list[str] = []
+        self.columns: tuple[str, ...] = ()
         self._began_s = time.perf_counter()
         if not self.path.parent.is_dir():
             raise RecordError(
                 f"the folder of the curve '{self.path}' does not exist; create it or choose another"
             )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of the file; empty before the first row."""
-        return tuple(self._columns)
 
     def append(self, **row: float | None) -> None:
         """Writes a row; ``elapsed_s`` is added unless the row has it.
@@ -185,18 +183,18 @@ class CurveLog:
                 f"a row of a curve needs epoch or step, got {', '.join(row) or 'nothing'}"
             )
         row = {**row, "elapsed_s": row.get("elapsed_s", time.perf_counter() - self._began_s)}
-        is_first = not self._columns
+        is_first = not self.columns
         if is_first:
-            self._columns = list(row)
-        new = [name for name in row if name not in self._columns]
+            self.columns = tuple(row)
+        new = [name for name in row if name not in self.columns]
         if new:
             raise InvalidSetupError(
-                f"the curve '{self.path}' has the columns {', '.join(self._columns)}, got also {', '.join(new)}; "
+                f"the curve '{self.path}' has the columns {', '.join(self.columns)}, got also {', '.join(new)}; "
                 "give every metric in the first row"
             )
         mode = "w" if is_first else "a"
         with writes(self.path, RecordError), self.path.open(mode, newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
+            writer = csv.DictWriter(file, self.columns, restval="")
             if is_first:
                 writer.writeheader()
             writer.writerow({name: "" if value is None else value for name, value in row.items()})
@@ -289,7 +287,9 @@ class LoopTimer:
         if self._last_s is None:
             self.start_epoch()
         assert self._last_s is not None
-        self._wait_for_device()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._num_samples += num_samples or self._batch_size or 0
         now_s = time.perf_counter()
         each_s, self._last_s = (now_s - self._last_s) / num_steps, now_s
@@ -327,19 +327,11 @@ class LoopTimer:
         """The first parameter of the model; None without one."""
         return next(self._module.parameters(), None) if self._module is not None else None
 
-    def _device(self) -> str:
-        parameter = self._parameter()
-        if parameter is None or parameter.device.type != "cuda":
-            return "cpu"
-        return f"cuda:{parameter.device.index or 0}"
-
     def _circumstances(self) -> Any:
-        return describe_circumstances(self._device(), occasion=self._occasion)
-
-    def _wait_for_device(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        device = getattr(self._parameter(), "device", None)
+        is_on_gpu = device is not None and device.type == "cuda"
+        place = f"cuda:{device.index or 0}" if is_on_gpu else "cpu"
+        return describe_circumstances(place, occasion=self._occasion)
 
     def _samples_of_a_step(self) -> int:
         size = self._batch_size or round(self._num_samples / max(1, self._num_steps))
@@ -351,10 +343,12 @@ class LoopTimer:
 
     def _parameters(self) -> dict[str, Scalar]:
         shape = self._input_shape
+        formats = {"float16": Precision.FP16, "bfloat16": Precision.BF16, "float64": Precision.FP64}
+        own = str(getattr(self._parameter(), "dtype", "")).removeprefix("torch.")
         return {
             "batch_size": self._samples_of_a_step(),
             "input_shape": None if shape is None else "x".join(map(str, shape)),
-            "precision": str(self._precision or self._format()),
+            "precision": str(self._precision or formats.get(own, Precision.FP32)),
             "layout": str(self._layout),
             "compile": self._compile,
             "optimizer": self._optimizer,
@@ -365,14 +359,6 @@ class LoopTimer:
 
     def _samples_of_an_epoch(self) -> int:
         return self._dataset_size or self._num_steps * self._samples_of_a_step()
-
-    def _format(self) -> Precision:
-        words = {
-            "torch.float16": Precision.FP16,
-            "torch.bfloat16": Precision.BF16,
-            "torch.float64": Precision.FP64,
-        }
-        return words.get(str(getattr(self._parameter(), "dtype", "")), Precision.FP32)
 
     def _figures(self) -> dict[str, Scalar]:
         found = self._times(self.epoch_times_s[1:] or self.epoch_times_s)

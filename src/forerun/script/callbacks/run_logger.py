@@ -53,17 +53,16 @@ class RunLogger:
             self.num_steps += 1
         self._last_s = now
         if len(self._times_s) == self._every:
-            self._write(self._row(median(self._times_s)), self.num_steps)
+            measured_s = median(self._times_s)
+            row = {
+                "forerun/step_time_s": measured_s,
+                "forerun/predicted_step_time_s": self._predicted.value,
+                "forerun/predicted_step_time_low_s": self._predicted.low,
+                "forerun/predicted_step_time_high_s": self._predicted.high,
+                "forerun/measured_over_predicted": measured_s / self._predicted.value,
+            }
+            self._write(row, self.num_steps)
             self._times_s.clear()
-
-    def _row(self, measured_s: float) -> dict[str, float]:
-        return {
-            "forerun/step_time_s": measured_s,
-            "forerun/predicted_step_time_s": self._predicted.value,
-            "forerun/predicted_step_time_low_s": self._predicted.low,
-            "forerun/predicted_step_time_high_s": self._predicted.high,
-            "forerun/measured_over_predicted": measured_s / self._predicted.value,
-        }
 
 
 def _writer(logger: Any) -> Callable[[Mapping[str, float], int], None]:

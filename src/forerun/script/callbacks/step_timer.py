@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from forerun.base.extras import needing
-from forerun.evidence import Scalar, at_job_start, describe_circumstances
+from forerun.evidence import Scalar, describe_circumstances
 from forerun.question.setup import Layout, Precision
 from forerun.script.callbacks.loop import LoopTimer
 
@@ -82,11 +82,10 @@ class StepTimer(LoopTimer, keras.callbacks.Callback):  # type: ignore[misc]  # K
             subject=subject or "",
             batch_size=batch_size,
             dataset_size=dataset_size,
-            optimizer=optimizer or "",
             occasion=occasion,
             family=family,
         )
-        self._device_index = device
+        self._device_index, self._named_optimizer = device, optimizer
 
     def _forget(self) -> None:
         super()._forget()
@@ -96,7 +95,6 @@ class StepTimer(LoopTimer, keras.callbacks.Callback):  # type: ignore[misc]  # K
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
         self._forget()
-        self._around = at_job_start(self._circumstances())
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
@@ -118,28 +116,18 @@ class StepTimer(LoopTimer, keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` at the end; writes the measurement."""
-        self._subject = self._subject or f"keras:{self.model.name}"
+        model = self.model
+        self._subject = self._subject or f"keras:{model.name}"
+        self._optimizer = self._named_optimizer or type(model.optimizer).__name__.lower()
+        self._precision = _PRECISIONS.get(getattr(model.dtype_policy, "name", "float32"), Precision.FP32)
+        self._layout = _LAYOUTS[keras.config.image_data_format()]
+        self._compile = bool(model.jit_compile)
+        shape = tuple(model.input_shape[1:]) if isinstance(getattr(model, "input_shape", None), tuple) else ()
+        self._input_shape = shape if shape and all(isinstance(n, int) for n in shape) else None
         self.finish()  # epochs of one step leave nothing to time
 
     def _circumstances(self) -> Any:
         return describe_circumstances(self._device_index, occasion=self._occasion, framework="keras")
-
-    def _parameters(self) -> dict[str, Scalar]:
-        model = self.model
-        policy = getattr(model.dtype_policy, "name", "float32")
-        shape = tuple(model.input_shape[1:]) if isinstance(getattr(model, "input_shape", None), tuple) else ()
-        known = all(isinstance(n, int) for n in shape) and shape
-        return {
-            "batch_size": self._samples_of_a_step(),
-            "input_shape": "x".join(map(str, shape)) if known else None,
-            "precision": str(_PRECISIONS.get(policy, Precision.FP32)),
-            "layout": str(_LAYOUTS[keras.config.image_data_format()]),
-            "compile": bool(model.jit_compile),
-            "optimizer": self._optimizer or type(model.optimizer).__name__.lower(),
-            "phase": "train",
-            "num_epochs": len(self.epoch_times_s),
-            "dataset_size": self._samples_of_an_epoch(),
-        }
 
     def _samples_of_a_step(self) -> int:
         if self._batch_size is not None:

@@ -8,28 +8,23 @@ as it is rebuilt, so that no driver is asked.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.script.capturing.pretend import Pretence, is_pretended
-from forerun.script.patching import after_import, capture_state, surround
+from forerun.script.patching import after_import, capture_state, surround, tables
 from forerun.script.profiling.messages import CaptureSettings
 
-_SAFETENSORS_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+_SAFETENSORS_NAMES = {getattr(torch, name): word for name, word in tables()["safetensors"].items()}
 
 
 def rebuild_pretended(
@@ -217,15 +212,17 @@ class Checkpoints:
             )
             return Path(named or "checkpoint")
 
-        @_with_names(module.save)
-        def save(given: dict[str, Any]) -> None:
+        saving, loading = inspect.signature(module.save), inspect.signature(module.load)
+
+        def save(*args: Any, **kwargs: Any) -> None:
+            given = saving.bind(*args, **kwargs).arguments
             place = folder(given)
             if self._scratch is None:
                 place.mkdir(parents=True, exist_ok=True)
             torch.save(given["state_dict"], place / _OWN_FILE)
 
-        @_with_names(module.load)
-        def load(given: dict[str, Any]) -> None:
+        def load(*args: Any, **kwargs: Any) -> None:
+            given = loading.bind(*args, **kwargs).arguments
             place = self._place(folder(given) / _OWN_FILE)
             if place.exists():
                 _take_over(given["state_dict"], torch.load(place, weights_only=False))
@@ -266,20 +263,6 @@ class AbsentWeights(dict[str, Any]):
     """The weights of a file that is not there: any network takes them, and keeps its own."""
 
 
-def _with_names(original: Any) -> Callable[[Callable[[dict[str, Any]], None]], Any]:
-    """A function that gets its arguments by the names of another one."""
-    signature = inspect.signature(original)
-
-    def put(function: Callable[[dict[str, Any]], None]) -> Any:
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> None:
-            function(dict(signature.bind(*args, **kwargs).arguments))
-
-        return called
-
-    return put
-
-
 def _take_over(target: Any, source: Any) -> None:
     """Puts values other than tensors, such as the number of steps, in their places; tensors keep theirs."""
     if not isinstance(target, dict):
@@ -313,15 +296,12 @@ def _write_safetensors(tensors: dict[str, torch.Tensor], path: Any, metadata: An
     with Path(path).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         first = file.tell()
-        for name, data in _bytes_of_host(tensors):
-            file.seek(first + header[name]["data_offsets"][0])
-            file.write(data)
+        for name, tensor in tensors.items():
+            if is_pretended(tensor):
+                continue
+            with contextlib.suppress(RuntimeError):  # a tensor without bytes
+                data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                file.seek(first + header[name]["data_offsets"][0])
+                file.write(data)
         # The file gets its full length, though nothing was written at its end.
         file.truncate(first + end)
-
-
-def _bytes_of_host(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, bytes]]:
-    for name, tensor in tensors.items():
-        if not is_pretended(tensor):
-            with contextlib.suppress(RuntimeError):  # a tensor without bytes
-                yield name, tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

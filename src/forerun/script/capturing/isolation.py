@@ -50,7 +50,8 @@ _COPIED_BYTES = 1 << 24
 def why_no_view(scratch: Path, layers: Path) -> str:
     """Reason why this process cannot have a view; empty if it can.
 
-    A child tries it, because a process cannot leave its namespaces.
+    A child tries it, because a process cannot leave its namespaces; it makes a folder in the working folder if the user
+    could.
 
     Args:
         scratch: As for ``enter_view``.
@@ -63,7 +64,12 @@ def why_no_view(scratch: Path, layers: Path) -> str:
     if not child:
         reason = ""
         try:
-            _try_view(scratch, layers)
+            can_write = os.access(".", os.W_OK)
+            enter_view(scratch, layers)
+            if can_write:
+                trial = Path(f".forerun-{os.getpid()}")
+                trial.mkdir()
+                trial.rmdir()
         except BaseException as error:
             reason = str(error) or type(error).__name__
         os.write(writing, reason.encode())
@@ -74,16 +80,6 @@ def why_no_view(scratch: Path, layers: Path) -> str:
     os.waitpid(child, 0)
     shutil.rmtree(layers, ignore_errors=True)
     return reason
-
-
-def _try_view(scratch: Path, layers: Path) -> None:
-    """Enters the view, and makes a folder in the working folder if the user could."""
-    can_write = os.access(".", os.W_OK)
-    enter_view(scratch, layers)
-    if can_write:
-        name = f".forerun-{os.getpid()}"
-        Path(name).mkdir()
-        Path(name).rmdir()
 
 
 def enter_view(scratch: Path, layers: Path) -> None:
@@ -107,11 +103,18 @@ def enter_view(scratch: Path, layers: Path) -> None:
     if in_user_namespace:
         for place in own_folders:
             view.show(place, root + place)
-    _set_apart(scratch, root)
+    # Shared memory is empty, and the scratch folder what it is.
+    if Path(root, "dev/shm").is_dir():
+        _mount("tmpfs", f"{root}/dev/shm", "tmpfs", options="mode=1777")
+    target = Path(root, *scratch.parts[1:])
+    target.mkdir(parents=True, exist_ok=True)
+    _mount(str(scratch), str(target), flags=_BIND)
     os.chroot(root)
     os.chdir(folder)
     if in_user_namespace and os.geteuid():
-        _drop_capabilities()
+        # Takes back what the user namespace gave, such as reading files without the permission to.
+        header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", *[0] * 6)
+        _check(_libc().capset(header, none), "capset")
 
 
 @dataclass(slots=True)
@@ -150,7 +153,10 @@ class _View:
         if not Path(source).is_dir() or self.mounts.get(source):
             _bind_read_only(source, target)
         else:
-            self._cover(source, target)
+            try:
+                self.overlay(source, target)
+            except OSError:  # a file system that cannot be a lower layer
+                _bind_read_only(source, target)
         for place in inner:
             with contextlib.suppress(OSError):  # hidden by another mount, or not for this user
                 self.show(place, os.path.join(target, os.path.relpath(place, source)))  # noqa: PTH118
@@ -167,12 +173,6 @@ class _View:
             ):
                 found.append(place)
         return found
-
-    def _cover(self, source: str, target: str) -> None:
-        try:
-            self.overlay(source, target)
-        except OSError:  # a file system that cannot be a lower layer
-            _bind_read_only(source, target)
 
     def overlay(self, source: str, target: str) -> None:
         """Mounts a folder copy-on-write."""
@@ -322,21 +322,6 @@ def _outermost_own(folder: Path) -> Path:
     return folder
 
 
-def _set_apart(scratch: Path, root: str) -> None:
-    """Empty shared memory, and the scratch folder as it is."""
-    if Path(root, "dev/shm").is_dir():
-        _mount("tmpfs", f"{root}/dev/shm", "tmpfs", options="mode=1777")
-    target = Path(root, *scratch.parts[1:])
-    target.mkdir(parents=True, exist_ok=True)
-    _mount(str(scratch), str(target), flags=_BIND)
-
-
-def _drop_capabilities() -> None:
-    """Takes back what the user namespace gave, such as reading files without the permission to."""
-    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", *[0] * 6)
-    _check(_libc().capset(header, none), "capset")
-
-
 GUARDED_FILE = "guarded"
 """File of a run that says why its files were guarded; absent with a view."""
 
@@ -431,7 +416,10 @@ def guard_files(request: Path) -> None:
     _cover_open(overlay)
     _cover_os(overlay)
     if not has_landlock:
-        _refuse_spawning()
+        # The audit does not see the processes that it starts anew.
+        multiprocessing.util.spawnv_passfds = lambda path, args, passfds: _refuse(
+            "multiprocessing", f"files by the program {path!r}"
+        )
     sys.addaudithook(_auditor(overlay, has_landlock=has_landlock))
 
 
@@ -523,15 +511,6 @@ def _refuse(event: str, what: Any) -> NoReturn:
         f"a capture may not change {what} ({event}), because this system has no copy-on-write view of files; "
         "--unsafe-files lets the script change them",
     )
-
-
-def _refuse_spawning() -> None:
-    """Refuses the processes that ``multiprocessing`` starts anew, which the audit does not see."""
-
-    def refuse(path: Any, args: Any, passfds: Any) -> int:
-        _refuse("multiprocessing", f"files by the program {path!r}")
-
-    multiprocessing.util.spawnv_passfds = refuse
 
 
 def _auditor(overlay: _Overlay, *, has_landlock: bool) -> Callable[[str, tuple[Any, ...]], None]:
@@ -668,7 +647,7 @@ def _restrict_writing(folders: tuple[str, ...]) -> bool:
     """
     if sys.platform != "linux":
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     create, add, restrict, no_new_privileges, as_version, beneath = 444, 445, 446, 38, 1, 1
     version = libc.syscall(create, None, ctypes.c_size_t(0), as_version)
     if version < 1:

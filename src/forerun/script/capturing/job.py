@@ -12,6 +12,7 @@ import gc
 import itertools
 import math
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from forerun.script.capturing import source
-from forerun.script.patching import capture_state, follow_arguments, is_of_script, tables
-
-
-def remember_arguments(module: Any) -> None:
-    """Follows ``argparse``, so that the options a script knows can be found."""
-    options = capture_state().options
-    follow_arguments(module, lambda found: options.extend(o for o in found if o["value"] is not None))
+from forerun.script.patching import capture_state, is_of_script, length_of, tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +115,8 @@ class Counters:
             place = inner.f_code.co_filename, loop.lineno
             values: dict[str, Any] = {limit.counter: limit.value for limit in _limits(loop, inner)}
             raised = (node.target for node in ast.walk(loop) if isinstance(node, ast.AugAssign))
-            values |= {ast.unparse(target): source.value_in(_loaded(target), inner) for target in raised}
+            for written in map(ast.unparse, raised):  # the target as an expression that can be asked
+                values[written] = source.value_in(ast.parse(written, mode="eval").body, inner)
             if isinstance(loop, ast.For):
                 names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
                 items = [inner.f_locals.get(name) for name in names]
@@ -188,10 +184,6 @@ def _is_open(loop: ast.For | ast.While, frame: FrameType) -> bool:
     if isinstance(loop, ast.While):
         return not any(True for _ in _limits(loop, frame))
     return isinstance(loop.iter, ast.Call) and source.called_name(loop.iter.func) == "count"
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def added_per_step(counted: ast.expr, frame: FrameType) -> float:
@@ -569,13 +561,8 @@ def _phases(bound: ast.expr, frame: FrameType) -> list[int]:
 
 
 def _length(value: Any) -> int | None:
-    if value is None or isinstance(value, (str, bytes)):
-        return None
-    try:
-        length = len(value)
-    except Exception:  # a stream has none, and may say so in any way
-        return None
-    return None if length >= source.ENDLESS else length
+    length = None if isinstance(value, (str, bytes)) else length_of(value)
+    return None if length is None or length >= source.ENDLESS else length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -666,7 +653,7 @@ def _reaches(expression: ast.expr, counter: str, beyond: int, frame: FrameType, 
     return isinstance(value, (int, float)) and value >= beyond
 
 
-EPOCH_NAMES, STEP_NAMES, _HOLDERS = tables()["lengths"].values()
+EPOCH_NAMES, STEP_NAMES, SURE_STEP_NAMES, _HOLDERS = tables()["lengths"].values()
 _DEEPEST = 3
 _SURE = ("max_", "total_", "train_", "num_train_")
 
@@ -702,14 +689,13 @@ def named_length(
 
 
 def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
-    while frame is not None:
-        own = frame.f_locals.get("self")
-        if is_of_script(frame.f_code.co_filename):
-            yield _settings(frame.f_locals, frame.f_code.co_filename)
-            yield _settings(frame.f_globals, frame.f_code.co_filename)
+    for inner, _ in () if frame is None else traceback.walk_stack(frame):
+        own, path = inner.f_locals.get("self"), inner.f_code.co_filename
+        if is_of_script(path):
+            yield _settings(inner.f_locals, path)
+            yield _settings(inner.f_globals, path)
         elif "Trainer" in type(own).__name__:  # of a library
             yield {"self": own}
-        frame = frame.f_back
     main = sys.modules["__main__"]
     yield _settings(vars(main), getattr(main, "__file__", None) or "")
 

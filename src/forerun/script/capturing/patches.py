@@ -26,10 +26,6 @@ from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import (
     RefusedError,
     after_import,
-    around_batches,
-    around_making_loaders,
-    around_making_optimizers,
-    around_updates,
     between,
     length_of,
     surround,
@@ -58,7 +54,7 @@ def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
 
 
 def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> None:
-    @around_making_optimizers(optimizers)
+    @surround(optimizers.Optimizer, "__init__")
     def made(construct: Any, self: Any, params: Any, defaults: dict[str, Any]) -> None:
         if defaults.get("fused"):
             flags["fused"].add(id(self))
@@ -85,15 +81,14 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
             try:
                 return closure(*a, **k)
             finally:
-                steps.closure_ends()
+                steps.weights_change()
 
         if len(args) > 1:
             return (args[0], watched, *args[2:]), kwargs
         return args, {**kwargs, "closure": watched}
 
-    around_updates(
-        optimizers, begins=begins, ends=lambda optimizer, args, kwargs: steps.update_ends(optimizer)
-    )
+    optimizers.register_optimizer_step_pre_hook(begins)
+    optimizers.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.update_ends(optimizer))
 
     after_import({
         "fastai.optimizer": lambda module: _told(module.Optimizer, "step", steps.update_begins, steps.update_ends)
@@ -288,7 +283,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
                 return run(data)
             finally:
                 steps.module_ends()
-                steps.step_marked()
+                steps.step_ends()
 
     def optimizer(module: Any) -> None:
         _told(module.BaseOptimizer, "apply", steps.keras_update_begins, steps.keras_update_ends)
@@ -387,7 +382,7 @@ class Loaders:
         workers = self._workers
         before, after = self._settings.batch_from, self._settings.batch_to
 
-        @around_making_loaders(dataloader)
+        @surround(DataLoader, "__init__")
         def made(construct: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(loader, *args, **kwargs).arguments
             asked = int(given.get("num_workers") or 0)
@@ -425,7 +420,8 @@ class Loaders:
             iterator._forerun_samples = len(index) if isinstance(index, (list, tuple)) else 0
             return index
 
-        @around_batches(dataloader)
+        # Iterators share this method; loaders have many an ``__iter__`` of their own.
+        @surround(dataloader._BaseDataLoaderIter, "__next__")
         def fetched(fetch: Any, iterator: Any) -> Any:
             recorder = steps.recorder
             if self._pauses.is_after:
@@ -484,10 +480,6 @@ class Loaders:
     def evaluates(self) -> bool:
         """True if another loader than that of the steps gave the last batch."""
         return self.evaluated not in (None, self.last)
-
-    def evaluated_samples(self) -> int | None:
-        """Samples of that loader."""
-        return length_of(self.evaluated.dataset) if self.evaluates() else None
 
     def facts(self) -> dict[str, Any]:
         """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""

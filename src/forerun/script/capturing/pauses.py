@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -196,32 +197,26 @@ class Pauses:
         write_whole(self._file, json.dumps({name: asdict(one) for name, one in self._found.items()}).encode())
 
 
-def _samples(frame: FrameType | None, loops: Sequence[Place]) -> bool:
+def _samples(frame: FrameType, loops: Sequence[Place]) -> bool:
     """True within a function that draws samples from a network, as a text that is shown now and then."""
-    while frame is not None:
-        if _SAMPLES.search(frame.f_code.co_name):
+    for inner, _ in traceback.walk_stack(frame):
+        if _SAMPLES.search(inner.f_code.co_name):
             return True
-        if any(place in loops for place in _places(frame)):
+        if any(place in loops for place in _places(inner)):
             return False
-        frame = frame.f_back
     return False
 
 
-def _all_around(frame: FrameType | None) -> Iterator[tuple[bool, list[Place | int]]]:
+def _all_around(frame: FrameType) -> Iterator[tuple[bool, list[Place | int]]]:
     """Frames from the innermost: true for one of the script itself, and what is around its line."""
-    while frame is not None:
-        is_own = is_of_script(frame.f_code.co_filename)
-        if is_own or is_of_library(frame.f_code.co_filename):
-            yield is_own, _around(frame)
-        frame = frame.f_back
+    for inner, _ in traceback.walk_stack(frame):
+        is_own = is_of_script(inner.f_code.co_filename)
+        if is_own or is_of_library(inner.f_code.co_filename):
+            yield is_own, _around(inner)
 
 
 def _places(frame: FrameType) -> list[Place]:
-    return [_place(frame, loop) for loop in source.enclosing_loops(frame)]
-
-
-def _place(frame: FrameType, loop: ast.For | ast.While) -> Place:
-    return frame.f_code.co_filename, loop.lineno, id(frame)
+    return [(frame.f_code.co_filename, loop.lineno, id(frame)) for loop in source.enclosing_loops(frame)]
 
 
 def _around(frame: FrameType) -> list[Place | int]:
@@ -234,7 +229,7 @@ def _around(frame: FrameType) -> list[Place | int]:
     raised: Mapping[str, int] = {}
     for node, inner in zip(path, [*path[1:], None], strict=True):
         if isinstance(node, (ast.For, ast.While)):
-            found.append(_place(frame, node))
+            found.append((frame.f_code.co_filename, node.lineno, id(frame)))
             raised = _raised(node.body, frame)
         body = getattr(node, "body", ())
         # That of a lambda is an expression.
@@ -498,7 +493,8 @@ def _read_calls(
         elif every == 0 or (unit == "steps" and every is None and not is_last):
             continue  # never; or part of each step, or under a condition that is not read
         samples = next((n for given in call.args if (n := _samples_in(given, frame))), None)
-        is_of_values = any(map(_compares, (*tests, *asked)))
+        parts = (part for test in (*tests, *asked) for part in ast.walk(test))
+        is_of_values = any(isinstance(part, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for part in parts)
         pause = CapturedPause(unit="job" if is_last else unit, every=every or 1, num_samples=samples)
         found.append((is_of_values and every is None, kind, pause, bool(tests) and not is_of_values))
     # What comes for certain is said before what a better loss brings.
@@ -531,10 +527,6 @@ def _is_tried(call: ast.Call, body: Sequence[ast.stmt], frame: FrameType) -> boo
     loops = (source.called_name(getattr(one.iter, "func", one.iter)) for one in _loops_in(rest, frame))
     words = {getattr(node, "id", getattr(node, "attr", "")) for node in rest} - {"eval"}
     return any(name not in source.RANGES for name in loops) or any(map(_OTHER_DATA.search, words))
-
-
-def _compares(test: ast.expr) -> bool:
-    return any(isinstance(part, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for part in ast.walk(test))
 
 
 def _calls(

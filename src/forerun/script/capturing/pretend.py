@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,9 @@ import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.graph.graph import AllocationKind
 from forerun.script.patching import capture_state, is_of_script, place_in_script, surround, tables
+from forerun.tracing.meta_results import nested_tensors
 
 META = torch.device("meta")
 _aten = torch.ops.aten
@@ -145,11 +147,8 @@ class KnownValues:
             if func._schema.is_mutable:
                 for index, argument in enumerate(func._schema.arguments):
                     if argument.alias_info is not None and argument.alias_info.is_write and index < len(args):
-                        for target in (
-                            args[index] if isinstance(args[index], (list, tuple)) else (args[index],)
-                        ):
-                            if isinstance(target, torch.Tensor) and is_pretended(target):
-                                self.forget(target)
+                        for target in filter(is_pretended, nested_tensors(args[index])):
+                            self.forget(target)
             return
         # Values are computed for shapes and loop bounds; large tensors have nothing to tell there.
         if not found and any(output.numel() > _MOST_VALUES for output in outputs):
@@ -162,7 +161,7 @@ class KnownValues:
             return
         if func._schema.is_mutable:
             return
-        results = list(_tensors(result))
+        results = list(nested_tensors(result))
         if len(results) == len(outputs):
             for output, values in zip(outputs, results, strict=True):
                 self.learn(output, values)
@@ -196,7 +195,7 @@ class Pretence(TorchDispatchMode):
         kwargs = dict(kwargs) if kwargs else {}
         device = kwargs.get("device")
         wants_device = device is not None and device.type == "cuda"
-        if not wants_device and not any(is_pretended(t) for t in _tensors(args, kwargs)):
+        if not wants_device and not any(is_pretended(t) for t in nested_tensors((args, kwargs))):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         # The host asks for a value that does not exist: it gets a plausible one, and the read is counted.
@@ -205,7 +204,8 @@ class Pretence(TorchDispatchMode):
         if name == "_to_copy" and device is not None and device.type == "cpu":
             return self._to_host(args[0], kwargs)
         if name == "copy_" and not is_pretended(args[0]):
-            return self._into_host(args[0], args[1])
+            values = self.known.of(args[1])
+            return args[0] if values is None else args[0].copy_(values)
         # Scripts compare replicas to check that they agree; pretended ones do.
         if name == "equal":
             return True
@@ -226,13 +226,14 @@ class Pretence(TorchDispatchMode):
             source, mask = torch.broadcast_tensors(*args[:2])
             func, name, args = _aten.index.Tensor, "index", (source, [mask])
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
-            args = self._with_known_masks(name, args)
-            if args is None:
-                return self._masked_put(name, func)
+            known = self._with_known_masks(name, args)
+            if known is None:
+                return self._masked_put(name, args[0])
+            args = known
         # A scalar tensor of the host may take part in an operation of the device, as on CUDA.
         args = args if name in _OF_THE_HOST else _on_device(args)
         result = func(*args, **kwargs)
-        outputs = [t for t in _tensors(result) if is_pretended(t)]
+        outputs = [t for t in nested_tensors(result) if is_pretended(t)]
         self.known.follow(func, args, kwargs, outputs)
         for output in outputs:
             if output.dtype == torch.bool:
@@ -273,15 +274,11 @@ class Pretence(TorchDispatchMode):
             return torch.zeros(tensor.shape, dtype=dtype)
         return torch.ones(tensor.shape, dtype=dtype)
 
-    def _into_host(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        values = self.known.of(source)
-        return target.copy_(values) if values is not None else target
-
     def _to_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
         source = args[0]
         result: torch.Tensor = func(*args, **kwargs)
         if self.recorder is not None:
-            self.recorder.watch_input(result)
+            self.recorder.watch(result, AllocationKind.INPUT)
         # Weights are not known, so that nothing that follows from them is.
         if source.dtype == result.dtype and not source.requires_grad and type(source) is torch.Tensor:
             self.known.learn(result, source)
@@ -329,7 +326,6 @@ class Pretence(TorchDispatchMode):
                 mask = torch.ones(index.shape, dtype=torch.bool)
             if mask is NotImplemented:
                 if name.startswith("index_put"):
-                    self._masked = args[0]
                     return None
                 raise ValueNeededError(
                     f"a choice by a mask at {place_in_script()}: the size of its result depends on values that are not "
@@ -338,9 +334,8 @@ class Pretence(TorchDispatchMode):
             indices += [self._as_pretended(part) for part in mask.nonzero(as_tuple=True)]
         return (args[0], indices, *args[2:])
 
-    def _masked_put(self, name: str, func: Any) -> torch.Tensor:
+    def _masked_put(self, name: str, target: torch.Tensor) -> torch.Tensor:
         """Writes where a mask holds: the shape of the result is that of the target, whatever the mask holds."""
-        target, self._masked = self._masked, torch.empty(0)
         self.known.forget(target)
         filled = (
             torch.ops.aten.masked_fill_.Scalar if name.endswith("_") else torch.ops.aten.masked_fill.Scalar
@@ -365,16 +360,6 @@ def _packed(
     steps = torch.arange(int(lengths.max()))
     batch_sizes = (lengths[None, :] > steps[:, None]).sum(dim=1)
     return padded.flatten(0, 1)[: int(lengths.sum())].clone(), batch_sizes
-
-
-def _tensors(*values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(*value)
-        elif isinstance(value, dict):
-            yield from _tensors(*value.values())
 
 
 def _on_device(args: Any) -> Any:
@@ -446,12 +431,11 @@ class _Generator(_C.Generator):
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
+
+
+_nothing = _always(None)
 
 
 def _num_devices() -> int:

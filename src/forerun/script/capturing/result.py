@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,16 +21,17 @@ from forerun.base.kept import write_whole
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.job import Counters, Job, Progress, job_of, named_length
-from forerun.script.capturing.patches import Loaders
+from forerun.script.capturing.job import Job, Progress, job_of, named_length
 from forerun.script.capturing.pauses import SAVES
 from forerun.script.capturing.source import called_name, frames_around, parsed
-from forerun.script.capturing.stand_ins import Parallelism
 from forerun.script.capturing.steps import RecordedStep, Steps, first_tensor, parts_of, unwrapped
 from forerun.script.patching import is_of_script
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
 from forerun.tracing.step_graph import memory_stream, op_table, product_flops
+
+if TYPE_CHECKING:
+    from forerun.script.capturing.start import Session
 
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
@@ -45,28 +46,14 @@ _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _AUTOCAST = {torch.float16: "amp", torch.bfloat16: "amp-bf16"}
 
 
-def write_result(
-    folder: Path,
-    steps: Steps,
-    loaders: Loaders,
-    parallel: Parallelism,
-    frame: FrameType,
-    flags: dict[str, Any],
-    guesses: dict[str, int],
-    counters: Counters,
-) -> Job:
-    """Writes graph and facts; returns the length of the job.
+def write_result(session: Session, frame: FrameType) -> Job:
+    """Writes graph and facts into the folder of a capture; returns the length of the job.
 
     Args:
-        folder: Where they go.
-        steps: The recorded steps.
-        loaders: The loader of the script.
-        parallel: The script's group of processes.
+        session: The capture, with its recorded steps and the facts that patches noticed.
         frame: Frame of the script's update, from which its loops are read.
-        flags: Facts that patches noticed: compile, fused, autocast dtypes, and more.
-        guesses: Places that decided by an unknown value.
-        counters: What the steps added to the counters of the loops.
     """
+    folder, steps, flags = Path(session.settings.folder), session.steps, session.flags
     chosen, pair = _chosen(steps)
     num_micro_steps = steps.micro_steps(chosen, flags["options"])
     named = [(name, tuple(p.shape)) for name, p in _named_parameters(steps)]
@@ -78,6 +65,8 @@ def write_result(
     raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
     parameters, trained = steps.parameters(), steps.trained()
     operations = op_table(raw, named)
+    # Of a model whose first input is a table of whole numbers, (samples, tokens) or turned.
+    has_tokens = steps.reads_tokens and batch_size in steps.first_sizes
     graph = Graph(
         model="",
         input_shape=steps.input_shape,
@@ -89,17 +78,18 @@ def write_result(
         parameter_names=names,
         uses_layer_norm=bool((operations.op_class == OpClass.LAYER_NORM).any()),
         unsupported_ops=tuple(sorted(raw.unsupported)),
-        tokens_per_sample=_tokens_per_sample(steps, batch_size),
+        tokens_per_sample=prod(steps.first_sizes) // batch_size if has_tokens else None,
         model_flops=product_flops(raw, recomputed=False),
         recomputed_flops=product_flops(raw, recomputed=True),
         versions=(("torch", torch.__version__.partition("+")[0]),),
     )
     write_graph(graph, folder / GRAPH_FILE)
-    loader = loaders.facts()
+    loader = session.loaders.facts()
     # A trainer that begins with single micro-steps says how many follow; the graph has one of them in either case.
     num_micro_steps = max(num_micro_steps, flags.get("job", {}).get("num_micro_steps", 1))
-    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), counters)
-    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps, frame)
+    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps), session.counters)
+    facts = _facts(session, chosen, loader, job, batch_size, num_micro_steps, frame)
+    guesses = session.pretence.guesses if session.pretence is not None else {}
     notes = _notes(steps, chosen, guesses, flags, is_mean=bool(mean))
     document = {
         "facts": asdict(facts) | {"not_captured": [*facts.not_captured, *notes]},
@@ -159,7 +149,7 @@ def _rows(
     kept: list[RecordedRow] = []
     places: list[int] = []
     for piece in parts_of(step):
-        ends = piece.ends[:: -(len(piece.ends) // num_micro_steps)][::-1]
+        ends = piece.backward_ends[:: -(len(piece.backward_ends) // num_micro_steps)][::-1]
         head = _leading(rows[piece.first_row : ends[0]])
         # What the first micro-step does beyond the last (zeroing gradients) happens once a step, and is the
         # optimizer's.
@@ -203,7 +193,8 @@ def _events(
     begin = pair[0].first_event
     pieces = [piece for step in pair for piece in parts_of(step)] if num_micro_steps > 1 else []
     spans = [
-        (piece.first_event, piece.end_events[-1 - len(piece.ends) // num_micro_steps]) for piece in pieces
+        (piece.first_event, piece.micro_events[-1 - len(piece.micro_events) // num_micro_steps])
+        for piece in pieces
     ]
     stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
     # Reversed, so that of the names of a shared weight the first one stays, as in a traced graph.
@@ -364,24 +355,16 @@ def _batch_size(
     return max(1, step.loader_samples[0] if step.loader_samples else 1)
 
 
-def _tokens_per_sample(steps: Steps, batch_size: int) -> int | None:
-    """Tokens of a sample of a model whose first input is a table of whole numbers, (samples, tokens) or turned."""
-    if not steps.reads_tokens or batch_size not in steps.first_sizes:
-        return None
-    return prod(steps.first_sizes) // batch_size
-
-
 def _facts(
-    steps: Steps,
+    session: Session,
     step: RecordedStep,
     loader: dict[str, Any],
-    parallel: Parallelism,
     job: Job,
-    flags: dict[str, Any],
     batch_size: int,
     num_micro_steps: int,
     frame: FrameType,
 ) -> CaptureFacts:
+    steps, parallel, flags = session.steps, session.parallel, session.flags
     every = [*steps.optimizers.values(), *steps.keras_optimizers.values()]
     # A critic may update in each step and its actor in few of them.
     used = [(o, max(each.updates.get(id(o), 0) for each in steps.recorded)) for o in every]

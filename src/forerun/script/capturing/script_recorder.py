@@ -33,13 +33,9 @@ _AVERAGING = {
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
-def _unchanged_scale(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 _PRETENDED_SHORTCUTS = {
     **SHORTCUTS,
-    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: _unchanged_scale,
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *args, **kwargs: None,
 }
 
 
@@ -104,10 +100,6 @@ class ScriptRecorder(StepRecorder):
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of the operation: its values where it computes on the processor."""
         return super()._result(func, args, kwargs) if self.pretends else func(*args, **kwargs)
-
-    def watch_input(self, tensor: torch.Tensor) -> None:
-        """Marks a tensor that the host has copied to the device."""
-        self.watch(tensor, AllocationKind.INPUT)
 
     def note_read(self, size_bytes: int) -> None:
         """A value that the host reads: a small copy that it waits for."""

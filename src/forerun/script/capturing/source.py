@@ -7,6 +7,7 @@ import bisect
 import copy
 import functools
 import linecache
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -24,9 +25,7 @@ _SAFE = (
     ast.Tuple, ast.List,
 )  # fmt: skip
 
-
 _OF_NUMBERS = ("len", "int", "float", "min", "max", "round", "abs")
-
 
 RANGES = ("range", "trange")
 
@@ -36,10 +35,7 @@ def frames_around(frame: FrameType | None) -> list[FrameType]:
 
     They are the script's; where none of those loops, it has handed over to a library's trainer, whose frames they are.
     """
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
+    frames = [] if frame is None else [inner for inner, _ in traceback.walk_stack(frame)]
     own = [inner for inner in frames if is_of_script(inner.f_code.co_filename)]
     if any(enclosing_loops(inner) for inner in own):
         return own

@@ -15,6 +15,7 @@ import itertools
 import multiprocessing.process
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,19 +30,11 @@ from forerun.script.patching import RefusedError, after_import, place_in_script,
 from forerun.script.profiling.messages import CaptureSettings
 
 
-class _Done:
+def _done(*args: Any, **kwargs: Any) -> SimpleNamespace:
     """The work of a collective that is over."""
-
-    def wait(self, *args: Any) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result([])
-        return future
+    future: Any = torch.futures.Future()
+    future.set_result([])
+    return SimpleNamespace(wait=lambda *args: True, is_completed=lambda: True, get_future=lambda: future)
 
 
 _Sizes = tuple[int, ...]
@@ -223,10 +216,6 @@ def _empty(form: tuple[Any, ...], sizes: _Sizes) -> Any:
     return pytree.tree_unflatten([made(leaf) for leaf in leaves], structure)
 
 
-def _nothing_held(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 class _Replicated(nn.Module):
     """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
 
@@ -247,7 +236,9 @@ class _Replicated(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
-    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(_nothing_held)
+    no_sync = join = register_comm_hook = summon_full_params = state_dict_type = staticmethod(
+        lambda *args, **kwargs: contextlib.nullcontext()
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -290,11 +281,14 @@ class Parallelism:
             self.world_size = size
             start(backend="fake", rank=0, world_size=size, store=FakeStore())
 
+        def gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
+            objects[:] = [own] * len(objects)
+
         modules = (dist, dist.distributed_c10d, dist.device_mesh)
         for module in modules:
             module.init_process_group = init_process_group
-            module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
-            module.all_gather_object = _gather_objects
+            module.barrier = module.monitored_barrier = _done
+            module.all_gather_object = gather_objects
             for name in tables()["collectives"]["names"]:
                 if hasattr(module, name):
                     setattr(module, name, self._collective(name))
@@ -312,7 +306,7 @@ class Parallelism:
         def collective(*args: Any, **kwargs: Any) -> Any:
             tensor = first_tensor((args, kwargs))
             steps.collective(name, 0 if tensor is None else tensor.numel() * tensor.element_size())
-            return _Done() if kwargs.get("async_op") or name.startswith(("isend", "irecv")) else None
+            return _done() if kwargs.get("async_op") or name.startswith(("isend", "irecv")) else None
 
         return collective
 
@@ -338,7 +332,7 @@ class Parallelism:
         def sharded(fsdp: Any) -> None:
             fsdp.FullyShardedDataParallel = FullyShardedDataParallel
             fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
-            idle = {name: lambda *args, **kwargs: _Done() for name in vars(fsdp.FSDPModule) if name[0] != "_"}
+            idle = {name: _done for name in vars(fsdp.FSDPModule) if name[0] != "_"}
             whole: Any = {
                 **idle,
                 "__new__": lambda kind, *args, **kwargs: object.__new__(kind),
@@ -390,10 +384,6 @@ def _started(start: Any, process: Any, *args: Any, **kwargs: Any) -> Any:
             "name the command of one process, or call what that process runs in the script itself"
         )
     return start(process, *args, **kwargs)
-
-
-def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
-    objects[:] = [own] * len(objects)
 
 
 # The block size that ``create_block_mask`` takes by default.
@@ -450,7 +440,7 @@ class FlexibleAttention:
         notes: Receives what was assumed.
     """
 
-    def __init__(self, recorder: Any, known: Any, notes: list[str]) -> None:
+    def __init__(self, recorder: Any, known: Any, notes: dict[str, None]) -> None:
         self._recorder, self._known, self._notes = recorder, known, notes
 
     def cover(self, module: Any) -> None:
@@ -506,8 +496,7 @@ class FlexibleAttention:
         text = (
             "the block mask of flex_attention has values that are not known: half of its blocks were assumed"
         )
-        if text not in self._notes:
-            self._notes.append(text)
+        self._notes.setdefault(text)
         return _CAUSAL_SHARE
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:

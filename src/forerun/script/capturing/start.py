@@ -26,6 +26,8 @@ from forerun.script.patching import (
     begin_capture,
     capture_state,
     error_words,
+    follow_arguments,
+    length_of,
     place_in_script,
     place_of,
     trainer_patches,
@@ -70,11 +72,15 @@ def install(settings_file: Path) -> None:
     begin_capture()
     end = _End(request)
     end.cover()
-    session = _Session(settings, end)
-    from forerun.script.capturing.job import remember_arguments
-
-    after_import({"argparse": remember_arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
+    session = Session(settings, end)
+    arguments = functools.partial(follow_arguments, parsed=_remember)
+    after_import({"argparse": arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
                   "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
+
+
+def _remember(options: list[dict[str, Any]]) -> None:
+    """Keeps the options that a script's parser knows, for the length of its job and its batch size."""
+    capture_state().options.extend(option for option in options if option["value"] is not None)
 
 
 def _refuse_training(request: Path) -> None:
@@ -97,7 +103,8 @@ def _refuse_training(request: Path) -> None:
 def _load() -> None:
     """Loads what nearly every capture needs, and keeps TensorBoard from TensorFlow, which would write its logs."""
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    for name in ("torch", "torch.utils.data", "torch._dynamo", "forerun.script.capturing.result"):
+    own = (f"{__package__}.{name}" for name in ("patches", "result", "stand_ins"))
+    for name in ("torch", "torch.utils.data", "torch._dynamo", *own):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
@@ -210,11 +217,11 @@ def _refusal(error: BaseException | None) -> tuple[str, bool]:
     return "", False
 
 
-class _Session:
+class Session:
     """One capture, from the import of PyTorch on."""
 
     def __init__(self, settings: CaptureSettings, end: _End) -> None:
-        self._settings, self._end = settings, end
+        self.settings, self._end = settings, end
         self._counts = False
 
     def tensorflow(self, module: Any) -> None:
@@ -254,7 +261,7 @@ class _Session:
         from forerun.script.capturing.steps import Steps
         from forerun.tracing.cuda_semantics import follow_autocast
 
-        settings = self._settings
+        settings = self.settings
         self.pretence: Any = pretend.Pretence() if settings.pretends else None
         recorder = ScriptRecorder(pretends=settings.pretends)
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
@@ -264,7 +271,7 @@ class _Session:
             "compiled": {},
             "fused": set(),
             "autocast": autocast,
-            "notes": [],
+            "notes": {},  # sentences, each once
         }
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
         self._goes_on = settings.is_first and settings.files != "unsafe"
@@ -285,7 +292,7 @@ class _Session:
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
         self.parallel.cover()
-        Checkpoints(settings, self.pretence, self._note, self._saved).cover()
+        Checkpoints(settings, self.pretence, self.flags["notes"].setdefault, self._saved).cover()
         trainers = trainer_patches(self._job_seen, self.pauses.told)
         told = steps, self.pauses, self._job_seen
         after_import({**cover_keras(*told), **cover_ignite(*told), **trainers})
@@ -304,11 +311,6 @@ class _Session:
     def _job_seen(self, **known: Any) -> None:
         """Keeps what a framework's trainer says about its job."""
         self.flags["job"] = {name: value for name, value in known.items() if value is not None}
-
-    def _note(self, text: str) -> None:
-        """Adds a sentence to what was not captured, once."""
-        if text not in self.flags["notes"]:
-            self.flags["notes"].append(text)
 
     def first_step_ended(self) -> None:
         """Ends the process if the script does not use the pretended device."""
@@ -335,13 +337,8 @@ class _Session:
         recorder.is_paused = True
         self.flags["options"] = capture_state().options
         self.flags["configurator"] = _names_of_main()
-        counters = self.counters
-        counters.close(sys._getframe())
-        guesses = self.pretence.guesses if self.pretence is not None else {}
-        job = write_result(
-            Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
-            guesses, counters,
-        )  # fmt: skip
+        self.counters.close(sys._getframe())
+        job = write_result(self, sys._getframe())
         self._counts = job.max_steps is None and None in (job.epochs, job.steps_per_epoch)
         if self.pauses.steps_recorded(
             sys._getframe(), job.steps_per_epoch, goes_on=self._goes_on, counts=self._counts
@@ -357,7 +354,8 @@ class _Session:
     def _evaluates(self) -> None:
         self._count(is_step=False)
         self.loaders.give_back()
-        self.pauses.saw("validation", self.loaders.evaluated_samples())
+        is_other = self.loaders.evaluates()
+        self.pauses.saw("validation", length_of(self.loaders.evaluated.dataset) if is_other else None)
 
     def _count(self, *, is_step: bool) -> None:
         """Counts the steps of whole rounds after the recorded ones, where nothing else says the length of the job."""
@@ -366,7 +364,7 @@ class _Session:
         if self._counts:
             total = self.counters.in_whole_rounds(sys._getframe(2), self.steps.num_steps, is_step=is_step)
             if total is not None:
-                close_job(Path(self._settings.folder), total)
+                close_job(Path(self.settings.folder), total)
                 self._leave()
 
     def _leave(self) -> None:

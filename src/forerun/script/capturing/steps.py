@@ -133,12 +133,11 @@ class Steps:
         """An optimizer begins to change its weights."""
         # One that was unpickled or copied never passed its constructor.
         self.optimizer_made(optimizer)
-        self._weights_change()
+        self.weights_change()
 
     def update_ends(self, optimizer: Any) -> None:
         """An optimizer has changed its weights."""
-        self.recorder.in_optimizer = False
-        self.recorder.default_kind = AllocationKind.ACTIVATION
+        self.closure_begins()
         key = id(optimizer)
         self.num_updates[key] += 1
         if not self.is_over:
@@ -151,7 +150,7 @@ class Steps:
         if (now := self.round_now()) not in (rounds := self._rounds.setdefault(key, []))[-1:]:
             rounds.append(now)
         if self._is_boundary(key):
-            self._step_ends(key)
+            self.step_ends(key)
         elif not self.recorded and key != self.last:
             self.ends(key)  # it may turn out to end the steps
 
@@ -160,11 +159,8 @@ class Steps:
         self.recorder.in_optimizer = False
         self.recorder.default_kind = AllocationKind.ACTIVATION
 
-    def closure_ends(self) -> None:
-        """The closure returned; the update goes on."""
-        self._weights_change()
-
-    def _weights_change(self) -> None:
+    def weights_change(self) -> None:
+        """An optimizer changes its weights now, or goes on after its closure."""
         if self._now is not None:
             # Only now all gradients exist; the recorder saw their blocks as results of any operation.
             self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
@@ -212,11 +208,14 @@ class Steps:
             elif not self.is_over:
                 self._root_begins(module, args, kwargs)
                 # What is frozen and in evaluation mode is a teacher in all steps, or draws samples in few of them.
-                if self._now is not None and not module.training and _is_frozen(module):
+                is_frozen = not any(p.requires_grad for p in module.parameters())
+                if self._now is not None and not module.training and is_frozen:
                     self._now.num_evaluations += 1
-            if self._now is not None and not self._trains_any(module):
-                self.untrained[id(module)] = module
-                self._now.untrained.add(id(module))
+            if self._now is not None:
+                trained = {id(p) for p in self.trained()}
+                if not any(id(unwrapped(p)) in trained for p in module.parameters()):
+                    self.untrained[id(module)] = module
+                    self._now.untrained.add(id(module))
         elif self.in_backward:
             # Nothing but checkpointing runs a module's forward pass while gradients are computed.
             self.has_recomputation = True
@@ -267,10 +266,6 @@ class Steps:
         if self._now is not None:
             self._now.updates[id(optimizer)] = self._now.updates.get(id(optimizer), 0) + 1
 
-    def step_marked(self) -> None:
-        """A framework says that a step is over, whose optimizers are its own."""
-        self._step_ends()
-
     # Steps.
 
     def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -282,7 +277,7 @@ class Steps:
             return
         # A script that changes its weights by hand has no update to end a step: its next forward pass does.
         if not self.optimizers and not self.keras_optimizers and self._saw_backward:
-            self._step_ends()
+            self.step_ends()
         if id(module) not in self.roots:
             self.roots[id(module)] = module
             prefix = f"{type(module).__name__}." if len(self.roots) > 1 else ""
@@ -319,10 +314,6 @@ class Steps:
         first = next((id(p) for p in module.parameters() if p.requires_grad), None)
         return first is not None and any(first == id(p) for p in self.trained())
 
-    def _trains_any(self, module: torch.nn.Module) -> bool:
-        trained = {id(p) for p in self.trained()}
-        return any(id(unwrapped(p)) in trained for p in module.parameters())
-
     def _is_boundary(self, key: int) -> bool:
         waiting = [k for k, number in self.num_updates.items() if not number]
         most = max(self.num_updates.values())
@@ -356,7 +347,8 @@ class Steps:
                 self.num_steps = self._num_before = self.num_updates[other] - (key == other)
                 return
 
-    def _step_ends(self, key: int = 0) -> None:
+    def step_ends(self, key: int = 0) -> None:
+        """A step is over, by the update of an optimizer, or as a framework says whose optimizers are its own."""
         if self.is_over:
             self.goes_on()
             return
@@ -493,7 +485,7 @@ class Steps:
         works = [
             [
                 None if end in skipped else self._heavy(begin, end)
-                for begin, end in itertools.pairwise([part.first_row, *part.ends])
+                for begin, end in itertools.pairwise([part.first_row, *part.backward_ends])
             ]
             for part in parts
         ]
@@ -537,10 +529,6 @@ def is_training(module: torch.nn.Module) -> bool:
     return module.training and any([i.training for i in module.modules() if i._parameters] or [True])
 
 
-def _is_frozen(module: torch.nn.Module) -> bool:
-    return not any(p.requires_grad for p in module.parameters())
-
-
 def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
     """True if passes do the same ``number`` times, as far as they were not stood in for."""
     period = len(work) // number
@@ -548,26 +536,11 @@ def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
     return bool(work[0]) and all(one == way[0] for way in ways for one in way)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPiece:
-    """Backward passes of a step before an update, and that update.
+def parts_of(step: RecordedStep) -> list[RecordedStep]:
+    """The pieces of a step: backward passes before an update, and that update.
 
-    Attributes:
-        first_row, last_row: Its rows, the last behind its end.
-        first_event: Where it begins in the memory stream.
-        ends: Positions behind the rows of each backward pass.
-        end_events: Those in the memory stream.
+    An update without a pass of its own belongs to the piece before.
     """
-
-    first_row: int
-    last_row: int
-    first_event: int
-    ends: list[int]
-    end_events: list[int]
-
-
-def parts_of(step: RecordedStep) -> list[StepPiece]:
-    """The pieces of a step; an update without a pass of its own belongs to the piece before."""
     begins = [(step.first_row, step.first_event)]
     for (row, event), after in zip(
         step.update_ends, [*step.update_ends[1:], (step.last_row, 0)], strict=False
@@ -578,12 +551,12 @@ def parts_of(step: RecordedStep) -> list[StepPiece]:
     for (row, event), (last, _) in itertools.pairwise([*begins, (step.last_row, 0)]):
         inside = [i for i, end in enumerate(step.backward_ends) if row < end <= last]
         found.append(
-            StepPiece(
+            RecordedStep(
                 first_row=row,
                 last_row=last,
                 first_event=event,
-                ends=[step.backward_ends[i] for i in inside],
-                end_events=[step.micro_events[i] for i in inside],
+                backward_ends=[step.backward_ends[i] for i in inside],
+                micro_events=[step.micro_events[i] for i in inside],
             )
         )
     return found

@@ -13,7 +13,8 @@ from forerun.base.errors import ForerunError
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.question.devices.cluster import Link, find_link, host_link, load_links
 from forerun.question.devices.device import NumberFormat
-from forerun.script.diagnosis.observation import COMMUNICATION, OPTIMIZER, PRODUCTS, Observation
+from forerun.script.diagnosis.observation import COMMUNICATION, PRODUCTS, Observation
+from forerun.script.patching import tables
 
 if TYPE_CHECKING:
     from forerun.script.profiling.profile import Profile
@@ -242,72 +243,23 @@ def _larger_batch(profile: Profile, host_s: float, evidence: str) -> Cause:
     )
 
 
-def _part(
-    name: str, bottleneck: str, part: Callable[[Observation], float], evidence: str, change: str, **knobs: Any
-) -> None:
-    """Registers a cause that costs a part of the step; ``evidence`` has places for ``seen`` and its ``share``."""
+def _part(row: Mapping[str, Any]) -> None:
+    """Registers a cause that costs a part of the step, from a row of ``tables.toml``."""
+    name, _, entry = row["part"].partition(".")
 
-    @_cause(name, bottleneck)
+    @_cause(row["cause"], row["bottleneck"])
     def judge(seen: Observation) -> Cause | None:
-        words = evidence.format(seen=seen, share=_percent(part(seen), seen), syncs=", ".join(seen.sync_names))
-        return Cause(cost_s=part(seen), evidence=words, change=change, knobs=knobs)
+        cost_s = getattr(seen, name).get(entry, 0.0) if entry else getattr(seen, name)
+        if cost_s <= row.get("least_share", 0.0) * seen.step_s:
+            return None
+        evidence = row["evidence"].format(
+            seen=seen, share=_percent(cost_s, seen), syncs=", ".join(seen.sync_names)
+        )
+        return Cause(cost_s=cost_s, evidence=evidence, change=row["change"], knobs=row.get("knobs", {}))
 
 
-_part(
-    "synchronising calls",
-    "host",
-    lambda seen: seen.sync_s,
-    "{share} follows calls that wait for the device: {seen.num_syncs:,.3g} a step ({syncs})",
-    "read losses and metrics (.item(), .cpu(), print) every hundred steps, not in each; keep sums on the device; copy "
-    "with non_blocking=True",
-)
-_part(
-    "saving checkpoints",
-    "host",
-    lambda seen: seen.held_s.get("saving", 0.0),
-    "saving costs as much as {share}",
-    "save every some hundred steps, to a local disk, or in the background "
-    "(torch.distributed.checkpoint.async_save)",
-)
-_part(
-    "garbage collection",
-    "host",
-    lambda seen: seen.held_s.get("collecting", 0.0),
-    "{share} is Python's garbage collection",
-    "leave out gc.collect(), keep fewer small objects, and gc.freeze() before the loop, or gc.disable() with a "
-    "gc.collect() every some hundred steps",
-)
-_part(
-    "validation and other work between steps",
-    "host",
-    lambda seen: seen.held_s.get("between", 0.0),
-    "what runs between the steps costs as much as {share}",
-    "validate less often, on fewer samples, in larger batches and under torch.inference_mode()",
-)
-_part(
-    "wrong layout",
-    "kernels",
-    lambda seen: seen.layout_s,
-    "kernels that turn the layout around take {share}",
-    "hold model and images in channels_last: model.to(memory_format=torch.channels_last)",
-    channels_last=True,
-)
-_part(
-    "recompilation",
-    "host",
-    lambda seen: seen.compile_s,
-    "{share} is compiling, {seen.num_compilations:.2g} times a step",
-    "find the changing shape or value with TORCH_LOGS=recompiles; pad to few shapes, drop the last batch, or "
-    "mark_dynamic",
-)
-_part(
-    "allocator retries and fragmentation",
-    "host",
-    lambda seen: seen.allocator_s,
-    "{seen.num_allocations:,.3g} calls of cudaMalloc or cudaFree in each later step take {share}",
-    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, use fewer sizes or a smaller batch, and leave out "
-    "empty_cache()",
-)
+for _row in tables("diagnosis")["parts"]:
+    _part(_row)
 
 
 @_cause("growing memory", "memory")
@@ -520,16 +472,6 @@ def _exposed(seen: Observation) -> Cause | None:
         change="let buckets go out during the backward pass (DDP, with no_sync between micro-steps), raise "
         "bucket_cap_mb, prefetch with FSDP, or take a larger batch",
     )
-
-
-_part(
-    "optimizer longer than the rest",
-    "kernels",
-    lambda seen: seen.by_class.get(OPTIMIZER, 0.0) * (seen.by_class.get(OPTIMIZER, 0.0) > 0.5 * seen.step_s),
-    "{share} is the optimizer's, of which a few per cent are usual",
-    "with ZeRO it gathers weights: look at the links between nodes; with offload it runs on the host: leave that out, "
-    "or take more samples between two updates",
-)
 
 
 @_cause("one slow rank", "machine")

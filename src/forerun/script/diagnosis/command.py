@@ -79,11 +79,13 @@ def diagnose(
         )
     if words and not is_command and len(words) > 1:
         words = [" ".join(words)]
+    # A log that lies here; file systems refuse to look for names of more than 255 bytes.
+    is_file = measured is not None and len(measured.encode()) < 255 and Path(measured).is_file()
     return forerun.diagnose(
         other_model if is_command or not words else words[0],
         command=words if is_command else None,
         trace=trace or None,
-        measured=_file_or_words(measured),
+        measured=Path(measured) if measured is not None and is_file else measured,
         device=on,
         gpu_utilization=None if gpu_utilization is None else gpu_utilization / 100,
         num_steps=steps,
@@ -91,9 +93,3 @@ def diagnose(
         use_cache=use_cache,
         **settings,
     )
-
-
-def _file_or_words(measured: str | None) -> Path | str | None:
-    """The path of a log that lies here, or the words; file systems refuse to look for names of more than 255 bytes."""
-    is_file = measured is not None and len(measured.encode()) < 255 and Path(measured).is_file()
-    return Path(measured) if measured is not None and is_file else measured

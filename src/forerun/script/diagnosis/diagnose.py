@@ -310,12 +310,12 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
     least = NOTABLE_SHARE if seen.longest else LARGE_SHARE
     if found and (found[0].share >= least or predicted is not None or seen.profile):
         return found
-    if seen.num_steps == 0:
+    if seen.num_steps == 0 and predicted is not None:
         return (
             replace(
                 busy_device(seen),
                 cause="not known",
-                evidence=_ratio_words(seen),
+                evidence=f"the step takes {seen.step_s / predicted.value:.3g} times its prediction",
                 change=_what_to_look_at(seen),
             ),
         )
@@ -345,11 +345,6 @@ def _what_to_look_at(seen: Observation) -> str:
                 f"{words}"
             )
     return words
-
-
-def _ratio_words(seen: Observation) -> str:
-    assert seen.estimate is not None
-    return f"the step takes {seen.step_s / seen.estimate.step_time_s.value:.3g} times its prediction"
 
 
 def _by_class(seen: Observation) -> tuple[ClassTime, ...]:

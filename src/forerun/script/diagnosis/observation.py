@@ -18,6 +18,7 @@ from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
 from forerun.question.devices import Device, find_device
 from forerun.script.diagnosis.trace import Bools, Events, Floats, Spans, Trace
+from forerun.script.patching import tables
 
 if TYPE_CHECKING:
     from forerun.script.profiling.profile import Profile
@@ -28,35 +29,6 @@ COPIES, OPTIMIZER, ELEMENTWISE = "copies and casts", "optimizer", "element-wise 
 PRODUCTS = (CONVOLUTION, LINEAR, ATTENTION)
 """Classes whose kernels can use matrix units."""
 
-_KERNELS = (
-    (COMMUNICATION, r"nccl|rccl|msccl|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|symm_mem"),
-    (OPTIMIZER, r"multi_tensor_apply|fused_?adam|fused_?lamb|fused_?sgd|adamw?_kernel"),
-    (ATTENTION, r"flash|fmha|attention|sdpa|attn|softmax|\bmha|bmm"),
-    ("recurrent layers", r"\b(rnn|lstm|gru)|elemwisernn|persist.*rnn"),
-    (
-        "normalisation",
-        r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|rms_?norm|rowwise_?moments|gammabeta|welford",
-    ),
-    (COPIES, r"nchwtonhwc|nhwctonchw|direct_copy|copy_kernel|catarray|transpose|memcpy|permute|_cast"),
-    (
-        CONVOLUTION,
-        r"conv(?!ert)|fprop|dgrad|wgrad|implicit_?gemm|winograd|scudnn|cudnn.*(tensorop|fft)|igemm",
-    ),
-    ("pooling and resizing", r"pool|upsample|interpolat"),
-    ("embedding", r"embedding|indexselect|index_put"),
-    (LINEAR, r"gemm|gemv|cublas|cutlass|nvjet|split_?k|wgmma|cijk_|_mm(_|$)|matmul|dot_kernel"),
-)
-_OPERATORS = (
-    (COPIES, r"::(copy_|_to_copy|to|contiguous|clone|cat|stack)$"),
-    (CONVOLUTION, r"conv"),
-    (ATTENTION, r"bmm|softmax|attention"),
-    ("recurrent layers", r"lstm|gru|rnn"),
-    ("normalisation", r"norm"),
-    ("pooling and resizing", r"pool|upsample"),
-    ("embedding", r"embedding"),
-    (LINEAR, r"::(linear|addmm|mm|matmul|mv|dot|addmv|_scaled_mm)"),
-    (OPTIMIZER, r"_foreach|_fused_adam|_fused_sgd"),
-)
 _SIMPLE = re.compile(r"sgemm|scudnn|simt|dgemm|f32f32_f32f32|f64f64|fft2d|winograd3x3|gemmk1", re.I)
 """Names of products that run on the ordinary units; those of matrix units say tensorop, s16816, hmma or nvjet."""
 _MATRIX = re.compile(
@@ -74,7 +46,7 @@ def class_of_kernel(name: str) -> str:
     >>> class_of_kernel("ampere_sgemm_128x64_nn"), class_of_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
     ('linear', 'gradient synchronisation')
     """
-    return _first(_KERNELS, name)
+    return _class_of(name, "kernels")
 
 
 @cache
@@ -84,10 +56,11 @@ def class_of_operator(name: str) -> str:
     >>> class_of_operator("aten::addmm"), class_of_operator("aten::mul_")
     ('linear', 'element-wise and reductions')
     """
-    return _first(_OPERATORS, name)
+    return _class_of(name, "operators")
 
 
-def _first(rules: tuple[tuple[str, str], ...], name: str) -> str:
+def _class_of(name: str, kind: str) -> str:
+    rules = tables("diagnosis")[kind].items()
     return next((known for known, pattern in rules if re.search(pattern, name, re.I)), ELEMENTWISE)
 
 
@@ -259,7 +232,9 @@ def of_profile(profile: Profile, window: Observation | None = None) -> Observati
         step_s=parts.step_s, is_on_gpu=is_on_gpu, busy_s=parts.kernels_s, host_s=parts.host_s
     )
     idle = ("host_s", "sync_s", "compile_s", "allocator_s", "queued_s")
-    scale = (parts.host_s - _held_of_host(profile)) / seen.idle_s if seen.idle_s > 0 else 0.0
+    # Saving and collecting garbage are of the host's part as well.
+    held_s = min(parts.host_s, sum(profile.held_s.get(name, 0.0) for name in ("saving", "collecting")))
+    scale = (parts.host_s - held_s) / seen.idle_s if seen.idle_s > 0 else 0.0
     computing_s = seen.busy_s + seen.exposed_s
     kernels = parts.kernels_s / computing_s if computing_s > 0 else 1.0
     return replace(
@@ -276,12 +251,6 @@ def of_profile(profile: Profile, window: Observation | None = None) -> Observati
         held_s=profile.held_s,
         profile=profile,
     )
-
-
-def _held_of_host(profile: Profile) -> float:
-    """Time of a step that saving and collecting garbage have of its host part [s]."""
-    held_s = sum(profile.held_s.get(name, 0.0) for name in ("saving", "collecting"))
-    return min(held_s, profile.parts.host_s)
 
 
 def _observed(trace: Trace) -> Observation:
@@ -439,7 +408,7 @@ def _classes(trace: Trace, kernels: Events) -> np.ndarray:
     is_update = _marked(trace, re.compile(r"^Optimizer\.step#")).covers(launch_s)
     classes[is_update & (classes != COMMUNICATION)] = OPTIMIZER
     by_operator = [class_of_operator(name) for name in trace.operators.names]
-    for kind in {CONVOLUTION, "attention and batched products"}:
+    for kind in {CONVOLUTION, ATTENTION}:
         fits = np.array([each == kind for each in by_operator], dtype=bool)
         inside = trace.operators.where(fits[trace.operators.name]) if len(trace.operators) else None
         if inside is not None and len(inside):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import UsageError
+from forerun.script.patching import tables
 from forerun.script.profiling.messages import ORIGIN_MARK
 
 Floats = npt.NDArray[np.float64]
@@ -91,33 +92,10 @@ _BREAK = 0.1
 """Share of a step from which on a gap before the next one is other work."""
 _US = 1e-6
 
-_KINDS = {
-    "kernel": "kernels",
-    "gpu_memset": "kernels",
-    "memset": "kernels",
-    "gpu_memcpy": "copies",
-    "memcpy": "copies",
-    "cuda_runtime": "calls",
-    "cuda_driver": "calls",
-    "hip_runtime": "calls",
-    "xpu_runtime": "calls",
-    "xpu_driver": "calls",
-    "runtime": "calls",
-    "cpu_op": "operators",
-    "operator": "operators",
-    "user_annotation": "marks",
-}
-"""Kinds of events by Kineto's categories, those of its first releases too; others are left out."""
-_ELEMENT_BYTES = {
-    "float": 4,
-    "double": 8,
-    "long": 8,
-    "int": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "byte": 1,
-    "char": 1,
-}
+_KINDS = {word: kind for kind, words in tables("diagnosis")["kinds"].items() for word in words}
+_ELEMENT_BYTES = tables("diagnosis")["element_bytes"]
+_COLUMNS = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
+_FRACTIONS = ("begin_s", "end_s", "size_bytes")
 WHOLE_TRACE = "no"
 _STEP_MARKS = (
     re.compile(r"ProfilerStep#\d+"),
@@ -166,8 +144,7 @@ class Events:
 
     def where(self, chosen: Bools | Ints) -> Events:
         """The chosen events."""
-        columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
-        return Events(**{column: getattr(self, column)[chosen] for column in columns}, names=self.names)
+        return Events(**{column: getattr(self, column)[chosen] for column in _COLUMNS}, names=self.names)
 
     def named(self, pattern: re.Pattern[str]) -> Events:
         """The events whose names match a pattern."""
@@ -357,6 +334,7 @@ class _Table:
         arguments = arguments if isinstance(arguments, dict) else {}
         lane = arguments.get("stream", event.get("tid", 0))
         size_bytes, ranks = _size(arguments)
+        types = arguments.get("Input type")
         self._rows[kind].append(
             (
                 begin * _US,
@@ -365,27 +343,19 @@ class _Table:
                 lane if isinstance(lane, int) else names[f"lane {lane}"],
                 _whole(arguments.get("correlation"), -1),
                 size_bytes,
-                names[_element(arguments)],
+                names[str(types[0]) if isinstance(types, list) and types else ""],
                 ranks,
             )
         )
 
     def events(self, kind: str, names: _Names) -> Events:
         """The events of a kind."""
-        table = np.asarray(self._rows[kind], dtype=float).reshape(-1, 8)
+        table = np.asarray(self._rows[kind], dtype=float).reshape(-1, len(_COLUMNS))
         table = table[np.argsort(table[:, 0], kind="stable")]
-        begin, end, name, lane, link, size, element, ranks = table.T.copy()
-        return Events(
-            begin_s=begin,
-            end_s=end,
-            name=name.astype(int),
-            lane=lane.astype(int),
-            link=link.astype(int),
-            size_bytes=size,
-            element=element.astype(int),
-            ranks=ranks.astype(int),
-            names=tuple(names),
-        )
+        columns = zip(_COLUMNS, table.T.copy(), strict=True)
+        # Times and bytes stay what they are, all else are whole numbers.
+        found = {name: column if name in _FRACTIONS else column.astype(int) for name, column in columns}
+        return Events(**found, names=tuple(names))
 
 
 def _is_finite(value: Any) -> bool:
@@ -403,11 +373,6 @@ def _size(arguments: Mapping[str, Any]) -> tuple[float, int]:
     element = str(arguments.get("dtype", "float")).lower().removeprefix("c10::")
     number = max(_whole(arguments.get(f"{side} msg nelems"), 0) for side in ("In", "Out"))
     return float(number * _ELEMENT_BYTES.get(element, 4)), _whole(arguments.get("Group size"), 0)
-
-
-def _element(arguments: Mapping[str, Any]) -> str:
-    types = arguments.get("Input type")
-    return str(types[0]) if isinstance(types, list) and types else ""
 
 
 def _steps(found: Mapping[str, Events]) -> tuple[Floats, str]:

@@ -7,11 +7,10 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
+from forerun.script.patching import surround
 from forerun.script.profiling.messages import Recording
 
 LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -31,6 +30,8 @@ class KnobPatches:
     _told: set[str] = field(default_factory=set)
     _num_training_batches: int | None = None
     _num_steps: int = 0
+    _state: threading.local = field(default_factory=threading.local)
+    _scale: LossScale | None = None
 
     def loaders(self, module: Any) -> None:
         """Patch that replaces arguments of ``DataLoader``."""
@@ -39,7 +40,7 @@ class KnobPatches:
         if not wanted and batch_size is None and "cosine_epochs" not in self.knobs:
             return
 
-        @around_making_loaders(module)
+        @surround(module.DataLoader, "__init__")
         def created(create: Any, *args: Any, **kwargs: Any) -> None:
             (_, loader), *rest = inspect.signature(create).bind(*args, **kwargs).arguments.items()
             given = self._loader_arguments(dict(rest), wanted, batch_size)
@@ -54,7 +55,7 @@ class KnobPatches:
         num_accumulated = int(self.knobs.get("accumulation", 1))
         if implementation is not None:
 
-            @around_making_optimizers(module)
+            @surround(module.Optimizer, "__init__")
             def chosen(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 create(optimizer, *args, **kwargs)
                 self._choose_implementation(optimizer, implementation)
@@ -62,11 +63,28 @@ class KnobPatches:
         if num_accumulated > 1:
             self._accumulate(module, num_accumulated)
         if "cosine_epochs" in self.knobs:
-            around_updates(module, begins=self._follow_cosine)
+            module.register_optimizer_step_pre_hook(self._follow_cosine)
 
     def modules(self, module: Any) -> None:
-        """Patch that changes the outermost modules that are trained."""
-        ModelHooks(self.knobs, self._tell).patch(module)
+        """Patch that changes the outermost modules that are trained, each once at its first call."""
+        is_plain = all(self.knobs.get(name, "off") == "off" for name in ("amp", "compile"))
+        if is_plain and not self.knobs.get("channels_last"):
+            return
+
+        @surround(module.Module, "__call__")
+        def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            # What has no parameter to train is no model, but a transform of images or a loss.
+            is_inside = getattr(self._state, "is_inside", False)
+            if is_inside or not any(parameter.requires_grad for parameter in model.parameters()):
+                return call(model, *args, **kwargs)
+            if not model.__dict__.get("_forerun_is_changed", False):
+                model.__dict__["_forerun_is_changed"] = True
+                self._change(model)
+            self._state.is_inside = True
+            try:
+                return call(model, *args, **kwargs)
+            finally:
+                self._state.is_inside = False
 
     def images(self, module: Any) -> None:
         """Patch that decodes JPEGs at the smallest of libjpeg's scales (1/2, 1/4, 1/8) that keeps height and width."""
@@ -114,7 +132,7 @@ class KnobPatches:
     def _accumulate(self, module: Any, num_accumulated: int) -> None:
         """Makes only every n-th step, on the mean of n gradients."""
 
-        @around_making_optimizers(module)
+        @surround(module.Optimizer, "__init__")
         def created(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             create(optimizer, *args, **kwargs)
             step, clear, calls = type(optimizer).step, type(optimizer).zero_grad, [0]
@@ -156,6 +174,38 @@ class KnobPatches:
         self._num_steps += 1
         self._tell("cosine_epochs", f"learning rate follows a cosine over {num_steps} steps")
 
+    def _change(self, model: Any) -> None:
+        torch = sys.modules["torch"]
+        name, device = type(model).__name__, next(model.parameters()).device.type
+        if self.knobs.get("channels_last"):
+            model.to(memory_format=torch.channels_last)
+            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
+            self._tell("channels_last", f"{name}.to(memory_format=torch.channels_last), and its images")
+        if (amp := self.knobs.get("amp", "off")) != "off":
+            self._autocast(torch, model, name, device, amp)
+        if (mode := self.knobs.get("compile", "off")) != "off":
+            model.compile(mode=None if mode == "default" else mode)
+            self._tell("compile", f"{name}.compile(mode='{mode}')")
+
+    def _autocast(self, torch: Any, model: Any, name: str, device: str, amp: str) -> None:
+        if amp == "fp16" and device != "cuda":
+            self._tell(
+                "amp", f"left alone: fp16 with a scaled loss needs a CUDA device, the model is on {device}"
+            )
+            return
+        dtype = torch.bfloat16 if amp == "bf16" else torch.float16
+
+        # Only the forward pass runs under autocast, as PyTorch advises; the loss sees single precision.
+        @surround(model, "forward")
+        def autocast_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device, dtype=dtype):
+                return _to_float(torch, forward(*args, **kwargs))
+
+        if amp == "fp16" and self._scale is None:
+            self._scale = LossScale(torch)
+        scaled = ", loss scaled" if amp == "fp16" else ""
+        self._tell("amp", f"{name} under torch.autocast('{device}', {amp}){scaled}")
+
     def _tell(self, knob: str, what: str) -> None:
         if f"{knob}{what}" not in self._told:
             self._told.add(f"{knob}{what}")
@@ -176,69 +226,6 @@ def _set_process_knobs(knobs: dict[str, Any], tell: Any) -> None:
         tell("cudnn_benchmark", f"torch.backends.cudnn.benchmark = {bool(knobs['cudnn_benchmark'])}")
 
 
-class ModelHooks:
-    """Finds the models of a script at their first call and changes them once."""
-
-    def __init__(self, knobs: dict[str, Any], tell: Callable[[str, str], None]) -> None:
-        self._amp = knobs.get("amp", "off")
-        self._channels_last = bool(knobs.get("channels_last", False))
-        self._compile = knobs.get("compile", "off")
-        self._tell = tell
-        self._state = threading.local()
-        self._scale: LossScale | None = None
-
-    def patch(self, module: Any) -> None:
-        """Wraps ``Module.__call__`` to find the outermost modules, if there is anything to change."""
-        if self._amp == "off" and not self._channels_last and self._compile == "off":
-            return
-
-        @surround(module.Module, "__call__")
-        def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            # What has no parameter to train is no model, but a transform of images or a loss.
-            if getattr(self._state, "is_inside", False) or not _is_trained(model):
-                return call(model, *args, **kwargs)
-            if not model.__dict__.get("_forerun_is_changed", False):
-                model.__dict__["_forerun_is_changed"] = True
-                self._change(model)
-            self._state.is_inside = True
-            try:
-                return call(model, *args, **kwargs)
-            finally:
-                self._state.is_inside = False
-
-    def _change(self, model: Any) -> None:
-        torch = sys.modules["torch"]
-        name, device = type(model).__name__, next(model.parameters()).device.type
-        if self._channels_last:
-            model.to(memory_format=torch.channels_last)
-            model.register_forward_pre_hook(_to_channels_last, with_kwargs=True)
-            self._tell("channels_last", f"{name}.to(memory_format=torch.channels_last), and its images")
-        if self._amp != "off":
-            self._autocast(torch, model, name, device)
-        if self._compile != "off":
-            model.compile(mode=None if self._compile == "default" else self._compile)
-            self._tell("compile", f"{name}.compile(mode='{self._compile}')")
-
-    def _autocast(self, torch: Any, model: Any, name: str, device: str) -> None:
-        if self._amp == "fp16" and device != "cuda":
-            self._tell(
-                "amp", f"left alone: fp16 with a scaled loss needs a CUDA device, the model is on {device}"
-            )
-            return
-        dtype = torch.bfloat16 if self._amp == "bf16" else torch.float16
-
-        # Only the forward pass runs under autocast, as PyTorch advises; the loss sees single precision.
-        @surround(model, "forward")
-        def autocast_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(device, dtype=dtype):
-                return _to_float(torch, forward(*args, **kwargs))
-
-        if self._amp == "fp16" and self._scale is None:
-            self._scale = LossScale(torch)
-        scaled = ", loss scaled" if self._amp == "fp16" else ""
-        self._tell("amp", f"{name} under torch.autocast('{device}', {self._amp}){scaled}")
-
-
 class LossScale:
     """Scales the loss of mixed precision with fp16, for a script that does not scale its loss.
 
@@ -246,9 +233,9 @@ class LossScale:
     clipped or used, a step with an overflow is left out and halves the scale; many steps without overflow double it.
     """
 
-    def __init__(self, torch: Any, scale: float = 65536.0, growth_interval: int = 2000) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._scale, self._growth_interval = scale, growth_interval
+        self._scale, self._growth_interval = 65536.0, 2000
         self._num_good = 0
         self._unscaled: set[int] = set()
 
@@ -263,7 +250,7 @@ class LossScale:
             self._unscale(listed)
             return clip(listed, *args, **kwargs)
 
-        around_updates(torch.optim.optimizer, begins=self._before_step)
+        torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_step)
 
     def _unscale(self, parameters: list[Any]) -> None:
         for parameter in parameters:
@@ -286,10 +273,6 @@ class LossScale:
         for parameter in parameters:
             parameter.grad = None  # optimizers leave parameters without a gradient as they are
         self._scale, self._num_good = self._scale / 2, 0
-
-
-def _is_trained(model: Any) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _to_channels_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.base.answers import Answer, fields_of, from_plain
 from forerun.base.errors import ScriptError
-from forerun.script.capturing.job import EPOCH_NAMES
+from forerun.script.capturing.job import EPOCH_NAMES, SURE_STEP_NAMES
 from forerun.script.command_words import command_arguments
 from forerun.script.diagnosis.causes import Cause
 from forerun.script.profiling.launch import Launch
@@ -19,15 +19,6 @@ from forerun.script.profiling.recorded import Floats, ProcessRecord, Spans
 if TYPE_CHECKING:
     from forerun.script.diagnosis.observation import Observation
 
-# Fewer than a capture looks for, which sees beside a name whether a loop agrees with it.
-STEP_NAMES = (
-    "max_steps",
-    "max_train_steps",
-    "max_iters",
-    "num_train_steps",
-    "num_iterations",
-    "total_steps",
-)
 _IMAGE_DIMS = 4
 _ALL_CORES = 0.85
 _LEAST_STEPS, _STRAIGHT, _GROWN = 6, 0.9, 0.03
@@ -388,7 +379,7 @@ def _steps_of_job(
     run: Launch, process: ProcessRecord, epochs: float | None, per_epoch: int | None
 ) -> float | None:
     """Steps of the whole job: as the trainer says, by an argument for the most steps, or by the epochs."""
-    most = _argument(run, process, "num_steps", STEP_NAMES)
+    most = _argument(run, process, "num_steps", SURE_STEP_NAMES)
     if most is not None and most > 0:
         return most
     return None if epochs is None or per_epoch is None else epochs * per_epoch

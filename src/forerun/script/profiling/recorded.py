@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,10 @@ def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | No
 def _read_process(path: Path) -> ProcessRecord | None:
     """One process, without a last line that its death cut off; None if that was its first line."""
     records: dict[str, list[dict[str, Any]]] = {}
-    for record in _records(path):
-        records.setdefault(record["kind"], []).append(record)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            records.setdefault(record["kind"], []).append(record)
     if "process" not in records:
         return None
     start = records["process"][0]
@@ -109,14 +112,6 @@ def _read_process(path: Path) -> ProcessRecord | None:
         job={name: value for name, value in records.get("job", [{}])[0].items() if name != "kind"},
         batch_shapes=tuple(tuple(shape) for shape in records.get("batch", [{"shapes": []}])[0]["shapes"]),
     )
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
 
 
 def _options(records: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], ...]:

@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.script.patching import (
-    around_backward,
-    around_batches,
-    around_making_optimizers,
-    around_updates,
-    surround,
-)
+from forerun.script.patching import surround
 
 _MOST_DEPTH = 4
 
@@ -32,11 +26,8 @@ class StepListener:
         """True if the steps of an optimizer count."""
         return True
 
-    def optimizer_seen(self, number: int, optimizer: Any) -> None:
-        """An optimizer makes its first step."""
-
-    def backward_seen(self, tensor: Any) -> None:
-        """The first backward pass of a process that has made no optimizer ends."""
+    def optimizer_seen(self, optimizer: Any, tensor: Any = None) -> None:
+        """An optimizer makes its first step; None, with the loss, at a first backward pass without any."""
 
     def batch_seen(self, batch: Any) -> None:
         """The first batch of a loader, or the first input of a model without a loader, is known."""
@@ -79,7 +70,8 @@ class StepHooks:
         Iterators are wrapped where loaders make them, because many loaders have an ``__iter__`` of their own.
         """
 
-        @around_batches(module)
+        # Iterators share this method; loaders have many an ``__iter__`` of their own.
+        @surround(module._BaseDataLoaderIter, "__next__")
         def timed_request(request: Any, iterator: Any) -> Any:
             if os.getpid() != self._pid:
                 return request(iterator)
@@ -122,24 +114,26 @@ class StepHooks:
     def optimizers(self, module: Any) -> None:
         """Patch that counts the steps of all optimizers."""
 
-        @around_making_optimizers(module)
+        @surround(module.Optimizer, "__init__")
         def created(create: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._has_optimizer = True
             create(optimizer, *args, **kwargs)
 
-        around_updates(module, ends=self._updated)
+        module.register_optimizer_step_post_hook(self._updated)
 
     def backward(self, module: Any) -> None:
         """Patch that counts backward passes, the steps of a script that makes no optimizer of PyTorch."""
 
-        @around_backward(module)
+        # ``Tensor.backward`` looks the function up here.
+        @surround(module, "backward")
         def counted(run: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
             run(tensors, *args, **kwargs)
             if self._has_optimizer or os.getpid() != self._pid:
                 return
             if not self._has_backward:
                 self._has_backward = True
-                self._listener.backward_seen(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
+                loss = tensors[0] if isinstance(tensors, (tuple, list)) else tensors
+                self._listener.optimizer_seen(None, loss)
             self._stepped(self._clock.update(time.monotonic(), 0))
 
     @contextlib.contextmanager
@@ -162,16 +156,14 @@ class StepHooks:
         if os.getpid() == self._pid and self._listener.is_of_interest(optimizer):
             if id(optimizer) not in self._optimizers:
                 self._optimizers[id(optimizer)] = len(self._optimizers)
-                self._listener.optimizer_seen(self._optimizers[id(optimizer)], optimizer)
+                self._listener.optimizer_seen(optimizer)
             self._stepped(self._clock.update(time.monotonic(), self._optimizers[id(optimizer)]))
 
     def _stepped(self, is_without_loader: bool) -> None:
-        if is_without_loader and self._looks_for_model:
-            self._looks_for_model = False
-            self._watch_next_model()
-
-    def _watch_next_model(self) -> None:
         """Counts the samples of a script without a loader in the input of the outermost model that it trains."""
+        if not is_without_loader or not self._looks_for_model:
+            return
+        self._looks_for_model = False
         torch = sys.modules["torch"]
         kind = torch.nn.Module
         call = kind.__call__

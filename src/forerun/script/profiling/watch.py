@@ -57,7 +57,7 @@ class Watch(StepListener):
         self._settings = settings
         self._recording = recording
         self._pid = os.getpid()
-        self._clock = StepClock(self._step, self._rest)
+        self._clock = StepClock(self._step, lambda interval: recording.add("rest", _row(interval)))
         self._window = Window(
             settings.warmup_steps,
             settings.window_steps,
@@ -99,9 +99,6 @@ class Watch(StepListener):
         if self._is_enough(interval.end_s):
             self._look_at_thread(interval.end_s)
             self._stop()
-
-    def _rest(self, interval: LoaderSpan) -> None:
-        self._recording.add("rest", _row(interval))
 
     def saves(self, name: str) -> Callable[[Any], None]:
         """Patch that times a function of a module which saves."""
@@ -178,14 +175,16 @@ class Watch(StepListener):
             num_samples=length_of(loader.dataset),
         )
 
-    def optimizer_seen(self, number: int, optimizer: Any) -> None:
-        """Writes the settings of an optimizer."""
-        group = optimizer.param_groups[0]
-        self._write_optimizer(type(optimizer).__name__, group.get("lr"), group["params"][0])
-
-    def backward_seen(self, tensor: Any) -> None:
-        """Writes the device of a script that makes no optimizer."""
-        self._write_optimizer(None, None, tensor)
+    def optimizer_seen(self, optimizer: Any, tensor: Any = None) -> None:
+        """Writes the settings of an optimizer, or the device of a script that makes none."""
+        group = {"params": [tensor]} if optimizer is None else optimizer.param_groups[0]
+        self._recording.write(
+            "optimizer",
+            name=None if optimizer is None else type(optimizer).__name__,
+            lr=group.get("lr"),
+            device=str(group["params"][0].device),
+            num_threads=sys.modules["torch"].get_num_threads(),
+        )
 
     def batch_seen(self, batch: Any) -> None:
         """Writes the shapes of a batch."""
@@ -195,15 +194,6 @@ class Watch(StepListener):
         """Writes what a framework's trainer knows about its job: ``num_steps``, ``num_epochs``, ``steps_per_epoch``."""
         if os.getpid() == self._pid:
             self._recording.write("job", **known)
-
-    def _write_optimizer(self, name: str | None, lr: Any, tensor: Any) -> None:
-        self._recording.write(
-            "optimizer",
-            name=name,
-            lr=lr,
-            device=str(tensor.device),
-            num_threads=sys.modules["torch"].get_num_threads(),
-        )
 
     def _memory_bytes(self) -> tuple[int, int]:
         """Memory of this process's own, without mapped files, and of its tensors on a GPU; 0 where nothing tells it."""
@@ -270,7 +260,7 @@ class Window:
         profiler.export_chrome_trace(str(self._trace))
 
     def _open(self) -> None:
-        self._profiler = started_profiler(record_shapes=True)
+        self._profiler = started_profiler()
         if self._profiler is None:
             return
         # Traced times count from another moment than the clock of the steps; this mark links the two.
@@ -279,17 +269,13 @@ class Window:
 
     @staticmethod
     def _mark(name: str) -> contextlib.AbstractContextManager[None]:
-        made: Callable[[str], contextlib.AbstractContextManager[None]]
-        made = sys.modules["torch"].autograd.profiler.record_function
-        return made(name)
+        profiler: Any = sys.modules["torch"].autograd.profiler
+        made: contextlib.AbstractContextManager[None] = profiler.record_function(name)
+        return made
 
 
-def started_profiler(**options: Any) -> Any:
-    """A running ``torch.profiler`` of the processor and of a GPU in use; None if the script traces itself.
-
-    Args:
-        options: Further arguments of ``torch.profiler.profile``.
-    """
+def started_profiler() -> Any:
+    """A running ``torch.profiler`` of the processor and of a GPU in use; None if the script traces itself."""
     # The script has imported torch before its first step.
     from torch.profiler import ProfilerActivity, profile
 
@@ -297,7 +283,7 @@ def started_profiler(**options: Any) -> Any:
     if sys.modules["torch"].cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
     try:
-        profiler = profile(activities=activities, **options)
+        profiler = profile(activities=activities, record_shapes=True)
         profiler.start()
     except RuntimeError:  # two tracers exclude each other
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.script.compare import in_turns, non_inferiority, paired_difference, paired_ratio
 from forerun.script.tuning.configuration import ScriptConfiguration
@@ -29,9 +29,7 @@ _MOST_TRIED = 3
 _AS_IT_IS = ScriptConfiguration(arguments={}, hooks={})
 
 
-def accept_best(
-    tuner: Tuner, ranked: Sequence[Any], max_loss: float, *, check: bool, echo: IO[str] | None
-) -> tuple[Any, dict[str, Any] | None, tuple[str, ...]]:
+def accept_best(tuner: Tuner, ranked: Sequence[Any]) -> tuple[Any, dict[str, Any] | None, tuple[str, ...]]:
     """Makes whole runs of the script as it is and of the best trials, until one keeps the metric.
 
     A trial that changes no setting on which the trained model depends needs no such run, and neither does the script as
@@ -39,6 +37,7 @@ def accept_best(
     """
     if not ranked:
         return None, None, ("no trial brought a value",)
+    check, max_loss = tuner.task.settings.check, tuner.task.settings.max_accuracy_loss
     # Workers and pinned memory change no number that is trained, so a whole run could show nothing.
     if not tuner.task.order.is_short or (check and not _changes_result(tuner, ranked[0])):
         return ranked[0], None, ()
@@ -47,7 +46,7 @@ def accept_best(
         why = "--no-check"
     elif (left_s := tuner.left_s) is not None and left_s < tuner.usual_run_s():
         why = "the budget left no time for whole runs; 'forerun compare' makes them"
-    elif (before := _whole_run(tuner, _AS_IT_IS, echo)).outcome != "done":
+    elif (before := _whole_run(tuner, _AS_IT_IS)).outcome != "done":
         why = f"the script as it is {before.outcome}: {before.reason}; 'forerun compare' runs both to their ends"
     if why:
         return ranked[0], None, (f"accuracy was not checked: {why}",)
@@ -55,7 +54,7 @@ def accept_best(
     for trial in ranked[:_MOST_TRIED]:
         if tried and not _changes_result(tuner, trial):
             return trial, {"baseline": before.as_dict(), "best": None, "tried": tried}, ()
-        after = _whole_run(tuner, _configuration(tuner, trial), echo)
+        after = _whole_run(tuner, tuner.task.configuration(values_of(trial)))
         verdict = _verdict(before, after, tuner.metric(before), max_loss)
         tuner.say(f"whole run of trial {trial.number}: {after.outcome}, {verdict['words']}")
         tried.append({"number": trial.number, **verdict})
@@ -66,7 +65,7 @@ def accept_best(
     return None, {"baseline": before.as_dict(), "best": None, "tried": tried}, (lost,)
 
 
-def screen(tuner: Tuner, ranked: Sequence[Any], echo: IO[str] | None) -> list[Any]:
+def screen(tuner: Tuner, ranked: Sequence[Any]) -> list[Any]:
     """The trials in the order of a second run of the first few, where the budget has room for it."""
     if not tuner.task.is_single:
         return list(ranked)
@@ -75,20 +74,19 @@ def screen(tuner: Tuner, ranked: Sequence[Any], echo: IO[str] | None) -> list[An
         return list(ranked)
     order = screened(
         others,
-        lambda trial: _value(tuner, _configuration(tuner, trial), echo),
+        lambda trial: _value(tuner, tuner.task.configuration(values_of(trial))),
         tuner.num_repeats_left(),
         is_rising=tuner.task.objectives[0].is_rising,
     )
     return [*order, *(trial for trial in ranked if trial not in order)]
 
 
-def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
+def repeat_winner(tuner: Tuner, chosen: Any) -> Verdict:
     """The verdict on a trial: repeated in turns with the script as it is, as far as the budget allows.
 
     Args:
         tuner: Session of the study.
         chosen: The best trial.
-        echo: Stream for the script's output.
     """
     if not tuner.task.is_single:
         return Verdict(
@@ -103,12 +101,12 @@ def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
         )
     objective, began_s = tuner.task.objectives[0], time.monotonic()
     num_pairs = min(MOST_PAIRS, tuner.num_repeats_left() // 2)
-    winner = _configuration(tuner, chosen)
+    winner = tuner.task.configuration(values_of(chosen))
     if num_pairs >= LEAST_PAIRS:
         tuner.say(f"repeating trial {chosen.number} and the script as it is in {num_pairs} pairs of runs")
     found = show_winner(
-        lambda: _value(tuner, _AS_IT_IS, echo),
-        lambda: _value(tuner, winner, echo),
+        lambda: _value(tuner, _AS_IT_IS),
+        lambda: _value(tuner, winner),
         num_pairs=num_pairs,
         is_rising=objective.is_rising,
         has_ratios=objective.name != "accuracy",
@@ -118,17 +116,13 @@ def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
     )
 
 
-def _value(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | None) -> float | None:
+def _value(tuner: Tuner, configuration: ScriptConfiguration) -> float | None:
     tuner.num_repeats += 1
-    result = not_interrupted(tuner.run(tuner.order, configuration, echo=echo, say=tuner.say))
+    result = not_interrupted(tuner.run(tuner.order, configuration, echo=tuner.echo, say=tuner.say))
     if result.outcome != "done":
         return None
     task = tuner.task
     return value_of(task.objectives[0], result, tuner.metric(result), task.settings.price_usd_per_hour)
-
-
-def _configuration(tuner: Tuner, trial: Any) -> ScriptConfiguration:
-    return tuner.task.configuration(values_of(trial))
 
 
 def is_script(tuner: Tuner, trial: Any) -> bool:
@@ -147,9 +141,9 @@ def _changes_result(tuner: Tuner, trial: Any) -> bool:
     )
 
 
-def _whole_run(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | None) -> TrialResult:
+def _whole_run(tuner: Tuner, configuration: ScriptConfiguration) -> TrialResult:
     order: TrialOrder = replace(tuner.order, is_short=False)
-    return not_interrupted(run_trial(order, configuration, echo=echo))
+    return not_interrupted(run_trial(order, configuration, echo=tuner.echo))
 
 
 def _verdict(

@@ -11,6 +11,7 @@ from typing import Any
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.script.command_words import command_arguments, with_arguments
+from forerun.script.profiling.knob_hooks import LOADER_KNOBS
 from forerun.script.profiling.profile import Profile
 from forerun.script.profiling.recorded import write_text
 from forerun.script.tuning.space import KNOBS, Space, check_value, read_yaml
@@ -195,7 +196,6 @@ def check_arguments(space: Space, options: tuple[dict[str, Any], ...]) -> None:
             )
 
 
-_OF_LOADERS = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
 _OF_BATCHES = ("batch", "accum")
 
 
@@ -239,7 +239,7 @@ def fitting_space(space: Space, profile: Profile) -> Space:
     """The space without settings that cannot matter to a script: of loaders, images or optimizers that it has not."""
     left_out: set[str] = set()
     if not profile.loader:
-        left_out.update(_OF_LOADERS)
+        left_out.update(LOADER_KNOBS)
     if profile.has_images is False:
         left_out.add("channels_last")
     if not profile.optimizer.get("name"):

@@ -152,7 +152,9 @@ def _ranked(
     # Among equally fast configurations, the one with fewest changes comes first: it best keeps the script's accuracy.
     def order(index: int) -> tuple[int, int, float]:
         place = round(math.log(rates[index]) / _SAME_RATE)
-        return -place, steps.num_changes(whole[index]), -rates[index]
+        point = device_point(whole[index], steps.own)
+        num_changes = sum(getattr(point, name) != getattr(steps.own, name) for name in PREDICTED_KNOBS)
+        return -place, num_changes, -rates[index]
 
     return [guesses[index] for index in sorted(usable, key=order)]
 
@@ -288,11 +290,6 @@ class DeviceSteps:
         if point == self.own or peak_bytes is None or self.memory_bytes is None:
             return True
         return peak_bytes <= self.memory_bytes
-
-    def num_changes(self, values: Mapping[str, Any]) -> int:
-        """Number of knobs whose value differs from the script as it is."""
-        point = device_point(values, self.own)
-        return sum(getattr(point, name) != getattr(self.own, name) for name in PREDICTED_KNOBS)
 
 
 def device_point(values: Mapping[str, Any], own: DevicePoint) -> DevicePoint:

@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.received import parsed_yaml
+from forerun.script.patching import tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,37 +48,9 @@ class Knob:
     helpful: Any = None
 
 
-_ONOFF: Mapping[str, Any] = {"choices": (False, True), "usual": False}
-_MODES = ("off", "default", "reduce-overhead", "max-autotune")
-
 KNOBS: Mapping[str, Knob] = {
-    knob.name: knob
-    for knob in (
-        Knob(name="batch_size", lowest=1, changes_result=True),  # samples in a step
-        Knob(name="lr", has_hook=False, changes_result=True),
-        Knob(name="epochs", has_hook=False, lowest=1, changes_result=True),
-        Knob(name="image_size", has_hook=False, lowest=1, changes_result=True),  # height and width [pixels]
-        Knob(name="cache_data", has_hook=False, choices=(False, True)),  # decoded samples kept in memory
-        Knob(name="amp", choices=("off", "bf16", "fp16"), changes_result=True, usual="off"),
-        Knob(name="channels_last", **_ONOFF, helpful=True),
-        Knob(name="compile", choices=_MODES, usual="off"),  # modes of torch.compile
-        Knob(name="num_workers", usual=0),
-        # JPEGs are decoded at a smaller scale that keeps this height and width; 0 for their full size [pixels].
-        Knob(name="jpeg_decode_size", changes_result=True, usual=0),
-        Knob(name="pin_memory", **_ONOFF, helpful=True),
-        Knob(name="prefetch_factor", lowest=1, usual=2, helpful=4),  # batches that each worker prepares ahead
-        Knob(name="persistent_workers", **_ONOFF, helpful=True),
-        Knob(
-            name="optimizer_implementation",
-            choices=("foreach", "fused", "forloop"),
-            usual="foreach",
-            helpful="fused",
-        ),
-        Knob(name="cudnn_benchmark", **_ONOFF, helpful=True),
-        Knob(name="num_threads", lowest=1),
-        Knob(name="accumulation", lowest=1, changes_result=True, usual=1),  # batches per optimizer step
-        Knob(name="cosine_epochs", lowest=1, changes_result=True),  # the learning rate falls over them
-    )
+    name: Knob(name=name, **{**row, "choices": tuple(row.get("choices", ()))})
+    for name, row in tables("tuning")["knobs"].items()
 }
 """All knobs by name."""
 

@@ -127,16 +127,13 @@ class TrialStore:
             worker = trial.user_attrs.get(_WORKER)
             is_here = worker is not None and worker["host"] == platform.node()
             if trial.state.name == "RUNNING" and is_here and worker["pid"] != os.getpid():
-                found.append((trial, _is_alive(worker["pid"], worker["started"])))
+                began = worker["started"]
+                found.append((trial, began is not None and _started(worker["pid"]) == began))
         return found
 
     def enqueue(self, values: Mapping[str, Any], source: str) -> None:
         """Puts a configuration first in the queue, unless the study has it already."""
-        known = [
-            t.params or t.system_attrs.get("fixed_params") for t in self.study.get_trials(deepcopy=False)
-        ]
-        if dict(values) not in known:
-            self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+        self.study.enqueue_trial(dict(values), user_attrs={"source": source}, skip_if_exists=True)
 
     def ask(self) -> Any:
         """The next trial, marked as a trial of this process."""
@@ -232,10 +229,6 @@ def _started(pid: int) -> float | None:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
-
-
-def _is_alive(pid: int, started: float | None) -> bool:
-    return started is not None and _started(pid) == started
 
 
 _PATIENCE_S = 60.0

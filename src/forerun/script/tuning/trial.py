@@ -11,6 +11,7 @@ import numpy as np
 
 from forerun.base.errors import near_matches
 from forerun.question.devices.local import lock_device, only_device
+from forerun.script.patching import tables
 from forerun.script.profiling.launch import Launch, OutputLine, launch
 from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.profile import summarise_run
@@ -215,21 +216,6 @@ def _figures(run: Launch) -> dict[str, Any]:
     }
 
 
-USUAL_METRICS = (
-    "val_acc",
-    "val_accuracy",
-    "test_acc",
-    "test_accuracy",
-    "eval_accuracy",
-    "accuracy",
-    "acc",
-    "val_loss",
-    "test_loss",
-    "eval_loss",
-    "val loss",
-)
-"""Names of metrics to look for if the user names none, best first."""
-
 _MOST_NAMES = 8
 _FEWEST_COLUMNS = 3
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:/(\d+))?\s*(%?)"
@@ -317,4 +303,5 @@ def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
 
 def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
     """The first of the usual metrics that the lines have."""
-    return next((Metric.named(name) for name in USUAL_METRICS if read_metric(name, lines)), None)
+    usual = tables("tuning")["metrics"]["usual"]
+    return next((Metric.named(name) for name in usual if read_metric(name, lines)), None)

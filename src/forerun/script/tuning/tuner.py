@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, ScriptError
 from forerun.base.extras import plugin
@@ -106,7 +106,9 @@ class Task:
         return configure(self.space, values, self.base, self.optimizer)
 
     @contextlib.contextmanager
-    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Iterator[Tuner]:
+    def tuner(
+        self, store: TrialStore, say: Callable[[str], None], echo: IO[str] | None = None
+    ) -> Iterator[Tuner]:
         """A session of the study, with its connection to the cluster."""
         address = self.settings.ray_address
         with (
@@ -114,7 +116,7 @@ class Task:
             if address is None
             else plugin("forerun.clusters", "ray").trial_runner(address) as run
         ):
-            yield Tuner(task=self, store=store, say=say, run=run)
+            yield Tuner(task=self, store=store, say=say, run=run, echo=echo)
 
 
 @dataclass(slots=True)
@@ -126,6 +128,7 @@ class Tuner:
         store: Store of the trials.
         say: Receives a line about each trial.
         run: Runs a configuration; ``run_trial``, or its remote form.
+        echo: Stream for the script's output in whole runs and repeats; None for no copy.
         began_s: Start of the session, from which its budget counts, monotonic clock [s].
         num_repeats: Number of runs of this session that repeated a configuration.
     """
@@ -134,6 +137,7 @@ class Tuner:
     store: TrialStore
     say: Callable[[str], None]
     run: TrialRunner = run_trial
+    echo: IO[str] | None = None
     began_s: float = field(default_factory=time.monotonic)
     num_repeats: int = 0
     _began_at: float = field(default_factory=time.time)
@@ -151,9 +155,10 @@ class Tuner:
         if profile is None or not self.task.settings.with_priors:
             return
         guesses = first_guesses(self.task.space, profile, self.task.base, steps)
+        # A guess says nothing of the parameters with a range.
+        starts = {p.name: p.start(self.task.base.get(p.name)) for p in self.task.space.drawn}
         for guess in guesses:
-            source = "cost model" if steps is None else "plan"
-            self.store.enqueue({**self._filled(own), **guess}, source)
+            self.store.enqueue({**starts, **(own or {}), **guess}, "cost model" if steps is None else "plan")
         if steps is not None and guesses:
             best, now = (expected_rate(profile, values, self.task.base, steps) for values in (guesses[0], {}))
             self.say(
@@ -173,7 +178,9 @@ class Tuner:
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = self.store.ask()
             values = suggest(trial, self.task.space)
-            if configuration_key(values) in (tried := self._tried()):
+            # Another run of a configuration is worth less than a run of a new one.
+            tried = {configuration_key(values_of(one)) for one in self.run_trials()}
+            if configuration_key(values) in tried:
                 # Samplers repeat themselves in small spaces: what lies nearest is worth more than another run.
                 other = untried_neighbour(self.task.space, values, tried, seed=trial.number)
                 if other is not None:
@@ -203,13 +210,11 @@ class Tuner:
                 return ""
         return "the space: nothing is left that would fit in memory"
 
-    def _tried(self) -> set[str]:
-        """Configurations that ran: another run of one is worth less than a run of a new one."""
-        return {configuration_key(values_of(trial)) for trial in self.run_trials()}
-
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
         configuration = self.task.configuration(values)
-        num_rounds = self._num_rounds(values)
+        num_rounds = self.task.num_rounds if self.task.settings.with_pruning else None
+        if num_rounds is not None:  # values of the metric that a whole run with these parameters prints
+            num_rounds = int(values.get("epochs", num_rounds))
         # A trial that is left open would count as running for all other sessions.
         try:
             result = self.run(
@@ -237,8 +242,7 @@ class Tuner:
         ]
         self._tell(trial, values, result, expected_bytes, found)
         self.say(self._line(trial.number, values, result, found))
-        self._stop_if_all_crash()
-        self._stop_without_metric(result)
+        self._stop_in_vain(result)
 
     def _tell(
         self,
@@ -268,12 +272,6 @@ class Tuner:
         if self.task.order.metric is not None or result.metric is None:
             return self.task.order.metric
         return Metric.named(result.metric)
-
-    def _num_rounds(self, values: Mapping[str, Any]) -> int | None:
-        """Number of metric values that a whole run with these parameters prints."""
-        if not self.task.settings.with_pruning or self.task.num_rounds is None:
-            return None
-        return int(values.get("epochs", self.task.num_rounds))
 
     def _pruner(self, trial: Any, num_rounds: int | None) -> TrialPruner | None:
         if num_rounds is None or num_rounds < 2:
@@ -392,20 +390,14 @@ class Tuner:
         is_inside = all(parameter.holds(base.get(parameter.name)) for parameter in drawn)
         return {parameter.name: base[parameter.name] for parameter in drawn} if is_inside else None
 
-    def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A guess completed by a value for each parameter with a range."""
-        starts = {p.name: p.start(self.task.base.get(p.name)) for p in self.task.space.drawn}
-        return starts | dict(own or {})
-
-    def _stop_if_all_crash(self) -> None:
+    def _stop_in_vain(self, result: TrialResult) -> None:
+        """Raise an error where the latest trials crashed, or the script never prints its metric."""
         latest = [result_of(t) for t in self.run_trials()[-_LATEST_CRASHES:]]
         if len(latest) == _LATEST_CRASHES and all(result["outcome"] == "crashed" for result in latest):
             raise ScriptError(
                 f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
             )
 
-    def _stop_without_metric(self, result: TrialResult) -> None:
-        """Raise an error for a script that never prints its metric, before it uses up the budget."""
         is_needed = any(objective.needs_metric for objective in self.task.objectives)
         seen = any(result_of(trial)["curve"] for trial in self.run_trials())
         if is_needed and result.outcome == "done" and not seen:
