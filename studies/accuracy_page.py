@@ -85,7 +85,8 @@ class AccuracyPage:
             self.own_records,
             self.stack,
             *filter(None, [self.tuning]),
-            self._skipped(),
+            f"## Left out\n\n{len(self.skipped)} models cannot be built as they were measured, or not traced. Tested, "
+            f"but not learned from: {', '.join(OTHER_IMPLEMENTATION)}.\n",
         ]
         return "\n".join(sections)
 
@@ -129,12 +130,6 @@ class AccuracyPage:
             + markdown_table(header, [*(_memory_row(self.brackets, name) for name in methods), *sample])
             + f"\n`neusight_memory_fit`: {found.num_right} of {found.num_verdicts} verdicts right; 16 bytes "
             f"per parameter {found.num_accelerate_right}.\n"
-        )
-
-    def _skipped(self) -> str:
-        return (
-            f"## Left out\n\n{len(self.skipped)} models cannot be built as they were measured, or not traced. Tested, "
-            f"but not learned from: {', '.join(OTHER_IMPLEMENTATION)}.\n"
         )
 
     def summary(self) -> str:

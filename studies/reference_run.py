@@ -50,7 +50,7 @@ from studies.optime.fit import (
     with_offsets_of_architectures,
     without_bound_boards,
 )
-from studies.optime.runtime_study import RuntimeRow, baseline_study, layer_study, runtime_study, tracker_study
+from studies.optime.runtime_study import baseline_study, layer_study, runtime_study, tracker_study
 from studies.optime.studies import (
     Corpus,
     FewSteps,
@@ -135,7 +135,11 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         steps=step_sections(folder, quick),
         layers=_kept("layers 2", quick, lambda: layer_study(folder, num_iterations=200 if quick else 2500)),
         brackets=brackets,
-        pytorch_times=_kept("pytorch times 2", quick, lambda: _pytorch_times(families, quick)),
+        pytorch_times=_kept(
+            "pytorch times 2",
+            quick,
+            lambda: runtime_study(families, 3 if quick else 12, _progress("RuntimeEstimator")),
+        ),
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
@@ -328,10 +332,6 @@ def step_studies(folder: Path, quick: bool) -> StepStudies:
         known_operators=known,
         other_operators=tuple(error for _, errors in devices for error in errors),
     )
-
-
-def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
-    return runtime_study(families, 3 if quick else 12, _progress("RuntimeEstimator"))
 
 
 def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:

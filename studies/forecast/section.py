@@ -113,7 +113,7 @@ def _targets(study: ForecastStudy) -> str:
     rows = [
         (
             f"**forerun**, {name.removeprefix('mixture, ')}" if name.startswith("mixture") else name,
-            *(_two(found.get(cut)) for cut in _TARGET_CUTS),
+            *(f"{found[cut]:.2f}".lstrip("0") if cut in found else "-" for cut in _TARGET_CUTS),
         )
         for name, found in study.epochs_to_target.items()
     ]
@@ -203,13 +203,14 @@ def _system_c(study: SystemCStudy) -> str:
     rows = []
     for name, found in study.predictions.items():
         actual = study.actual[name]
+        others = float(np.mean([value for other, value in study.actual.items() if other != name]))
         rows.append(
             (
                 name,
                 f"{actual:.1f}",
                 f"{found.value:.1f} ({found.low:.0f} to {found.high:.0f})",
                 _percent(abs(found.value - actual) / actual),
-                _percent(abs(_mean_of_others(study.actual, name) - actual) / actual),
+                _percent(abs(others - actual) / actual),
             )
         )
     return (
@@ -236,16 +237,8 @@ def _own_batches(batches: OwnBatches) -> str:
     )
 
 
-def _mean_of_others(actual: Mapping[str, float], name: str) -> float:
-    return float(np.mean([value for other, value in actual.items() if other != name]))
-
-
 def _three(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}".lstrip("0")
-
-
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}".lstrip("0")
 
 
 def _percent(value: float | None) -> str:

@@ -8,6 +8,7 @@ workloads by framework, and jobs of other origins with six runs or more that do 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,11 +163,6 @@ def _next_trials(trials: Trials) -> Iterator[tuple[int, float]]:
         yield index, float(shares[at[index]])
 
 
-def _workload(pool: str) -> str:
-    """The first word: variants of a workload are left out together."""
-    return pool.split("_")[0].split(" ")[0]
-
-
 def _searches(pools: Mapping[str, Trials], number: int) -> Iterator[tuple[str, list[Curve]]]:
     for name, trials in pools.items():
         for search in range(number):
@@ -310,7 +306,8 @@ def divergence_score(jobs: Mapping[str, Trials]) -> DivergenceScore:
                 if len(then) > 3 and not _has_diverged(then)
             ]
             for index, one in enumerate(came):
-                looks.append((_workload(name), number, one, came[:index] + came[index + 1 :]))
+                # By the first word: variants of a workload are left out together.
+                looks.append((re.split("[_ ]", name)[0], number, one, came[:index] + came[index + 1 :]))
     families, numbers = np.asarray([look[0] for look in looks]), np.asarray([look[1] for look in looks])
     later = np.asarray([look[2] for look in looks], dtype=float)
     usual = {

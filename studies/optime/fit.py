@@ -127,9 +127,8 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
         """Squares of inputs of devices, and of offsets over their scales, of the mean device."""
         inputs = settings.device_penalty * network.first.weight[:, of_device].square().sum()
         groups, classes = settings.group_scale, settings.class_scale
-        device = (network.device_groups / groups).square().sum() + (
-            network.device_classes / classes
-        ).square().sum()
+        device = (network.device_groups / groups).square().sum()
+        device += (network.device_classes / classes).square().sum()
         architecture = (network.architecture_groups / groups).square().sum()
         offsets = (device + architecture) / max(1, len(network.devices))
         return inputs + settings.offset_penalty * offsets

@@ -257,10 +257,6 @@ class _Figures:
         return float(found.mean()), _half_width(found)
 
 
-def _is_raw(policy: str) -> bool:
-    return policy == "fifo" or policy.endswith(":raw")
-
-
 def comparison_section(rows: Sequence[Row]) -> str:
     """Markdown: the aims by workload, every figure by policy, and the rivals beside their own papers."""
     by_workload: dict[str, list[Row]] = {}
@@ -283,7 +279,8 @@ def comparison_section(rows: Sequence[Row]) -> str:
 
 
 def _aims(name: str, found: _Figures) -> tuple[str, ...]:
-    raw, either = found.best(_is_raw), found.best(lambda policy: policy != OURS)
+    raw = found.best(lambda policy: policy == "fifo" or policy.endswith(":raw"))
+    either = found.best(lambda policy: policy != OURS)
     return (
         name,
         str(len(found.seeds)),

@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pandas as pd
@@ -80,7 +82,8 @@ def published_text(records: Iterable[StepRecord]) -> str:
         network = (record.model.partition(":")[2].partition(".")[0], record.image_size, counted)
         found[network].append((system, record))
     usual = {system: batches.most_common(1)[0][0] for system, batches in sizes.items()}
-    codes = {system: _code(number) for number, system in enumerate(sorted(usual, key=repr))}
+    pairs = map("".join, product(ascii_lowercase, repeat=2))
+    codes = dict(zip(sorted(usual, key=repr), pairs, strict=False))
     lines = [
         "\t".join(
             (
@@ -136,11 +139,6 @@ def _num_parameters(model: str) -> int:
 def _middle(times_ms: list[float]) -> float:
     """The median of repeats; of two the longer."""
     return sorted(times_ms)[len(times_ms) // 2]
-
-
-def _code(number: int) -> str:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return letters[number // 26] + letters[number % 26]
 
 
 _TIMM_PRECISIONS = {"amp_fp16": Precision.AMP, "amp_bf16": Precision.AMP_BF16, "bf16": Precision.BF16}

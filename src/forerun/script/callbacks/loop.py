@@ -328,7 +328,7 @@ class LoopTimer:
         return next(self._module.parameters(), None) if self._module is not None else None
 
     def _circumstances(self) -> Any:
-        device = getattr(self._parameter(), "device", None)
+        device: Any = getattr(self._parameter(), "device", None)
         is_on_gpu = device is not None and device.type == "cuda"
         place = f"cuda:{device.index or 0}" if is_on_gpu else "cpu"
         return describe_circumstances(place, occasion=self._occasion)
