@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -100,8 +101,8 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
     jobs = read_server_points(folder)
     ours = SmoothedModel(SERVER_AVERAGE)
     others: dict[str, _Method] = {
-        "form": lambda train, test: _smoothed_form().fit(train).step_s(test),
-        "relative": lambda train, test: OptimusModel().fit(train).step_s(test),
+        "form": partial(_fitted, _smoothed_form()),
+        "relative": partial(_fitted, OptimusModel()),
         "plain": _plain,
         "linear": _linear,
     }
@@ -165,6 +166,10 @@ def _plain(train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
     return np.maximum(predicted, 1e-9)
 
 
+def _fitted(model: SpeedModel, train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
+    return model.fit(train).step_s(test)
+
+
 def _linear(train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
     """Speed in proportion to workers, from the first point."""
     first = train[0]
@@ -195,10 +200,7 @@ def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: 
     """Held-out errors on data parallel placements after 8 and 16 points a job."""
     jobs = read_placements(folder)
     ours = SmoothedModel(AVERAGE)
-    others: dict[str, _Method] = {
-        model.name: lambda train, test, model=model: model.fit(train).step_s(test)  # type: ignore[misc]
-        for model in ALL_REDUCE_MODELS
-    }
+    others: dict[str, _Method] = {model.name: partial(_fitted, model) for model in ALL_REDUCE_MODELS}
     found: dict[tuple[str, str, int], float] = {}
     coverage: dict[tuple[str, int], float] = {}
     for number in numbers:

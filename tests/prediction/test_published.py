@@ -56,8 +56,8 @@ def test_the_posterior_is_that_of_the_joint_gaussian():
 
 def test_rows_on_other_boards_of_an_architecture_say_what_the_joint_gaussian_says():
     residuals, variances = np.array([0.1, -0.05, 0.2, 0.3]), np.array([0.01, 0.02, 0.04, 0.01])
-    boards, model = ["b", "a", "b", "c"], 0.03
-    mean, variance = posterior_of_kin(residuals, variances, boards, model)
+    boards, model = [2, 0, 2, 3], 0.03
+    mean, variance = posterior_of_kin(residuals, variances, np.array(boards), model)
     alike = np.array(
         [[1.0 if one == other else KIN for other in ("asked", *boards)] for one in ("asked", *boards)]
     )

@@ -86,13 +86,16 @@ def test_double_precision_is_left_alone():
     assert under(torch.float16, lambda: functional.linear(double, double)).dtype == torch.float64
 
 
+def dtype_of_product():
+    return functional.linear(meta(2, 8), meta(8, 8)).dtype
+
+
 def test_the_rules_end_with_the_region():
-    run = lambda: functional.linear(meta(2, 8), meta(8, 8)).dtype  # noqa: E731
     with cuda_semantics(torch.float16, fused_attention=True):
-        assert run() == torch.float16
+        assert dtype_of_product() == torch.float16
         leave_autocast_region()
-        assert run() == torch.float32
-    assert run() == torch.float32
+        assert dtype_of_product() == torch.float32
+    assert dtype_of_product() == torch.float32
 
 
 def test_the_rules_end_after_a_failure_too():
@@ -110,13 +113,12 @@ def test_regions_nest():
 
 
 def test_regions_of_torch_on_meta_tensors_are_those_of_the_device():
-    run = lambda: functional.linear(meta(2, 8), meta(8, 8)).dtype  # noqa: E731
     with cuda_semantics(torch.float16, fused_attention=True):
         with torch.autocast(device_type="meta", enabled=False):
-            assert run() == torch.float32
+            assert dtype_of_product() == torch.float32
         with torch.autocast("meta", torch.bfloat16):
-            assert run() == torch.bfloat16
-        assert run() == torch.float16
+            assert dtype_of_product() == torch.bfloat16
+        assert dtype_of_product() == torch.float16
 
 
 class SharedWeight(nn.Module):

@@ -6,7 +6,7 @@ from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.families import FAMILIES, FamilyKey, family
 from forerun.tracing.models.sources import build_model
-from forerun.tracing.trace import _cache_path
+from forerun.tracing.trace import cache_path
 
 
 def num_parameters(spec, **options):
@@ -101,7 +101,7 @@ def test_image_size_changes_the_dense_layer():
 
 def test_the_place_of_a_kept_graph_holds_what_changes_the_network():
     keys = {
-        _cache_path(ModelRequest(model=spec, image_size=size), TrainingSetup())
+        cache_path(ModelRequest(model=spec, image_size=size), TrainingSetup())
         for spec in ("cnn", "cnn:depth=3", "cnn:depth=3,num_classes=4", "torchvision:resnet18")
         for size in (None, 48)
     }

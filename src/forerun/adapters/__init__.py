@@ -10,8 +10,10 @@ from forerun.base.tables import read_toml
 
 
 @cache
+def _tables() -> dict[str, dict[str, Any]]:
+    return read_toml(Path(__file__).with_name("tables.toml"), "words of other projects")
+
+
 def words_of(system: str) -> dict[str, Any]:
     """Words of other projects and what they mean here, a table of ``tables.toml``."""
-    tables = read_toml(Path(__file__).with_name("tables.toml"), "words of other projects")
-    found: dict[str, Any] = tables[system]
-    return found
+    return _tables()[system]

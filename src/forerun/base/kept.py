@@ -29,7 +29,7 @@ def writes(path: str | Path, failure: type[FailureError]) -> Iterator[None]:
     """Says of a file that cannot be written in its block what was expected and what to do.
 
     Raises:
-        FailureError: Of the kind ``failure``.
+        FailureError: It cannot be written; ``failure`` says which error that is.
     """
     try:
         yield

@@ -44,7 +44,7 @@ from forerun.cost.time.features import software_era
 from forerun.cost.time.rows import is_mostly_double
 from forerun.cost.time.step_times import scaled
 from forerun.cost.time.weights import CostModel
-from forerun.graph.graph import Bools, Floats, Graph, OpClass
+from forerun.graph.graph import Bools, Floats, Graph, Ints, OpClass
 from forerun.question.devices.catalogue import devices_of_architecture, load_catalog, same_die
 from forerun.question.devices.device import Device
 from forerun.question.saving import NO_SAVING
@@ -166,7 +166,7 @@ KIN = 0.6
 
 
 def posterior_of_kin(
-    residuals: Floats, variances: Floats, boards: Sequence[str], model_variance: float
+    residuals: Floats, variances: Floats, boards: Ints, model_variance: float
 ) -> tuple[float, float]:
     """Mean and variance of the cost model's error on a board, from rows on others of its architecture.
 
@@ -176,15 +176,15 @@ def posterior_of_kin(
     Args:
         residuals: log(measured / predicted) of published rows, (k,).
         variances: Of each row about the error of its board, (k,).
-        boards: Board of each row, (k,).
+        boards: Number of the board of each row, (k,).
         model_variance: Variance M of the cost model's error on one board.
     """
-    weights, names = 1 / variances, sorted(set(boards))
-    of_board = np.asarray([names.index(board) for board in boards])
-    total = np.bincount(of_board, weights)
-    means = np.bincount(of_board, weights * residuals) / total
+    weights = 1 / variances
+    sums = np.bincount(boards, weights), np.bincount(boards, weights * residuals)
+    # Numbers of boards that have no row here, as that of the device itself, are left out.
+    total, weighted = (found[sums[0] > 0] for found in sums)
     own_variance = (1 - KIN) * model_variance
-    return posterior_of_system(means, 1 / total, KIN * model_variance, own_variance)
+    return posterior_of_system(weighted / total, 1 / total, KIN * model_variance, own_variance)
 
 
 def posterior_of_system(
@@ -274,33 +274,33 @@ class _Asked:
             kin = (self.device.vendor, self.device.architecture)
             rows, residuals = _RESIDUALS.get((self.model, self.weights), (*kin, *values), of_architecture)
             if not rows:
-                return _Published(rows, residuals, residuals, np.empty(0, dtype=bool))
+                return _NONE
             twins = _twins(self.device)
             # How far a batch fills the device is asked once for each size: releases differ little in it.
             sizes, places = np.unique([row.batch_size for row in rows], return_inverse=True)
             setups = [replace(self.setup, batch_size_per_device=int(size)) for size in sizes]
             per_sample = np.log(self.steps_of([self.device] * len(setups), setups, None) / sizes)
-            is_own = np.asarray([row.device in twins for row in rows], dtype=bool)
-            return _Published(rows, residuals, per_sample[places], is_own)
+            names, boards = np.unique([row.device for row in rows], return_inverse=True)
+            return _Published(rows, residuals, per_sample[places], np.isin(names, twins)[boards], boards)
 
         # Rows have batch sizes of their own: all batches of a sweep share one entry.
         values = (replace(self.setup, batch_size_per_device=1),)
         return _PUBLISHED.get((self.model, self.device, self.weights), values, make)
 
-    def at_this_batch(self, rows: Sequence[PublishedRow], order: Sequence[int]) -> tuple[PublishedStep, ...]:
+    def at_this_batch(self, found: _Published, order: Sequence[int]) -> tuple[PublishedStep, ...]:
         """Published steps in an order, each also as it would be at the batch size asked for."""
-        own, here = [rows[index] for index in order], [self.device] * len(order)
-        asked = self.log_steps(own, here, [self.setup.batch_size_per_device] * len(own))
-        ratios = np.exp(asked - self.log_steps(own, here, [row.batch_size for row in own]))
+        rows = [found.rows[index] for index in order]
+        sizes = [self.setup.batch_size_per_device] * len(rows)
+        asked = self.log_steps(rows, [self.device] * len(rows), sizes)
         return tuple(
             PublishedStep(
                 source=row.source,
                 torch_version=row.torch_version,
                 batch_size=row.batch_size,
                 step_time_s=row.step_time_s,
-                at_this_batch_s=row.step_time_s * float(ratio),
+                at_this_batch_s=float(at_this_batch_s),
             )
-            for row, ratio in zip(own, ratios, strict=True)
+            for row, at_this_batch_s in zip(rows, np.exp(asked + found.residuals[order]), strict=True)
         )
 
 
@@ -313,14 +313,17 @@ class _Published:
         residuals: log(measured / predicted) of each, (k,).
         per_sample: Logarithms of the time of a sample in these batches, as predicted on the device, (k,).
         is_own: Which were measured on this very device, (k,).
+        boards: Numbers of their boards, (k,).
     """
 
     rows: tuple[PublishedRow, ...]
     residuals: Floats
     per_sample: Floats
     is_own: Bools
+    boards: Ints
 
 
+_NONE = _Published((), np.empty(0), np.empty(0), np.empty(0, dtype=bool), np.empty(0, dtype=int))
 _PUBLISHED: Kept[_Published] = Kept(4_096)
 _RESIDUALS: Kept[tuple[tuple[PublishedRow, ...], Floats]] = Kept(4_096)
 
@@ -384,21 +387,23 @@ def with_published(
         apart = spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2
         mean = 0.0
         if not is_own.all():
-            boards = [row.device for row, own in zip(found.rows, is_own, strict=True) if not own]
-            kin[index] = tuple(dict.fromkeys(boards))
             mean, model_variance = posterior_of_kin(
-                found.residuals[~is_own], system**2 + apart[~is_own], boards, model_variance
+                found.residuals[~is_own], system**2 + apart[~is_own], found.boards[~is_own], model_variance
             )
         log_factor[index], variance = posterior_of_system(
             found.residuals[is_own] - mean, apart[is_own], model_variance, system**2
         )
         log_factor[index] += mean
         width[index] = Z_90 * np.sqrt(variance)
-        if with_steps and is_own.any():
+        if not with_steps:
+            continue
+        others = [row.device for row, own in zip(found.rows, is_own, strict=True) if not own]
+        kin[index] = tuple(dict.fromkeys(others))
+        if is_own.any():
             # The nearest batch first; within half a doubling the newest software says most.
             eras = np.asarray([software_era(row.torch_version) for row in found.rows])
             order = [at for at in np.lexsort((-eras, np.abs(doublings).round())) if is_own[at]]
-            published[index] = asked[index].at_this_batch(found.rows, order)
+            published[index] = asked[index].at_this_batch(found, order)
     return replace(
         steps,
         times=scaled(steps.times, np.exp(log_factor)),

@@ -137,7 +137,7 @@ class TimedSteps:
         least_s: Time of the products at the peak of the device, which no step undercuts, (p,) [s].
         transfer_s: Wait for the host that holds weights or states, and its update, (p,) [s].
         system_log_width: Part of ``log_width`` that the unknown system has alone, (p,).
-        published, kin: Of each point, (p,), as in ``StepPrediction``.
+        published, kin: Of each point, (p,), as in ``StepPrediction``; empty where no kernels were asked for.
     """
 
     setups: tuple[TrainingSetup, ...]

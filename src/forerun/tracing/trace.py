@@ -228,7 +228,7 @@ def _eager_graph(
     A graph that was kept without the ends of its blocks under a compiler does where they are not needed, or the
     libraries to trace it anew are missing.
     """
-    path = _cache_path(request, setup) if use_cache and module is None else None
+    path = cache_path(request, setup) if use_cache and module is None else None
     known = None
     if few_blocks and path is not None and (known := _shipped(request, setup)) is None:
         path = path.with_suffix(_FEW_SUFFIX)
@@ -249,7 +249,7 @@ def _eager_graph(
             raise
         return known
     if path is None and use_cache and module is None:
-        path = _cache_path(request, setup)  # a configuration from the hub is known only now
+        path = cache_path(request, setup)  # a configuration from the hub is known only now
         path = path.with_suffix(_FEW_SUFFIX) if path is not None and few_blocks else path
     if path is not None and is_general:
         _keep(graph, path)
@@ -322,7 +322,7 @@ def _captured(path: Path, setup: TrainingSetup) -> Graph:
 def is_traced(request: ModelRequest, setup: TrainingSetup, few_blocks: bool = False) -> bool:
     """True if the cache holds a sound graph of a model, or it came with the package: tracing it needs no framework."""
     request = replace(request, model=full_name(request.model))
-    path = _cache_path(request, setup)
+    path = cache_path(request, setup)
     if path is None:
         return False
     path = path.with_suffix(_FEW_SUFFIX) if few_blocks else path
@@ -395,7 +395,7 @@ def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) 
         MissingExtraError: Keras is not installed.
         TraceError: The process took too long.
     """
-    paths = [_cache_path(request, setup) for request, setup in questions]
+    paths = [cache_path(request, setup) for request, setup in questions]
     known = {
         index: kept
         for index, (path, (_, setup)) in enumerate(zip(paths, questions, strict=True))
@@ -510,7 +510,8 @@ def library_versions(model: str, *, has_adapters: bool = False) -> tuple[tuple[s
     return tuple((name, version) for name in names if (version := installed_version(name)))
 
 
-def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
+def cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
+    """File of a kept graph; None of a model whose definition cannot be known from outside."""
     definition = _definition(request.model)
     if definition is None:
         return None

@@ -19,7 +19,7 @@ from forerun.base.errors import (
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.sources import build_model
-from forerun.tracing.trace import _cache_path
+from forerun.tracing.trace import cache_path
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -451,9 +451,9 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
 
 def test_the_place_of_a_kept_graph_follows_the_content(tmp_path):
     path = saved(model_of([N("Relu", ["x"], ["y"])], {"x": ["b", 3]}), tmp_path)
-    before = _cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
+    before = cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
     saved(model_of([N("Neg", ["x"], ["y"])], {"x": ["b", 3]}), tmp_path)
-    assert before != _cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
+    assert before != cache_path(ModelRequest(model=f"onnx:{path}"), TrainingSetup())
 
 
 def test_an_operator_cannot_be_registered_twice():

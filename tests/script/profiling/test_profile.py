@@ -13,7 +13,7 @@ from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.diagnosis.causes import causes_of, fed_step_time_s
 from forerun.script.diagnosis.observation import Observation, of_profile
 from forerun.script.profile import advise
-from forerun.script.profiling.profile import Profile, _without_core, memory_growth, parts_of_step
+from forerun.script.profiling.profile import Profile, memory_growth, parts_of_step, without_core
 from forerun.script.profiling.step_hooks import num_samples_of
 from made_profiles import made_profile
 
@@ -83,7 +83,7 @@ def test_threads_beyond_the_cores_have_their_part_of_the_wait():
             thread=np.array([[0.0, 0.0, 0.0], [10.0, 4.0, 6.0]]), optimizers=[{"num_threads": num_threads}]
         )
         run = SimpleNamespace(num_ranks=ranks)
-        return _without_core(run, process, None, cpu_share, 2.0, is_on_cpu=True)
+        return without_core(run, process, None, cpu_share, 2.0, is_on_cpu=True)
 
     assert parts(2) == (pytest.approx(0.6), 0.0)
     assert parts(24) == (pytest.approx(0.05), pytest.approx(0.55))

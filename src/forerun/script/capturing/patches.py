@@ -144,7 +144,7 @@ def _cover_modules(steps: Steps) -> None:
 
     def defined(kind: type[nn.Module], **options: Any) -> None:
         super(nn.Module, kind).__init_subclass__(**options)
-        # A network that is called in a way of its own, as a Gaussian process is.
+        # A network that defines its call itself, as a Gaussian process does.
         if "__call__" in kind.__dict__:
             surround(kind, "__call__")(called)
 

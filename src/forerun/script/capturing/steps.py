@@ -539,7 +539,7 @@ def _repeats(work: list[list[tuple[str, str]] | None], number: int) -> bool:
 def parts_of(step: RecordedStep) -> list[RecordedStep]:
     """The pieces of a step: backward passes before an update, and that update.
 
-    An update without a pass of its own belongs to the piece before.
+    An update that no pass goes before belongs to the earlier piece.
     """
     begins = [(step.first_row, step.first_event)]
     for (row, event), after in zip(

@@ -262,7 +262,7 @@ def summarise_run(
     device = process.optimizers[0]["device"] if process.optimizers else "cpu"
     num_ranks = run.num_ranks
     growth_bytes, num_to_full = memory_growth(process, usable_bytes)
-    busy_fraction, crowded_fraction = _without_core(
+    busy_fraction, crowded_fraction = without_core(
         run,
         process,
         parts,
@@ -422,7 +422,7 @@ def _job_time(
     return job_s, left * (job_s - phases["start"])
 
 
-def _without_core(
+def without_core(
     run: Launch,
     process: ProcessRecord,
     parts: StepParts,
@@ -431,7 +431,7 @@ def _without_core(
     *,
     is_on_cpu: bool,
 ) -> tuple[float | None, float]:
-    """Shares of the steps in which the training thread had no core: others had it, and threads of its own.
+    """Shares of the steps in which the training thread had no core: others had it, or other threads of the script.
 
     The system counts the time in which a thread was ready and waited for a core. Where it does not, operators of a
     processor that took longer than the thread ran are taken for such a wait. Where the run has more threads than cores,
@@ -474,7 +474,7 @@ def memory_growth(process: ProcessRecord, usable_bytes: float) -> tuple[float, f
 
     A leak is a straight line through most of what memory varies: caches and allocators fill in ever smaller jumps.
     """
-    # The trace of the window takes memory of its own.
+    # The trace of the window takes memory as well.
     later = process.steps[np.flatnonzero(process.steps.is_traced)[-1:].max(initial=-1) + 1 :].view(
         np.recarray
     )

@@ -167,7 +167,7 @@ class _Pictures:
 
 
 def _pictures(config: Any, options: InputOptions, name: str) -> _Pictures:
-    """Images of a vision-language model, square and of its own size unless the user names one.
+    """Images of a vision-language model, square, of the size that the model says unless the user names one.
 
     Qwen's cut an image of any size into patches, of which ``spatial_merge_size`` squared make a place of the text;
     others scale it to one size, and have ``mm_tokens_per_image`` places or one for each patch.
