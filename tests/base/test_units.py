@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from forerun.base.units import (
     GIB,
+    format_beside,
     format_bytes,
     format_count,
     format_duration_s,
@@ -71,12 +72,12 @@ def test_energies(energy_j, text):
     assert format_energy_j(energy_j) == text
 
 
-def test_an_energy_beside_another_has_its_unit():
-    assert [format_energy_j(value, 3.34e5) for value in (1.88e5, 3.34e5, 4.9e6)] == [
-        "52.2 Wh",
-        "92.8 Wh",
-        "1,361 Wh",
-    ]
+def test_a_quantity_beside_another_has_its_unit():
+    energies = [format_beside(value, "92.8 Wh", format_energy_j) for value in (1.88e5, 3.34e5, 4.9e6)]
+    assert energies == ["52.2 Wh", "92.8 Wh", "1,361 Wh"]
+    assert format_beside(6600.0, "2.36 h", format_duration_s) == "1.83 h"
+    assert format_beside(832.0, "1.43 k", format_count) == "0.832 k"
+    assert format_beside(1e-9, "2.36 h", format_duration_s) == format_duration_s(1e-9)
 
 
 def value_of(text, units):

@@ -14,7 +14,7 @@ from forerun.prediction.models import TracedModels
 from forerun.question.run import Run
 from forerun.search.devices import parse_devices
 from forerun.search.engine import Engine
-from forerun.search.predict import estimates
+from forerun.search.estimates import estimates
 from forerun.search.search import QUANTITIES, SETTINGS, Search, parse_limits
 
 RUN = Run.of("cnn:depth=2,base_filters=32", device="t4", batch_size=32)

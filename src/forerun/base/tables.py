@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -94,6 +95,12 @@ def csv_cells(path: Path) -> dict[int, dict[str, str]]:
         number: {str(name).strip(): cell.strip() for name, cell in row.items() if cell and cell.strip()}
         for number, row in rows
     }
+
+
+@cache
+def own_table(module: str, name: str) -> dict[str, Any]:
+    """A TOML file of the package, read once; ``module`` is the ``__file__`` of the module beside which it is."""
+    return tomllib.loads((Path(module).parent / name).read_text(encoding="utf-8"))
 
 
 def read_toml(path: Path, content: str) -> dict[str, Any]:

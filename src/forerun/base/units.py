@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from forerun.base.errors import InvalidSetupError
 
@@ -68,10 +68,31 @@ def format_flops_per_s(flops_per_s: float) -> str:
 _ENERGIES = ((3.6e6, "kWh"), (3600.0, "Wh"), (0.0, "J"))
 
 
-def format_energy_j(energy_j: float, like_j: float | None = None) -> str:
-    """An energy: '12.0 J' below a Wh, '45.1 Wh', '7.28 kWh'; in the unit of ``like_j``, beside which it stands."""
-    unit_j, name = next(unit for unit in _ENERGIES if abs(energy_j if like_j is None else like_j) >= unit[0])
+def format_energy_j(energy_j: float) -> str:
+    """An energy: '12.0 J' below a Wh, '45.1 Wh', '7.28 kWh'."""
+    unit_j, name = next(unit for unit in _ENERGIES if abs(energy_j) >= unit[0])
     return f"{_three_digits(energy_j / (unit_j or 1.0))} {name}"
+
+
+_SIZES = {
+    **{name: unit_s for unit_s, _, name in _DURATIONS},
+    **{name: unit for unit, name in (*_BYTES, *_DECIMAL, *_ENERGIES)},
+    "d": 86400.0,
+    "B": 1.0,
+    "J": 1.0,
+}
+
+
+def format_beside(value: float, text: str, format_value: Callable[[float], str]) -> str:
+    """A value in the unit of the quantity beside which it stands, unless that makes it too small or large to read.
+
+    >>> format_beside(6600.0, "2.36 h", format_duration_s)
+    '1.83 h'
+    """
+    unit = text.partition(" ")[2]
+    size = _SIZES.get(unit.partition(" ")[0])
+    is_read = size is not None and (value == 0 or 0.01 <= abs(value) / size < 10_000)
+    return f"{_three_digits(value / size)} {unit}" if size is not None and is_read else format_value(value)
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d+))?\s*([a-z]*)")

@@ -24,7 +24,7 @@ from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import require
 from forerun.base.kept import write_whole
-from forerun.base.tables import read_rows, read_toml
+from forerun.base.tables import own_table, read_rows
 from forerun.cost.communication.constants import (
     MeasuredLayouts,
     StepShape,
@@ -449,7 +449,7 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
     """
     is_keras = framework == "keras"
     jobs = [loop_job(precision)] if is_keras else []
-    table = read_toml(Path(__file__).with_name("calibration_models.toml"), "models")
+    table = own_table(__file__, "calibration_models.toml")
     jobs += [
         step_job(
             model,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
-from forerun.base.tables import csv_cells, read_rows, read_toml
+from forerun.base.tables import csv_cells, own_table, read_rows
 from forerun.jobs.forecasting.curve import Curve, Target, final_error, parse_target
 from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
@@ -277,7 +277,7 @@ class _RunRow(BaseModel):
 
 
 _CHECKED = r"(?:^|[/._ -])(?:val|valid|validation|eval|test)"
-_WRITTEN: dict[str, str] = read_toml(Path(__file__).with_name("tables.toml"), "columns of runs")["runs"]
+_WRITTEN: dict[str, str] = own_table(__file__, "tables.toml")["runs"]
 """Spellings of a column in tables of runs, behind the last slash or dot, in lower case."""
 
 _INSTEAD_OF = {"flop": "tokens", "perplexity": "loss"}

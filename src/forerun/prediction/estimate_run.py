@@ -343,10 +343,8 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
             if layout.expert > 1
             else "experts: one device has all of them, so that unequal ones change nothing but what is dropped"
         )
-    shape, is_open = model.graph.input_shape, asked.image_size is None and asked.input_shape is None
-    if is_open and shape != _USUAL_SIZE and asked.model.startswith(("torchvision:", "timm:")):
-        size = " x ".join(map(str, shape))
-        yield f"a sample is {size}, as for the model's published weights; --image-size N asks for another"
+    if (note := input_note(run, model.graph.input_shape)) is not None:
+        yield note
     tells = not is_keras or is_mostly_double(model.ops)  # the substitutes of formats are PyTorch's
     if tells and (note := format_note(model, device, run.setup, computed)):
         yield note
@@ -367,19 +365,32 @@ def _notes(model: PreparedModel, run: Run, computed: TrainingSetup, weights: Cos
         yield from stack_notes(model.graph, run, weights)
 
 
+def input_note(run: Run, shape: tuple[int, ...]) -> str | None:
+    """The remark on images whose size nobody named: those of the dataset, or the model's own."""
+    asked, own = run.model, run.job.image_size if run.job else None
+    size, is_open = " x ".join(map(str, shape)), asked.image_size is None and asked.input_shape is None
+    if own is not None and asked.image_size == own:
+        return f"a sample is {size}, as the images of the dataset; --image-size N asks for another"
+    if own is not None and is_open and len(shape) == 3 and own not in shape:
+        return f"images of {own} x {own} are taken as resized to the model's {size}; --image-size N asks for another"
+    if is_open and shape != _USUAL_SIZE and asked.model.startswith(("torchvision:", "timm:")):
+        return f"a sample is {size}, as for the model's published weights; --image-size N asks for another"
+    return None
+
+
 def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> Iterator[str]:
     if times is None:
-        yield "epoch_time_s, job_time_s and cost_usd need a dataset: --dataset NAME or --dataset-size N"
-        yield "energy_j is for one step"
+        yield "the times of an epoch and of the job, and the cost, need a dataset: --dataset NAME or --dataset-size N"
+        yield "the energy is for one step"
     else:
         if times.job_time_s is None:
-            yield "job_time_s needs the number of epochs: --epochs E"
+            yield "the time of the job needs the number of epochs: --epochs E"
         if (price := price_note(run)) is not None:
             yield price
         if times.job_time_s is None:
-            yield "energy_j and cost_usd are for one epoch"
+            yield "energy and cost are for one epoch"
     if memory.max_batch is None and memory.max_batch_reason:
-        yield f"max_batch_size: {memory.max_batch_reason}"
+        yield f"largest batch: {memory.max_batch_reason}"
 
 
 # DGX-2 and HGX A100 join 16 boards, GB200 NVL72 the 72 of a rack.

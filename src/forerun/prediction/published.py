@@ -118,7 +118,12 @@ def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[
 
 
 def rows_of_architecture(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[PublishedRow, ...]:
-    """Published steps as of ``published_rows``, on any board of the device's architecture."""
+    """Published steps as of ``published_rows``, on any board of the device's architecture; searched once and kept."""
+    values = (device.name, device.architecture, replace(setup, batch_size_per_device=1))
+    return _ROWS.get((graph,), values, lambda: _searched(graph, device, setup))
+
+
+def _searched(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[PublishedRow, ...]:
     shape = graph.input_shape
     if setup.compile or setup.saving != NO_SAVING or len(shape) != 3 or shape[1] != shape[2]:
         return ()
@@ -265,7 +270,7 @@ class _Asked:
         """Published rows of the network on boards of the architecture, found once for all batch sizes."""
 
         def of_architecture() -> tuple[tuple[PublishedRow, ...], Floats]:
-            rows = known_rows(self.model, self.device, self.setup, self.weights, rows_of_architecture)
+            rows = known_rows(self.model, self.device, self.setup, self.weights)
             catalog, sizes = load_catalog(), [row.batch_size for row in rows]
             predicted = self.log_steps(rows, [catalog[row.device] for row in rows], sizes)
             return rows, np.log([row.step_time_s for row in rows]) - predicted
@@ -325,6 +330,7 @@ class _Published:
 
 _NONE = _Published((), np.empty(0), np.empty(0), np.empty(0, dtype=bool), np.empty(0, dtype=int))
 _PUBLISHED: Kept[_Published] = Kept(4_096)
+_ROWS: Kept[tuple[PublishedRow, ...]] = Kept(4_096)
 _RESIDUALS: Kept[tuple[tuple[PublishedRow, ...], Floats]] = Kept(4_096)
 
 
@@ -333,12 +339,20 @@ def known_rows(
     device: Device,
     setup: TrainingSetup,
     weights: CostModel,
-    rows_of: Callable[[Graph, Device, TrainingSetup], tuple[PublishedRow, ...]] = published_rows,
 ) -> tuple[PublishedRow, ...]:
-    """Published rows of a prepared network; none of a part of one or in fp64, nor where a calibration outranks them."""
+    """Published rows of a prepared network on boards of the architecture; none of a part of one or in fp64.
+
+    Nor are there any where a calibration outranks them.
+    """
     if not model.is_whole or weights.calibrated_device is not None or is_mostly_double(model.ops):
         return ()
-    return rows_of(model.graph, device, setup)
+    return rows_of_architecture(model.graph, device, setup)
+
+
+def is_published(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> bool:
+    """True if others measured steps of this network on the device in the same circumstances."""
+    is_known = bool(known_rows(model, device, setup, weights))
+    return is_known and bool(published_rows(model.graph, device, setup))
 
 
 def with_published(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.tables import own_table
 from forerun.question.settings import (
     Setting,
     check_numbers,
@@ -43,20 +43,17 @@ class Dataset:
         num_training_samples: Samples of the training split.
         num_validation_samples: Samples of the validation or test split that training scripts evaluate on.
         source: Source of the figures.
+        image_size: Height and width of its images, None where they differ or are none [pixels].
     """
 
     name: str
     num_training_samples: int
     num_validation_samples: int
     source: str
+    image_size: int | None = None
 
 
-DATASETS = {
-    name: Dataset(name, **entry)
-    for name, entry in tomllib.loads(
-        Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8")
-    ).items()
-}
+DATASETS = {name: Dataset(name, **entry) for name, entry in own_table(__file__, "datasets.toml").items()}
 
 
 def find_dataset(name: str) -> Dataset:
@@ -73,6 +70,33 @@ def find_dataset(name: str) -> Dataset:
             "for any other give --dataset-size"
         )
     return found
+
+
+_OF_ANY_SIZE = re.compile(
+    r"(?:torchvision:|timm:|keras:)?(?:(?P<small>(?:wide_|se|eca|sk|xcep)?res(?:net|next|2net|2next)|mobilenet|shufflenet|"
+    r"mnasnet|(?:tf_)?efficientnet|ghostnet)|vgg|densenet|regnet|(?:tf_)?mixnet|repvgg|convnext|dla)(?![a-z]*-)",
+    re.IGNORECASE,
+)
+"""Networks of convolutions and one pooling over all places: images of 32 pixels and more, the ``small`` ones of 28."""
+
+
+def size_of_images(model: Any, given: Mapping[str, Any]) -> int | None:
+    """Height and width of a dataset's images, for a network that takes any and a question that names none [pixels].
+
+    Others, such as those with positions, are trained on images resized to their own size: None.
+
+    >>> size_of_images("resnet18", {"dataset": "cifar10"}), size_of_images("vit_b_16", {"dataset": "cifar10"})
+    (32, None)
+
+    Raises:
+        InvalidSetupError: The dataset is not known.
+    """
+    is_open = given.get("image_size") is None and given.get("input_shape") is None
+    if given.get("dataset") is None or not is_open or not isinstance(model, str):
+        return None
+    kind, size = _OF_ANY_SIZE.match(model), find_dataset(given["dataset"]).image_size
+    least = 28 if kind and kind["small"] and not model.startswith("keras:") else 32
+    return size if kind and size and size >= least else None
 
 
 def parse_count(amount: str | float) -> float:
@@ -100,6 +124,7 @@ class Job:
 
     Attributes:
         drop_last: Whether a last partial batch is left out.
+        image_size: Height and width of the dataset's images, None where they are not known [pixels].
     """
 
     num_samples: int = _job(
@@ -145,6 +170,7 @@ class Job:
         only_changed=True,
     )
     drop_last: bool = False
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -205,7 +231,7 @@ def job_from(given: Mapping[str, Any]) -> Job | None:
     num_samples = known.num_training_samples if known else dataset_size
     assert num_samples is not None
     own = {"num_samples": num_samples, "num_validation_samples": validation_size or 0}
-    return Job(**{**from_settings(Job, given), **own})
+    return Job(**{**from_settings(Job, given), **own}, image_size=known.image_size if known else None)
 
 
 def _job_of_tokens(given: Mapping[str, Any]) -> Job:

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.base.received import parsed_json, parsed_yaml
+from forerun.base.tables import own_table
 from forerun.question.model import (
     architectures,
     base_name,
@@ -64,10 +65,9 @@ class RecipeLine:
 @cache
 def recipes() -> Mapping[str, tuple[RecipeLine, ...]]:
     """The recipes by the names of their tools."""
-    text = Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8")
     return {
         tool: tuple(RecipeLine(name=name, **line) for name, line in lines.items())
-        for tool, lines in tomllib.loads(text).items()
+        for tool, lines in own_table(__file__, "recipes.toml").items()
     }
 
 
@@ -220,8 +220,7 @@ class ConfigFile:
 @cache
 def _tools() -> Mapping[str, Mapping[str, Any]]:
     """The meanings of the keys of each tool; the tables of a tool override those of the tool that it resembles."""
-    text = Path(__file__).with_name("config_files.toml").read_text(encoding="utf-8")
-    tools = tomllib.loads(text)
+    tools = own_table(__file__, "config_files.toml")
     for tool in tools.values():
         for name, part in tools.get(tool.get("like"), {}).items():
             if isinstance(part, dict):

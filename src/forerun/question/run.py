@@ -18,7 +18,16 @@ from forerun.question.devices.cluster import (
     split_spec,
 )
 from forerun.question.devices.device import Device, NumberFormat
-from forerun.question.job import Batching, InputPipeline, Job, Samples, job_from, loader_from, read_lengths
+from forerun.question.job import (
+    Batching,
+    InputPipeline,
+    Job,
+    Samples,
+    job_from,
+    loader_from,
+    read_lengths,
+    size_of_images,
+)
 from forerun.question.model import ModelRequest, capture_path, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.post_training import Algorithm, PostTraining
@@ -161,6 +170,8 @@ class Run(Answer):
         if given.get("lengths") is not None and _LENGTHS.isdisjoint(given):
             counted = read_lengths(given["lengths"]).num_samples
             given = given if counted is None else {**given, "dataset_size": counted}
+        if (size := size_of_images(model, given)) is not None:
+            given = {**given, "image_size": size}
         setup = _setup(model, given)
         if cluster.num_devices > 1 and setup.phase is not Phase.TRAIN:
             raise InvalidSetupError(
@@ -433,6 +444,9 @@ class Run(Answer):
                 changes, model or self.model.model, to.device.architecture, to.num_devices
             )
             changes = held | waiting
+        own = {"image_size": self.model.image_size, "input_shape": self.model.input_shape}
+        size = size_of_images(model or self.model.model, {**own, **changes})
+        changes = changes if size is None else {**changes, "image_size": size}
         given = checked(changes, RunOptions)
         values = _fields_of(changes, given)
         if model is not None:

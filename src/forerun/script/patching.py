@@ -15,7 +15,6 @@ import math
 import os
 import sys
 import sysconfig
-import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from forerun.base.tables import own_table
+
 Patch = Callable[[ModuleType], None]
 
 
-@cache
 def tables(folder: str = "capturing") -> dict[str, Any]:
     """The facts in ``tables.toml`` of a folder: those of a captured script, of ``diagnosis`` or of ``tuning``."""
-    return tomllib.loads((Path(__file__).parent / folder / "tables.toml").read_text(encoding="utf-8"))
+    return own_table(__file__, f"{folder}/tables.toml")
 
 
 class RefusedError(RuntimeError):

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from forerun.base.answers import Answer
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate, Interval
+from forerun.prediction.estimate_run import input_note
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.question.run import Run
+from forerun.search.estimates import estimate_of, estimates, run_from
 from forerun.search.offers import (
     Offer,
     divided,
@@ -26,7 +28,6 @@ from forerun.search.offers import (
     together,
     with_workers,
 )
-from forerun.search.predict import estimate_of, estimates, run_from
 from forerun.search.search import SETTINGS, Search
 from forerun.tracing.trace import full_name
 
@@ -156,7 +157,7 @@ def advise(
         fits=now.fits,
         changes=_best(helpful),
         num_tried=len(changes),
-        notes=tuple(_notes(now, changes)),
+        notes=tuple(_notes(now, changes, input_note(run, models.of(run).graph.input_shape))),
     )
 
 
@@ -200,7 +201,9 @@ def _change(run: Run, offer: Offer, now: Estimate, found: Estimate) -> Change:
     )
 
 
-def _notes(now: Estimate, tried: list[Change]) -> Iterator[str]:
+def _notes(now: Estimate, tried: list[Change], of_input: str | None) -> Iterator[str]:
+    if of_input is not None:
+        yield of_input
     yield f"{len(tried)} changes were predicted; gains of several do not add up"
     if now.fits == "no":
         yield "the run does not fit as it is: changes that fit are shown, whatever they cost"

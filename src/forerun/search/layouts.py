@@ -21,8 +21,8 @@ from forerun.question.run import Run
 from forerun.question.settings import checked
 from forerun.question.setup import Precision
 from forerun.question.sharing import FsdpVersion, PipelineSchedule, StageSplit, Strategy
+from forerun.search.estimates import run_from
 from forerun.search.layout_search import LayoutPoint, chosen_points, search_layouts
-from forerun.search.predict import run_from
 from forerun.tracing.trace import full_name
 
 if TYPE_CHECKING:

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import Graph
 from forerun.prediction.estimate import Interval
-from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, node_note, price_note
+from forerun.prediction.estimate_run import (
+    RunEstimate,
+    hourly_price_usd,
+    input_note,
+    node_note,
+    price_note,
+)
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device, LinkKind
@@ -21,7 +28,7 @@ from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
 from forerun.question.sharing import Strategy
-from forerun.search.predict import estimates, run_from
+from forerun.search.estimates import estimates, run_from
 from forerun.search.search import SETTINGS, Search
 from forerun.tracing.trace import full_name
 
@@ -153,7 +160,7 @@ def scale(
         found = _found(largest, changes, models, cost_model)
         alone = _alone_rate(kind, largest, numbers, models, cost_model)
         points += [_point(kind, each, alone) for each in found]
-    return _answer(largest, points, models.of(largest).graph.notes)
+    return _answer(largest, points, models.of(largest).graph)
 
 
 def _batch_sizes(kind: str, batch_size: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -277,7 +284,7 @@ def _point(kind: str, found: RunEstimate, alone_rate: float) -> ScalePoint:
     )
 
 
-def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> ScaleCurve:
+def _answer(run: Run, points: list[ScalePoint], graph: Graph) -> ScaleCurve:
     cluster, is_shared = run.cluster, any(point.num_devices > 1 for point in points)
     several_nodes = any(point.num_nodes > 1 for point in points)
     kinds = dict.fromkeys(point.scaling for point in points)
@@ -293,13 +300,15 @@ def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> S
         stops_paying_at={
             kind: stops_paying_at([point for point in points if point.scaling == kind]) for kind in kinds
         },
-        notes=(*graph_notes, *_notes(run, points, several_nodes)),
+        notes=(*graph.notes, *_notes(run, graph, points, several_nodes)),
     )
 
 
-def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[str]:
+def _notes(run: Run, graph: Graph, points: Sequence[ScalePoint], several_nodes: bool) -> list[str]:
     notes = [*recipe_notes(run.software)]
-    notes += filter(None, [None if several_nodes else node_note(run.cluster)])
+    notes += filter(
+        None, [input_note(run, graph.input_shape), None if several_nodes else node_note(run.cluster)]
+    )
     if run.cluster.intra_link is not None and run.cluster.intra_link.kind is LinkKind.HOST:
         notes.append("each process is assumed to have a processor of its own")
     if run.sharing.strategy.stage or run.sharing.strategy is Strategy.MIRRORED:

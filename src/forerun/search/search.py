@@ -32,6 +32,7 @@ from typing import Any
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.base.units import parse_amount
 from forerun.question.devices.prices import amount_in_usd
+from forerun.question.job import size_of_images
 from forerun.question.model import captured_facts, is_captured, is_keras, own_settings
 from forerun.question.recipes import own_precision, with_captured_settings
 from forerun.question.run import Run
@@ -397,12 +398,12 @@ def batch_sizes_of(given: str | int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _image_sizes(given: str | int | Sequence[int]) -> list[dict[str, int]]:
-    """The changes of an axis of image sizes; one that changes nothing without sizes."""
+    """The changes of an axis of image sizes."""
     sizes = _sizes(given, "image size")
     for size in sizes:
         if size < 1:
             raise InvalidSetupError(f"an image size must be at least 1 pixel, got {size}")
-    return [{"image_size": size} for size in sizes] or [{}]
+    return [{"image_size": size} for size in sizes]
 
 
 USUAL_PRECISIONS = ("fp32", "amp")
@@ -447,6 +448,8 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
     named = None if layouts is None else words_of(layouts)
     if not precisions or (named is not None and not named):
         raise InvalidSetupError("a plan needs at least one precision and one layout")
+    sizes = _image_sizes(given.get("image_sizes") or ())
+    own_sizes = {spec: size_of_images(spec, given) for spec in specs}
     for spec in specs:
         for precision in precisions:  # refuses what a capture does not hold
             with_captured_settings(spec, {"precision": precision}, one_device=True)
@@ -459,7 +462,7 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
             **settings,
         }
         for spec in specs
-        for size in _image_sizes(given.get("image_sizes") or ())
+        for size in sizes or [{"image_size": own_sizes[spec]} if any(own_sizes.values()) else {}]
         for layout in ((own_order(spec),) if named is None else named)
         for precision in precisions
         for settings in searched_settings(searched)

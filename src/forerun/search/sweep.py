@@ -20,7 +20,7 @@ from forerun.question.run import HERE, Run
 from forerun.search.choice import HIGH, LOW, VALUE
 from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
-from forerun.search.predict import run_from
+from forerun.search.estimates import run_from
 from forerun.search.search import SETTINGS, Search
 
 if TYPE_CHECKING:

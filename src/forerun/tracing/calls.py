@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
+from forerun.base.tables import own_table
 from forerun.graph.graph import OpClass
 
 
-@cache
 def operation_facts() -> Mapping[str, Any]:
     """Lists and places of ``operations.toml``."""
-    return tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
+    return own_table(__file__, "operations.toml")
 
 
 @dataclass(frozen=True, slots=True)

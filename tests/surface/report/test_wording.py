@@ -17,9 +17,9 @@ from forerun.surface.report.wording import (
 
 def test_a_unit_that_both_ends_share_is_named_once():
     assert range_words(Interval(0.0452, 0.0391, 0.052), format_duration_s) == "39.1 to 52.0 ms"
-    assert range_words(Interval(1.0, 0.9, 1.1), format_duration_s) == "900 ms to 1.10 s"
+    assert range_words(Interval(1.0, 0.9, 1.1), format_duration_s) == "0.900 to 1.10 s"
     assert range_words(Interval(90.0, 80.0, 99.0), format_usd) == "$80.00 to $99.00"
-    assert range_words(Interval(2.0**30, 2.0**29, 2.0**31), format_bytes) == "512 MiB to 2.00 GiB"
+    assert range_words(Interval(2.0**30, 2.0**29, 2.0**31), format_bytes) == "0.500 to 2.00 GiB"
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from forerun.base.errors import (
     near_matches,
 )
 from forerun.base.extras import needing
+from forerun.base.tables import own_table
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
@@ -36,10 +35,9 @@ _PARTS = {"text": "text", "vae": "autoencoder"}
 _KEYS = ("with", "frames")
 
 
-@cache
 def catalogue() -> Mapping[str, Mapping[str, Any]]:
     """Networks, autoencoders and encoders of text by their names."""
-    return tomllib.loads(Path(__file__).with_name("networks.toml").read_text(encoding="utf-8"))
+    return own_table(__file__, "networks.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

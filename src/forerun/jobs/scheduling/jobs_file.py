@@ -22,6 +22,7 @@ from forerun.base.errors import InvalidSetupError, UsageError, near_matches
 from forerun.base.received import parsed_yaml
 from forerun.base.tables import csv_cells
 from forerun.base.units import parse_duration_s
+from forerun.question.job import size_of_images
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared, setting_fields
 
@@ -135,7 +136,8 @@ class JobEntry(_RunSettings):
         """The settings of the run that were given, for ``model``."""
         names = {*declared(RunOptions)} - {*_OWN}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        own = {"precision": self.precision, "optimizer": self.optimizer, "image_size": self.image_size}
+        size = self.image_size or size_of_images(self.model, {**given, "dataset": self.dataset})
+        own = {"precision": self.precision, "optimizer": self.optimizer, "image_size": size}
         return cast(RunOptions, {**own, **given})
 
     @model_validator(mode="before")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from typing import Any
 
 from forerun.base.errors import CatalogError, ForerunError, InvalidSetupError, near_matches
 from forerun.base.kept import whole_file
-from forerun.base.tables import checked_table, read_toml
+from forerun.base.tables import checked_table, own_table, read_toml
 from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.device import PriceKind
 
@@ -406,7 +405,7 @@ DOLLAR = Currency(code="USD", usd=1.0, source="")
 @cache
 def currencies() -> dict[str, Currency]:
     """The currencies of the catalogue by code, through the euro, for which the rates are published."""
-    file = tomllib.loads(Path(__file__).with_name("currencies.toml").read_text(encoding="utf-8"))
+    file = own_table(__file__, "currencies.toml")
     per_euro, source = file["per_euro"], f"{file['source']} of {file['date']}"
     return {
         code: Currency(code=code, usd=per_euro["USD"] / units, source=source)

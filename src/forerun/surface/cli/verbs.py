@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 _CORE = {
     "predict": "forerun.surface.cli.predict:predict",
-    "plan": "forerun.surface.cli.plan:plan",
-    "scale": "forerun.surface.cli.scale:scale",
-    "layouts": "forerun.surface.cli.scale:layouts",
-    "advise": "forerun.surface.cli.scale:advise",
+    "plan": "forerun.surface.cli.search:plan",
+    "scale": "forerun.surface.cli.search:scale",
+    "layouts": "forerun.surface.cli.search:layouts",
+    "advise": "forerun.surface.cli.search:advise",
     "compare": "forerun.surface.cli.review:compare",
     "review": "forerun.surface.cli.review:review",
     "hardware": "forerun.surface.cli.doctor:hardware",

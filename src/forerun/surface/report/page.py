@@ -142,8 +142,7 @@ def quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Calla
     yield f"epoch{steps}", estimate.epoch_time_s, format_duration_s
     yield "job", estimate.job_time_s, format_duration_s
     yield f"cost of the {span}", estimate.cost_usd, format_usd
-    energy_j = None if estimate.energy_j is None else estimate.energy_j.value
-    yield f"energy of the {span}", estimate.energy_j, lambda value: format_energy_j(value, energy_j)
+    yield f"energy of the {span}", estimate.energy_j, format_energy_j
 
 
 def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -150,10 +151,7 @@ def with_range(interval: Interval | None, kind: str) -> str:
     """A value of a kind of quantity with its interval; a dash for none."""
     if interval is None:
         return "-"
-
-    def words(value: float) -> str:
-        return format_energy_j(value, interval.value) if kind == "energy" else format_quantity(value, kind)
-
+    words = partial(format_quantity, kind=kind)
     return f"{words(interval.value)} ({range_words(interval, words)})"
 
 
@@ -265,12 +263,9 @@ def _cell(interval: Interval | None, kind: str) -> str | None:
     """A value and its interval: '41.2 s (37.0 to 46.1)'."""
     if interval is None:
         return None
-    low, high = (format_quantity(end, kind) for end in (interval.low, interval.high))
-    unit = format_quantity(interval.value, kind).partition(" ")[2]
-    # A unit that all three have is said once.
-    if unit and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
-        low, high = low.removesuffix(f" {unit}"), high.removesuffix(f" {unit}")
-    return f"{format_quantity(interval.value, kind)} ({low} to {high})"
+    words = with_range(interval, kind)
+    unit = words.partition(" (")[0].partition(" ")[2]
+    return words.replace(f" {unit})", ")") if unit else words  # a unit that all three have is said once
 
 
 def _memory_cell(point: PlanPoint) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from forerun.base.units import format_count
+from forerun.base.units import format_beside, format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
 from forerun.question.model import find_architecture
 
@@ -42,8 +42,9 @@ _BOUNDS = {
 
 
 def range_words(interval: Interval, format_value: Callable[[float], str]) -> str:
-    """The interval of a value, a unit that both ends share named once: '39.1 to 52.0 ms'."""
-    low, high = format_value(interval.low), format_value(interval.high)
+    """The interval of a value in the value's unit, which both ends share: '39.1 to 52.0 ms'."""
+    whole = format_value(interval.value)
+    low, high = (format_beside(end, whole, format_value) for end in (interval.low, interval.high))
     number, _, unit = low.partition(" ")
     return f"{number if unit == high.partition(' ')[2] else low} to {high}"
 

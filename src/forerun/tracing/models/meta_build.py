@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from forerun.base.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
+from forerun.base.tables import own_table
 from forerun.tracing.models.built_model import BuiltModel
 
 Built = TypeVar("Built")
@@ -286,7 +286,7 @@ def _values_like(meta: torch.Tensor, bound: int, device: torch.device) -> torch.
     return torch.randint(bound, meta.shape, dtype=meta.dtype, device=device)
 
 
-_WORDS = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+_WORDS = own_table(__file__, "failures.toml")
 _SAYS = {kind: re.compile("|".join(words), re.IGNORECASE) for kind, words in _WORDS.items()}
 """Kinds of failures, by what their messages say."""
 

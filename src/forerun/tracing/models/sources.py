@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from forerun.base.errors import UnknownModelError, UsageError, near_matches
+from forerun.base.tables import own_table
 from forerun.question.model import architectures, base_name, find_architecture
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.families import FAMILIES, build_family
@@ -144,8 +144,7 @@ def _unknown(spec: str) -> UnknownModelError:
 @cache
 def _others() -> list[dict[str, str]]:
     """Names of models of libraries that forerun does not know, and the way to an answer."""
-    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
-    others: list[dict[str, str]] = tomllib.loads(text)["other"]
+    others: list[dict[str, str]] = own_table(__file__, "names.toml")["other"]
     return others
 
 

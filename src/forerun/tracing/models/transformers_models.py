@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from forerun.base.errors import (
     near_matches,
 )
 from forerun.base.extras import needing
+from forerun.base.tables import own_table
 from forerun.question.model import Architecture, find_architecture
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
@@ -122,8 +122,7 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
 @functools.cache
 def _plain_kernels() -> list[dict[str, Any]]:
     """Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
-    text = Path(__file__).with_name("plain_kernels.toml").read_text(encoding="utf-8")
-    kernels: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
+    kernels: list[dict[str, Any]] = own_table(__file__, "plain_kernels.toml")["kernel"]
     return kernels
 
 
