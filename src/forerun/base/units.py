@@ -78,8 +78,7 @@ _SIZES = {
     **{name: unit_s for unit_s, _, name in _DURATIONS},
     **{name: unit for unit, name in (*_BYTES, *_DECIMAL, *_ENERGIES)},
     "d": 86400.0,
-    "B": 1.0,
-    "J": 1.0,
+    **dict.fromkeys(("B", "J", "samples/s", "tokens/s"), 1.0),
 }
 
 

@@ -21,7 +21,7 @@ from forerun.base.errors import FailureError, UsageError
 from forerun.surface.web.answers import Answers
 from forerun.surface.web.app import make_app
 from forerun.surface.web.guard import MAX_BODY_BYTES
-from forerun.surface.web.load import BusyError, ClientLimit, Tracer
+from forerun.surface.web.load import BusyError, ClientLimit, Lane, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 from studies.scripts.diagnose import write_trace
@@ -518,20 +518,17 @@ def test_the_figures_count_what_was_asked(client):
 
 
 def test_more_traces_than_may_wait_are_refused():
-    tracer = Tracer(limit_s=20.0, num_children=1, num_waiting=0)
-    try:
-        assert tracer.call(abs, -1) == 1
-        slow = threading.Thread(target=tracer.call, args=(time.sleep, 1.0))
-        slow.start()
-        while not tracer.num_calls:
-            time.sleep(0.01)
-        with pytest.raises(BusyError, match="too many models are being traced") as caught:
-            tracer.call(abs, -2)
-        assert caught.value.status == 503
-        slow.join()
-        assert tracer.call(abs, -3) == 3
-    finally:
-        tracer.close()
+    async def asked():
+        lane = Lane("traced", 1, 0)
+        slow = asyncio.create_task(lane.run(time.sleep, 0.2))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="too many questions wait to be traced") as caught:
+            await lane.run(abs, -2)
+        await slow
+        await asyncio.sleep(0.05)
+        return caught.value.status, await lane.run(abs, -3)
+
+    assert asyncio.run(asked()) == (503, 3)
 
 
 def test_the_first_list_of_models_is_made_once_however_many_wait_for_it(monkeypatch):

@@ -22,6 +22,7 @@ import typer
 
 from forerun.base.errors import FailureError, UsageError
 from forerun.base.received import parsed_yaml
+from forerun.base.tables import own_table
 from forerun.question.devices.cluster import joined_spec, split_spec
 from forerun.surface.cli.verbs import verb
 
@@ -44,25 +45,7 @@ _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _REMARK = re.compile(r"(?:^|\s)#")
 _LARGEST_CHARACTERS = 2**20
 
-SKYPILOT_ACCELERATORS: Mapping[str, str] = {
-    "A10": "a10",
-    "A10G": "a10g",
-    "A100": "a100-sxm4-40gb",
-    "A100-80GB": "a100-pcie-80gb",
-    "A100-80GB-SXM": "a100-sxm4-80gb",
-    "A40": "a40",
-    "H100": "h100-sxm",
-    "H100-SXM": "h100-sxm",
-    "H200": "h200-sxm",
-    "L4": "l4",
-    "L40S": "l40s",
-    "P100": "p100-pcie-16gb",
-    "P4": "p4",
-    "RTX3090": "rtx-3090",
-    "RTX4090": "rtx-4090",
-    "T4": "t4",
-    "V100": "v100-sxm2-16gb",
-}
+SKYPILOT_ACCELERATORS: Mapping[str, str] = own_table(__file__, "skypilot.toml")
 """SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
 
 OnOption = Annotated[

@@ -120,7 +120,6 @@ class Answers:
         """Makes a child trace a model; several questions that need it wait for one trace.
 
         Raises:
-            BusyError: Too many models are being traced.
             UsageError, FailureError: It cannot be traced.
         """
         with self._lock:

@@ -205,10 +205,10 @@ def make_app(
         is_warm: Whether it listens only once the libraries that trace language models are loaded.
     """
     preload = (*TRACED_MODULES, *(_OF_LANGUAGE_MODELS if is_warm else ()))
-    tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, num_waiting=_NUM_WAITING, preload=preload)
+    tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, preload=preload)
     desk = _Desk(Answers(tracer), tracer, limit_s, code)
     figures = Figures()
-    figures.watch("traces", "Models that are traced or wait for it", lambda: tracer.num_calls)
+    figures.watch("traces", "Models that are traced or wait for it", lambda: desk.tracing.num_calls)
     figures.watch(
         "computations", "Answers that are computed or wait for it", lambda: desk.computing.num_calls
     )

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import queue
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -153,8 +152,7 @@ class Tracer:
 
     Args:
         limit_s: Time a call may take before its child is ended [s].
-        num_children: Number of calls at once.
-        num_waiting: Largest number of further calls that wait for a child.
+        num_children: Number of calls at once; further ones wait, and the ``Lane`` of whoever calls bounds these.
         preload: Modules that its children have from their start.
     """
 
@@ -163,13 +161,9 @@ class Tracer:
         limit_s: float = 60.0,
         *,
         num_children: int = 2,
-        num_waiting: int = 8,
         preload: Sequence[str] = TRACED_MODULES,
     ) -> None:
         self._limit_s = limit_s
-        self._num_places = num_children + num_waiting
-        self._num_taken = 0
-        self._lock = threading.Lock()
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         memory_bytes = functools.partial(trace_memory_bytes, num_children)
         self._workers = [
@@ -179,28 +173,15 @@ class Tracer:
         for worker in reversed(self._workers):
             self._free.put(worker)
 
-    @property
-    def num_calls(self) -> int:
-        """Number of calls that run or wait."""
-        return self._num_taken
-
     def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """The result of ``work(*arguments)``.
 
         Raises:
-            BusyError: Too many calls wait already.
             UsageError, FailureError: The work raised one of them, or took too long.
         """
-        with self._lock:
-            if self._num_taken >= self._num_places:
-                raise BusyError("too many models are being traced just now; ask again in a few seconds")
-            self._num_taken += 1
+        worker = self._free.get()
         try:
-            worker = self._free.get()
-            try:
-                return worker.call(work, *arguments, what="the model", timeout_s=self._limit_s)
-            finally:
-                self._free.put(worker)
+            return worker.call(work, *arguments, what="the model", timeout_s=self._limit_s)
         except IsolationError as error:
             # The user can ask for less; that the process ended is the server's affair.
             if "took longer" in str(error):
@@ -222,8 +203,7 @@ class Tracer:
             known = UsageError if isinstance(error, UsageError) else FailureError
             raise known(str(error)) from None
         finally:
-            with self._lock:
-                self._num_taken -= 1
+            self._free.put(worker)
 
     def close(self) -> None:
         """Ends the children."""
