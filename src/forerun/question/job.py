@@ -62,8 +62,9 @@ def find_dataset(name: str) -> Dataset:
     Raises:
         InvalidSetupError: The name is not known.
     """
-    # Libraries write both CIFAR-10 and cifar10.
-    found = DATASETS.get(name.lower().replace("_", "-")) or DATASETS.get(name.lower().replace("-", ""))
+    # Libraries write CIFAR-10, cifar10, FashionMNIST and imagenet-1k.
+    plain = re.sub(r"[-_ ]|(?<!2)1k$", "", name.lower())
+    found = next((one for known, one in DATASETS.items() if known.replace("-", "") == plain), None)
     if found is None:
         raise InvalidSetupError(
             f"unknown dataset '{name}'{near_matches(name, DATASETS)}; known: {', '.join(DATASETS)}; "

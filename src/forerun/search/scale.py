@@ -12,13 +12,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Graph
 from forerun.prediction.estimate import Interval
-from forerun.prediction.estimate_run import (
-    RunEstimate,
-    hourly_price_usd,
-    input_note,
-    node_note,
-    price_note,
-)
+from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, input_note, node_note, price_note
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device, LinkKind

@@ -22,8 +22,8 @@ def test_two_kept_answers_are_compared(tmp_path):
     (tmp_path / "b.json").write_text("{", encoding="utf-8")
     wrong = invoke("compare", *files)
     assert wrong.exit_code
-    assert "but it is not JSON" in wrong.stderr
-    assert "cannot read" in invoke("compare", str(tmp_path / "c.json"), files[1]).stderr
+    assert "but it cannot be read" in wrong.stderr
+    assert "cannot be read" in invoke("compare", str(tmp_path / "c.json"), files[1]).stderr
 
 
 def test_models_by_a_word():

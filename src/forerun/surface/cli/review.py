@@ -5,7 +5,6 @@ A review is printed as a comment on a pull request shows it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ import typer
 
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, UsageError
-from forerun.base.received import parsed_yaml
+from forerun.base.received import parsed_yaml, read_json
 from forerun.prediction.comparison import QUANTITIES, RunComparison, change_words, compare_answers
 from forerun.surface.cli.submit import broken_limits, predicted
 from forerun.surface.cli.verbs import Verbs, verb
@@ -204,14 +203,11 @@ def answers(
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"cannot read {path}: {error.strerror or error}; make it with forerun predict --json"
-        ) from None
-    except ValueError as error:
-        raise UsageError(
-            f"{path}: expected an answer of 'forerun predict --json', but it is not JSON ({error}); make it anew"
+            f"{path}: expected an answer of 'forerun predict --json', but it cannot be read ({said}); make it anew"
         ) from None
 
 

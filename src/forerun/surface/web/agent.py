@@ -11,7 +11,7 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from forerun import __version__
 from forerun.base.answers import plain
@@ -37,53 +37,6 @@ _INSTRUCTIONS = (
     "their names in Python, in 'settings': optimizer, layout, compile, image_size, accumulation, num_devices. "
 )
 _RUNS_NO_CODE = "No code of a user is run: a model in FILE.py needs a server started with --allow-code DIR. "
-
-
-class Quantity(BaseModel):
-    """A value with the ends of its 90 % interval."""
-
-    model_config = ConfigDict(from_attributes=True)  # an Interval is one
-
-    value: float
-    low: float
-    high: float
-
-
-class WayToFit(BaseModel):
-    """A change that makes a run fit."""
-
-    model_config = ConfigDict(from_attributes=True)  # a Way of ``advise`` is one
-
-    words: str
-    change: dict[str, Any]
-    peak_memory_bytes: float
-    throughput_samples_per_s: float
-    gain: float
-
-
-class Prediction(BaseModel):
-    """Answer of the tool predict; a quantity that was not asked for or is not known is null."""
-
-    model_config = ConfigDict(from_attributes=True)  # an answer of ``forerun.predict`` is one
-
-    model: str
-    device: str
-    fits: str | None
-    step_time_s: Quantity
-    throughput_samples_per_s: Quantity
-    tokens_per_s: Quantity | None
-    mfu: Quantity | None
-    epoch_time_s: Quantity | None
-    job_time_s: Quantity | None
-    peak_memory_bytes: Quantity | None
-    shown_memory_bytes: Quantity | None
-    max_batch_size: Quantity | None
-    cost_usd: Quantity | None
-    energy_j: Quantity | None
-    bound_by: str
-    provenance: str
-    notes: list[str]
-    ways_to_fit: list[WayToFit]
 
 
 class _OneLineServer(MCPServer[Any]):
@@ -178,7 +131,7 @@ def _predict(
     epochs: float | None = None,
     settings: dict[str, Any] | None = None,
     **asked: Any,
-) -> Prediction:
+) -> dict[str, Any]:
     """Time, memory, cost and energy of training a model on a device, each with a 90 % interval.
 
     Example: {"model": "llama-3.1-8b", "device": "rtx-4090", "settings": {"lora": 16, "quantize": "nf4"}}.
@@ -190,7 +143,7 @@ def _predict(
         "dataset_size": dataset_size,
         "epochs": epochs,
     }
-    return Prediction.model_validate(predict(model, device=device, **given, **asked))
+    return predict(model, device=device, **given, **asked).as_dict()
 
 
 def _plan(
