@@ -15,6 +15,7 @@ from forerun.question.saving import Saving
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, Phase, Precision, parse_release
 from forerun.question.sharing import Strategy
+from forerun.search.search import changes_of
 
 MODEL = "torchvision:resnet18"
 
@@ -212,3 +213,26 @@ def test_a_release_before_2_has_its_own_settings_unless_they_are_given():
     assert (given.fused_attention, given.optimizer_implementation) == (True, "fused")
     new = Run.of("torchvision:resnet18", device="t4", torch_version="2.0").setup
     assert new == Run.of("torchvision:resnet18", device="t4").setup
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "size"),
+    [
+        ("resnet18", {"dataset": "cifar10"}, 32),
+        ("torchvision:densenet121", {"dataset": "PatchCamelyon"}, 96),
+        ("timm:resnet26d", {"dataset": "mnist"}, 28),
+        ("resnet18", {"dataset": "cifar10", "image_size": 224}, 224),
+        ("resnet18", {"dataset": "imagenet-1k"}, None),
+        ("resnet18", {"dataset_size": 50_000}, None),
+        # Networks with positions are trained on resized images, and 28 pixels are too few for others.
+        ("vit_b_16", {"dataset": "cifar10"}, None),
+        ("vgg16", {"dataset": "mnist"}, None),
+        ("cifar-resnet:8", {"dataset": "stl10"}, None),
+    ],
+)
+def test_images_of_a_dataset_have_its_size_where_the_network_takes_any(model, settings, size):
+    run = Run.of(model, device="t4", **settings)
+    assert run.model.image_size == size
+    assert Run.of(model, device="t4").with_(**settings) == run
+    own = {change["model"]: change.get("image_size") for change in changes_of([model, "mnist-cnn"], settings)}
+    assert own == {model: None if "image_size" in settings else size, "mnist-cnn": None}

@@ -210,7 +210,8 @@ def _notes(now: Estimate, tried: list[Change], of_input: str | None) -> Iterator
         return
     full = (change for change in tried if change.gain > _LEAST_GAIN and change.fits != "yes")
     for change in islice(full, 3):
-        yield f"{change.settings} would be {100 * change.gain:.0f} % faster, but does not surely fit"
+        faster = f"{100 * change.gain:.0f} % faster" if change.gain < 9 else f"{1 + change.gain:.3g} times as fast"
+        yield f"{change.settings} would be {faster}, but does not surely fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
