@@ -57,6 +57,7 @@ EXTRA_OF_PACKAGE = {
     "jinja2": "report",
     "fastapi": "web",
     "uvicorn": "web",
+    "prometheus_client": "web",
     "ray": "ray",
     "tensorboard": "tensorboard",
     "mcp": "mcp",

@@ -349,12 +349,6 @@ def known_rows(
     return rows_of_architecture(model.graph, device, setup)
 
 
-def is_published(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> bool:
-    """True if others measured steps of this network on the device in the same circumstances."""
-    is_known = bool(known_rows(model, device, setup, weights))
-    return is_known and bool(published_rows(model.graph, device, setup))
-
-
 def with_published(
     steps: TimedSteps,
     model: PreparedModel,

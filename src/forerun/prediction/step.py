@@ -34,7 +34,7 @@ from forerun.cost.time.step_times import StepTimes, scaled, smooth_maximum, step
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.prediction.published import PublishedStep, is_published, with_published
+from forerun.prediction.published import PublishedStep, known_rows, published_rows, with_published
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import PURE_OF, Layout, Phase, Precision, TrainingSetup
 
@@ -257,7 +257,8 @@ def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights:
     setup = _in_known_formats(model, device, setup, weights)
     found = provenance_of(device, setup, weights, model.ops)
     _, (measured,) = computed_as(model, [setup])
-    return Provenance.PUBLISHED if is_published(model, device, measured, weights) else found
+    is_own = known_rows(model, device, measured, weights) and published_rows(model.graph, device, measured)
+    return Provenance.PUBLISHED if is_own else found
 
 
 def half_widths(

@@ -147,6 +147,7 @@ def advise(
     if now.fits == "no":
         helpful = [change for change in changes if change.fits != "no"]
     assert now.peak_memory_bytes is not None
+    of_input = filter(None, [input_note(run, models.of(run).graph.input_shape)])
     return AdvicePlan(
         run=run,
         model=full_name(run.model.model),
@@ -157,7 +158,7 @@ def advise(
         fits=now.fits,
         changes=_best(helpful),
         num_tried=len(changes),
-        notes=tuple(_notes(now, changes, input_note(run, models.of(run).graph.input_shape))),
+        notes=(*of_input, *_notes(now, changes)),
     )
 
 
@@ -201,16 +202,16 @@ def _change(run: Run, offer: Offer, now: Estimate, found: Estimate) -> Change:
     )
 
 
-def _notes(now: Estimate, tried: list[Change], of_input: str | None) -> Iterator[str]:
-    if of_input is not None:
-        yield of_input
+def _notes(now: Estimate, tried: list[Change]) -> Iterator[str]:
     yield f"{len(tried)} changes were predicted; gains of several do not add up"
     if now.fits == "no":
         yield "the run does not fit as it is: changes that fit are shown, whatever they cost"
         return
     full = (change for change in tried if change.gain > _LEAST_GAIN and change.fits != "yes")
     for change in islice(full, 3):
-        faster = f"{100 * change.gain:.0f} % faster" if change.gain < 9 else f"{1 + change.gain:.3g} times as fast"
+        faster = (
+            f"{100 * change.gain:.0f} % faster" if change.gain < 9 else f"{1 + change.gain:.3g} times as fast"
+        )
         yield f"{change.settings} would be {faster}, but does not surely fit"
 
 

@@ -25,6 +25,9 @@ from forerun.question.devices.prices import (
 from forerun.question.setup import choice
 from forerun.search.search import split_list, words_of
 
+_MOST_NAMED = 12
+"""Devices without a price that a note names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOption:
@@ -213,7 +216,9 @@ def option_notes(options: Sequence[DeviceOption]) -> Iterator[str]:
     """Notes for the reader on prices and energy of devices."""
     without = [option.label for option in options if option.usd_per_hour is None]
     if without and len(without) < len(options):
-        yield f"no price is known for {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
+        named = ", ".join(without[:_MOST_NAMED])
+        more = f" and {len(without) - _MOST_NAMED} more" if len(without) > _MOST_NAMED else ""
+        yield f"no price is known for {named}{more}: give --price NAME=0.50/h or --prices FILE.toml"
     elif without:
         yield (
             "no price of this kind is known for any of these devices, so cost is left out; 'forerun prices' lists "

@@ -17,6 +17,7 @@ from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.extras import plugin
 from forerun.base.stages import stage
 from forerun.base.tables import read_rows
+from forerun.prediction.estimate_run import input_note
 from forerun.prediction.models import TracedModels
 from forerun.question.job import DATASETS, Dataset, Job, JobOptions
 from forerun.question.model import captured_facts
@@ -173,7 +174,7 @@ def _answer(
     search = Search(run=run, axes=axes, limits=limits, goal=goal)
     _check_answerable(search, terms)
     engine = Engine(search, traced, terms)
-    notes = (*notes, *option_notes(choices), *engine.notes)
+    notes = (*notes, *_input_notes(traced, run, changes), *option_notes(choices), *engine.notes)
     with stage(f"comparing {engine.num_candidates():,} candidates"):
         found = make_plan(
             engine,
@@ -187,6 +188,16 @@ def _answer(
     return replace(
         found, notes=(*recipe_notes(run.software), *notes, *of_target, *found.notes, *_layout_notes(found))
     )
+
+
+def _input_notes(models: TracedModels, run: Run, changes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Notes on images of a dataset that are taken as resized, one a model."""
+    is_known = run.job is not None and run.job.image_size is not None
+    for model, change in {change["model"]: change for change in changes if is_known}.items():
+        candidate = run.with_(**change)
+        note = input_note(candidate, models.of(candidate, candidate.setup).graph.input_shape)
+        if note is not None and candidate.model.image_size is None:
+            yield f"{full_name(model)}: {note}"
 
 
 def _wider(

@@ -22,7 +22,7 @@ from forerun.surface.web.answers import Answers
 from forerun.surface.web.app import make_app
 from forerun.surface.web.guard import MAX_BODY_BYTES
 from forerun.surface.web.load import BusyError, ClientLimit, Lane, Tracer
-from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
+from forerun.surface.web.questions import check_device_name, check_links, check_model_name
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 from studies.scripts.diagnose import write_trace
 
@@ -455,11 +455,9 @@ def test_names_that_are_fine_are_left_alone():
     ):
         assert check_model_name(name) == name.strip()
     assert check_device_name("NVIDIA A100-SXM4-40GB") == "NVIDIA A100-SXM4-40GB"
-    assert [check_link_name(name) for name in (None, "8xinfiniband-hdr", " NVLink 3")] == [
-        None,
-        "8xinfiniband-hdr",
-        "NVLink 3",
-    ]
+    links = {"intra": " NVLink 3", "inter": "8xinfiniband-hdr"}
+    check_links(links)
+    assert links == {"intra": "NVLink 3", "inter": "8xinfiniband-hdr"}
     with pytest.raises(UsageError, match="sizes above 512"):
         check_model_name("cifar-resnet:4000")
     with pytest.raises(UsageError, match="sizes above 4096"):

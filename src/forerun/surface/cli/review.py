@@ -196,8 +196,6 @@ def answers(
     second: Annotated[Path, typer.Argument(metavar="B.json", help="The other answer.")],
 ) -> RunComparison:
     """Compare two predictions: what differs in the question, and which parts of time, memory and money follow."""
-    from forerun.prediction.comparison import compare_answers
-
     return compare_answers(_read(first), _read(second))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import socket
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.base.errors import FailureError, MissingExtraError, UsageError
+from forerun.base.errors import FailureError, UsageError
 from forerun.base.extras import require
 from forerun.surface.cli.main import error_line, exit_status
 from forerun.surface.cli.output import quiet_libraries
@@ -74,11 +73,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the what-if page and the same JSON over HTTP."""
-    missing = [
-        name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise MissingExtraError("forerun serve", "web")
+    require("forerun serve", "fastapi", "uvicorn", "prometheus_client")
     if host not in _LOOPBACK and not allow_remote:
         raise UsageError(
             f"'{host}' can be reached by others, and there is no password; add --allow-remote to allow it"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forerun.search.plan import Planned
 
 _MOST_REJECTED = 8
+_MOST_UNPRICED = 12
 
 _Cell = Callable[[Any], "str | Text | None"]
 
@@ -49,7 +50,12 @@ def plan_page(plan: Plan) -> RenderableType:
         parts += [Text(_front_words(plan), style="bold"), _indented(_points(plan, plan.pareto)), Text("")]
     if plan.unpriced:
         unpriced = "Without a known price: the fastest of each device, whose cost cannot be judged"
-        parts += [Text(unpriced, style="bold"), _indented(_points(plan, plan.unpriced)), Text("")]
+        quickest = sorted(plan.unpriced, key=lambda point: point.job_time_s.value)[:_MOST_UNPRICED]
+        parts += [Text(unpriced, style="bold"), _indented(_points(plan, quickest))]
+        if len(plan.unpriced) > len(quickest):
+            more = len(plan.unpriced) - len(quickest)
+            parts.append(_indented(Text(f"and {more} slower ones; --json lists them")))
+        parts.append(Text(""))
     if plan.rejected:
         parts += [Text(_rejected_words(plan), style="bold"), _indented(_rejections(plan)), Text("")]
     if plan.notes:

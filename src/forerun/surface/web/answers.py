@@ -221,10 +221,8 @@ class Answers:
 
     def currencies(self) -> dict[str, Any]:
         """Currencies in which amounts may be shown, with their rates [USD]."""
-        found = [
-            {"code": one.code, "sign": one.sign, "usd": one.usd, "words": one.words}
-            for one in currencies().values()
-        ]
+        fields = ("code", "sign", "usd", "words")
+        found = [{key: getattr(one, key) for key in fields} for one in currencies().values()]
         return {"currencies": found}
 
 

@@ -116,20 +116,14 @@ def check_device_name(device: str) -> str:
     return text
 
 
-def check_link_name(link: str | None) -> str | None:
-    """A link's name, if it can only be one of the catalogue.
+def check_links(found: dict[str, Any]) -> None:
+    """Strips the links of a question, which can only be of the catalogue.
 
     Raises:
-        UsageError: It names a file.
+        UsageError: One names a file.
     """
-    return (
-        None if link is None else _of_catalogue(link, _LINK, "link of the catalogue such as infiniband-hdr")
-    )
-
-
-def _check_links(found: dict[str, Any]) -> None:
     for name in _LINKS & found.keys():
-        found[name] = check_link_name(found[name])
+        found[name] = _of_catalogue(found[name], _LINK, "link of the catalogue such as infiniband-hdr")
 
 
 class _Body(BaseModel):
@@ -163,7 +157,7 @@ class RunBody(_Body):
         found = self.given()
         found["model"] = check_model_name(self.model, reach)
         found["device"] = check_device_name(self.device)
-        _check_links(found)
+        check_links(found)
         if found.get("trace") and reach.captures is not None:
             found["trace"] = [str(reach.captures.file(name)) for name in found["trace"]]
         return found
@@ -262,7 +256,7 @@ class PlanRequest(_Body):
         found = self.given()
         models = expand_models(";".join(check_model_name(model, reach) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
-        _check_links(found)
+        check_links(found)
         configurations = (
             len(models)
             * len(found.get("precisions") or USUAL_PRECISIONS)
