@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.extras import needing
-from forerun.base.tables import encoding_of, read_table, read_toml
+from forerun.base.tables import encoding_of, own_table, read_table
 from forerun.jobs.scheduling.outcome import JobOutcome, ScheduleMetrics, schedule_metrics
 from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NAMES: dict[str, list[str]] = read_toml(Path(__file__).parents[1] / "tables.toml", "columns of traces")[
-    "trace"
-]
+_NAMES: dict[str, list[str]] = own_table(__file__, "../tables.toml")["trace"]
 """Names under which the columns are known, in small letters and without underscores.
 
 Ours, and those of Philly, Helios (Saturn, Venus and others), Acme (Seren, Kalos), Alibaba's GPU traces of 2020
