@@ -296,13 +296,11 @@ def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
     found = causes_of(seen)
     predicted = None if seen.estimate is None else seen.estimate.step_time_s
     if predicted is not None and verdict != "slow" and (not found or found[0].share < LARGE_SHARE):
-        low, high = format_duration_s(predicted.low), format_duration_s(predicted.high)
+        words = f"the predicted interval, {range_words(predicted, format_duration_s)}"
         fine = replace(
             busy_device(seen),
             cause="not slow",
-            evidence=f"{format_duration_s(seen.step_s)} is within the predicted interval, {low} to {high}"
-            if verdict == "not slow"
-            else f"{format_duration_s(seen.step_s)} is below the predicted interval, {low} to {high}",
+            evidence=f"{format_duration_s(seen.step_s)} is {'within' if verdict == 'not slow' else 'below'} {words}",
             change="forerun advise tells which settings would be faster",
         )
         return (fine, *found)
