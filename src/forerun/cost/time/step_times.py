@@ -582,9 +582,9 @@ def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats3
 
 
 def _product(values: Floats32, weight: Floats32) -> Floats32:
-    """Values times the transposed weight, (p, n, a) x (b, a) -> (p, n, b), as one flat matrix product."""
-    flat = values.reshape(-1, values.shape[-1]) @ np.ascontiguousarray(weight.T)
-    return flat.reshape(*values.shape[:-1], weight.shape[0])
+    """Values times the transposed weight, (p, n, a) x (b, a) -> (p, n, b)."""
+    # A product for each point: one for all rounds by the company that a point has, and points are kept.
+    return np.asarray(np.matmul(values, np.ascontiguousarray(weight.T)))
 
 
 def _network_outputs(network: NetworkWeights, kernels: _Kernels) -> Floats32:
