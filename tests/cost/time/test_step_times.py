@@ -96,7 +96,7 @@ def test_chunks_change_nothing(monkeypatch):
     # Another cost model by identity: points of one are remembered.
     single = step_times(ops_named("cnn"), points, replace(weights), offsets, with_kernels=True)
     for name in whole.__slots__:
-        np.testing.assert_allclose(getattr(whole, name), getattr(single, name), rtol=1e-5)
+        np.testing.assert_allclose(getattr(whole, name), getattr(single, name), rtol=1e-14)
 
 
 def test_points_asked_again_are_remembered_by_all_that_tells_them_apart(monkeypatch):
