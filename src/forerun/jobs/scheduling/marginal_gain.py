@@ -410,43 +410,34 @@ def foresight(
 _MOST_FORESEEN = 24
 """Jobs up to which orders are compared by what follows from them."""
 
-Order = Callable[[JobView, float, bool], tuple[float, ...]]
-"""Place of a job in a queue by its time left [s], and whether it runs."""
-
 
 def _in_best_order(jobs: Sequence[JobView], free: FreeDevices) -> list[JobView]:
-    """Jobs in the order of their time left; where some that wait need several devices at once, in the best of a few.
+    """Jobs in the order of their time left; where some that wait need several devices at once, in the best of three.
 
     A job of many devices is short by its time and long by what others could do meanwhile, and small ones may pass it
     for ever. So three orders are followed to the end of all jobs, and the one with the least weighted sum of
     completions counts: time left, time left times the root of the devices, and arrival, where nobody passes another.
     """
-
-    def width(view: JobView) -> int:
-        return 1 if view.job.is_elastic and view.job.is_preemptible else view.job.num_workers
-
-    def by_time(view: JobView, left_s: float, runs: bool) -> tuple[float, ...]:
-        return left_s / view.job.weight, view.order
-
-    def by_root(view: JobView, left_s: float, runs: bool) -> tuple[float, ...]:
-        return left_s * width(view) ** 0.5 / view.job.weight, view.order
-
-    def by_arrival(view: JobView, left_s: float, runs: bool) -> tuple[float, ...]:
-        return not runs, view.order
-
-    ways: list[tuple[Order, bool]] = [(by_time, True)]
-    if len(jobs) <= _MOST_FORESEEN and any(view.current is None and width(view) > 1 for view in jobs):
-        ways += [(by_root, True), (by_arrival, False)]
-        ways.sort(key=lambda way: _foreseen(jobs, *way, free)[0])
-    order, may_pass = ways[0]
-    if may_pass:
-        return sorted(jobs, key=lambda v: order(v, v.least_remaining_s, v.current is not None))
-    return _foreseen(jobs, order, may_pass, free)[1]
+    powers: list[float | None] = [0.0]
+    is_wide = any(view.current is None and _width(view) > 1 for view in jobs)
+    if is_wide and len(jobs) <= _MOST_FORESEEN:
+        powers = sorted([0.0, 0.5, None], key=lambda power: _foreseen(jobs, power, free)[0])
+    if powers[0] is None:
+        return _foreseen(jobs, None, free)[1]
+    return sorted(jobs, key=lambda v: _place(v, powers[0], v.least_remaining_s, is_running=True))
 
 
-def _foreseen(
-    jobs: Sequence[JobView], order: Order, may_pass: bool, free: FreeDevices
-) -> tuple[float, list[JobView]]:
+def _width(view: JobView) -> int:
+    return 1 if view.job.is_elastic and view.job.is_preemptible else view.job.num_workers
+
+
+def _place(view: JobView, power: float | None, left_s: float, *, is_running: bool) -> tuple[float, int]:
+    """Place in a queue by the time left times a power of the devices; by arrival without one, those that run first."""
+    first = not is_running if power is None else left_s * _width(view) ** power / view.job.weight
+    return first, view.order
+
+
+def _foreseen(jobs: Sequence[JobView], power: float | None, free: FreeDevices) -> tuple[float, list[JobView]]:
     """Weighted sum of the times to the ends of jobs [s], at each end served anew in this order, and who is served now.
 
     Each gets the least that it runs with; jobs that urgent ones leave no room do not end.
@@ -465,9 +456,10 @@ def _foreseen(
     while left:
         room, served = dict(free.left), dict[int, tuple[float, float, Allocation]]()
 
-        def place(view: JobView) -> tuple[bool, tuple[float, ...]]:
-            i = view.order
-            return not view.is_held, order(view, share_left[i] * options[i][0][0], runs[i] is not None)
+        def place(view: JobView) -> tuple[bool, tuple[float, int]]:
+            left_s = share_left[view.order] * options[view.order][0][0]
+            is_running = runs[view.order] is not None
+            return not view.is_held, _place(view, power, left_s, is_running=is_running)
 
         for view in sorted(left, key=place):
             i = view.order
@@ -478,7 +470,7 @@ def _foreseen(
                 restart_s = 0.0 if runs[i] == given else view.job.restart_s
                 served[i] = (share_left[i] * whole_s + restart_s, whole_s, given)
                 first += [view] if now_s == 0 else []
-            elif not may_pass:
+            elif power is None:
                 break
         if not served:
             return inf, first
