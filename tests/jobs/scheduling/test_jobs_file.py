@@ -38,6 +38,8 @@ def test_csv_and_yaml_say_the_same(tmp_path):
         ({"batch_size": 0}, "'batch_size': input should be greater than or equal to 1"),
         ({"num_devices": 0}, "'num_devices': input should be greater than or equal to 1"),
         ({"batchsize": 2}, "unknown column 'batchsize'; did you mean batch_size"),
+        ({"dependency": "afterok:a"}, "do not wait for each other: let 'arrival' be"),
+        ({"steps_per_s": 5}, "write the speed as points"),
         ({"batch_size": None}, "expected a value for 'batch_size', got none"),
         ({"points": None}, "expected one of model, points and table for its speed"),
         ({"model": "torchvision:resnet18"}, "expected one of model, points and table for its speed"),

@@ -15,6 +15,7 @@ from forerun.jobs.scheduling.speed import (
     MeasuredSpeed,
     RateCurve,
     StepPoint,
+    ask_together,
     fit_data_parallel,
     offered_sizes,
     rate_curve,
@@ -130,6 +131,9 @@ def test_a_curve_is_the_same_whatever_is_asked_first(first):
     assert curve.best_within(first) == max((n for n in rates if n <= first), key=lambda n: (rates[n], -n))
     assert made().rate(first) == curve.rate(first) == rates[first]
     assert (curve.rates, curve.hull) == (rates, made().hull)
+    together, beside = made(), rate_curve.__wrapped__(speed(0.03), None, (64.0, 64.0), 4, (1, 2), 0.0)
+    ask_together([together.scaled(lambda sizes: np.ones(len(sizes))), together, beside])
+    assert (together.rates, beside.rate(1)) == (rates, speed(0.03)(1, 1, 64.0))
 
 
 def test_a_grid_of_sizes_and_batches_is_the_law_at_each():

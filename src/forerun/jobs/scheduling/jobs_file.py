@@ -277,15 +277,27 @@ def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
     return found
 
 
+_INSTEAD = {
+    "depend": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
+    "after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
+    "per_s": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
+    "throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
+}
+"""What to write for columns of other schedulers' tables, by a part of their name."""
+
+
 def _first(error: ValidationError) -> str:
     """The first of pydantic's complaints as one line."""
     first = error.errors()[0]
     # A part of a value is shown by itself.
     field = str(next(iter(first["loc"]), ""))
     if first["type"] == "extra_forbidden":
-        return f"unknown column '{field}'{near_matches(field, JobEntry.model_fields)}; remove or rename it"
+        instead = next((words for part, words in _INSTEAD.items() if part in field.lower()), None)
+        near = near_matches(field, JobEntry.model_fields)
+        return f"unknown column '{field}'" + (f"; {instead}" if instead else f"{near}; remove or rename it")
     if first["type"] == "missing":
-        return f"expected a value for '{field}', got none"
+        told = "; the first line of a CSV file names its columns" if field == "name" else ""
+        return f"expected a value for '{field}', got none{told}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     return (

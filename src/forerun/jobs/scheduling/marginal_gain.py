@@ -365,8 +365,9 @@ def foresight(
 ) -> dict[str, Allocation]:
     """Least remaining time starts first; what is left goes by goodput's relative gain, weighted by what is left.
 
-    Each job in the order of its forecast time left gets the least it runs with (what was asked for if it has one size)
-    on the devices where it would be done first. Then devices go where they raise the utility most: that of n devices is
+    Each job in the order of its forecast time left (or in another, see ``_in_best_order``) gets the least it runs with
+    (what was asked for if it has one size) on the devices where it would be done first. Then devices go where they
+    raise the utility most: that of n devices is
     -(f(1) / f(n)) / T ** a, with f(1) the rate and T the forecast time left on the least the job runs with. a = 0 is
     ``pollux``; a = -1 is Optimus' gain in seconds. An error of the forecast enters only by its root.
 
@@ -398,13 +399,92 @@ def foresight(
     free = FreeDevices(cluster)
     urgent = serve_urgent(jobs, cluster, now_s, worst_fairness, free)
     others = [view for view in jobs if view.job.name not in urgent] if urgent else jobs
-    shortest_first = sorted(others, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
-    given = urgent | start_all(shortest_first, cluster, free)
+    given = urgent | start_all(_in_best_order(others, free), cluster, free)
     grow(jobs, free, given, utility, one_at_a_time=False)
     # What those that stay give back would lie idle: those that change anyway pay no further restart for it.
     changed = _keep_what_does_not_pay(others, free, given, pays)
     grow(changed, free, given, utility, one_at_a_time=False)
     return given
+
+
+_MOST_FORESEEN = 24
+"""Jobs up to which orders are compared by what follows from them."""
+
+
+def _in_best_order(jobs: Sequence[JobView], free: FreeDevices) -> list[JobView]:
+    """Jobs in the order of their time left; where some that wait need several devices at once, in the best of three.
+
+    A job of many devices is short by its time and long by what others could do meanwhile, and small ones may pass it
+    for ever. So three orders are followed to the end of all jobs, and the one with the least weighted sum of
+    completions counts: time left, time left times the root of the devices, and arrival, where nobody passes another.
+    """
+    powers: list[float | None] = [0.0]
+    is_wide = any(view.current is None and _width(view) > 1 for view in jobs)
+    if is_wide and len(jobs) <= _MOST_FORESEEN:
+        powers = sorted([0.0, 0.5, None], key=lambda power: _foreseen(jobs, power, free)[0])
+    if powers[0] is None:
+        return _foreseen(jobs, None, free)[1]
+    return sorted(jobs, key=lambda v: _place(v, powers[0], v.least_remaining_s, is_running=True))
+
+
+def _width(view: JobView) -> int:
+    return 1 if view.job.is_elastic and view.job.is_preemptible else view.job.num_workers
+
+
+def _place(view: JobView, power: float | None, left_s: float, *, is_running: bool) -> tuple[float, int]:
+    """Place in a queue by the time left times a power of the devices; by arrival without one, those that run first."""
+    first = not is_running if power is None else left_s * _width(view) ** power / view.job.weight
+    return first, view.order
+
+
+def _foreseen(jobs: Sequence[JobView], power: float | None, free: FreeDevices) -> tuple[float, list[JobView]]:
+    """Weighted sum of the times to the ends of jobs [s], at each end served anew in this order, and who is served now.
+
+    Each gets the least that it runs with; jobs that urgent ones leave no room do not end.
+    """
+    options: dict[int, list[tuple[float, Allocation]]] = {}
+    for view in jobs:
+        least = [view.smallest(kind) for kind in view.curves]
+        if view.is_held and view.current is not None:
+            least = [view.current]
+        timed = [(view.remaining_s(one), one) for one in least if one is not None]
+        options[view.order] = sorted(timed, key=lambda item: item[0])
+    runs = {view.order: view.current for view in jobs}
+    share_left, now_s, total_s = dict.fromkeys(options, 1.0), 0.0, 0.0
+    first: list[JobView] = []
+    left = [view for view in jobs if options[view.order]]
+    while left:
+        room, served = dict(free.left), dict[int, tuple[float, float, Allocation]]()
+
+        def place(view: JobView) -> tuple[bool, tuple[float, int]]:
+            left_s = share_left[view.order] * options[view.order][0][0]
+            is_running = runs[view.order] is not None
+            return not view.is_held, _place(view, power, left_s, is_running=is_running)
+
+        for view in sorted(left, key=place):
+            i = view.order
+            found = next(((s, a) for s, a in options[i] if a.num_workers <= room[a.device]), None)
+            if found is not None:
+                whole_s, given = found
+                room[given.device] -= given.num_workers
+                restart_s = 0.0 if runs[i] == given else view.job.restart_s
+                served[i] = (share_left[i] * whole_s + restart_s, whole_s, given)
+                first += [view] if now_s == 0 else []
+            elif power is None:
+                break
+        if not served:
+            return inf, first
+        step_s = min(spent_s for spent_s, _, _ in served.values())
+        now_s += step_s
+        for view in left:
+            if (found_now := served.get(view.order)) is None:
+                runs[view.order] = None
+                continue
+            spent_s, whole_s, runs[view.order] = found_now
+            share_left[view.order] = (spent_s - step_s) / whole_s
+            total_s += view.job.weight * now_s if spent_s == step_s else 0.0
+        left = [view for view in left if share_left[view.order] > 0]
+    return total_s, first
 
 
 def _keep_what_does_not_pay(

@@ -107,7 +107,7 @@ class ScheduleMetrics(Answer):
         restarts_per_job: Times that what a running or stopped job has was changed; the first start is none.
         utilisation: Devices held over devices there are, from the first arrival to the last end.
         deadlines_met: Share of the deadlines that were met; NaN without deadlines.
-        scheduler_ms: Mean time of a decision by the clock [ms].
+        scheduler_ms: Mean processor time of a decision, curves of speed and nodes included [ms].
     """
 
     num_jobs: int
@@ -133,7 +133,7 @@ def schedule_metrics(
     Args:
         outcomes: The jobs, at least one.
         num_devices: Devices of the cluster.
-        decision_s: Time of each decision by the clock [s].
+        decision_s: Processor time of each decision [s].
     """
     rows = [
         (o.arrival_s, o.end_s, o.device_s, o.num_restarts, o.fair_share_s, o.deadline_s) for o in outcomes

@@ -27,6 +27,7 @@ from forerun.jobs.scheduling.placement import Placement, consolidate, pack
 from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
+from forerun.jobs.scheduling.speed import ask_together
 
 _MOST_ROUNDS = 5_000_000
 _ROUNDS_BETWEEN_WORDS = 200
@@ -163,10 +164,10 @@ class _Simulation:
                 self._decide(now_s, is_round=False)
             elif came:
                 # One more job makes the shares of others smaller, and none of them urgent.
-                begin = time.perf_counter()
+                begin = time.process_time()
                 waits_s = self._until_urgent_s(self.active[-came:], now_s)
                 self._urgent_s = min(self._urgent_s, now_s + min(waits_s, default=inf))
-                self.decision_s[-1] += time.perf_counter() - begin
+                self.decision_s[-1] += time.process_time() - begin
             end_s = min(round_s, self._next_event_s(now_s))
             is_changed |= self._advance(now_s, end_s)
             # A job that is held no longer may be moved at the next decision.
@@ -243,9 +244,10 @@ class _Simulation:
 
     def _decide(self, now_s: float, *, is_round: bool = True) -> None:
         """Carries out what the policy wants; inside a round all jobs that run are held."""
-        begin = time.perf_counter()
+        begin = time.process_time()
         adapts = self.policy.adapts_batch
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
+        ask_together(curve for view in views for curve in view.curves.values())
         for view in () if is_round else views:
             view.is_held |= view.current is not None
         held = [view.is_held for view in views]
@@ -267,7 +269,7 @@ class _Simulation:
         # Nothing else happens at that moment, so that the policy would not be asked in time.
         self._urgent_s = now_s + min((wait_s for wait_s in waits_s if wait_s > 0), default=inf)
         self._is_urgent = 0.0 in waits_s
-        self.decision_s.append(time.perf_counter() - begin)
+        self.decision_s.append(time.process_time() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)
         # Only the first decision is explained: it is the one to carry out now.

@@ -5,11 +5,12 @@ A speed model is any callable of these signatures, so that a model of communicat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -251,11 +252,35 @@ class BatchEfficiency:
         return (self.noise_scale + self.base_batch_size) / (self.noise_scale + batch_size)
 
 
-_NEAR = 8
-"""Numbers of devices, from the smallest, that a curve has from the start: most of a long queue asks for no more."""
+_PIECES = (1, 8)
+"""Ends of the parts in which rates are asked for, from the smallest number of devices: most of a long queue asks for no
+more than the first, and most of the rest for a few."""
 
 RatesOf = Callable[[tuple[int, ...]], tuple[Sequence[float], Sequence[float]]]
 """Rates on some numbers of devices [1/s], and the global batches that give them."""
+
+
+class _RatesOf(NamedTuple):
+    """Rates by the speed of a job on one kind of device, each at its best batch; arguments as in ``rate_curve``."""
+
+    speed: SpeedModel
+    devices_per_node: int
+    batches: Floats
+    worth: Floats
+
+    def __call__(self, sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
+        rates, batches = self.best(sizes)
+        return rates.tolist(), batches.tolist()
+
+    def best(self, sizes: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Rates and batches on some numbers of devices, (..., sizes)."""
+        counts = np.asarray(sizes)
+        speeds = speeds_on_grid(self.speed, counts, -(-counts // self.devices_per_node), self.batches)
+        found = speeds * self.worth
+        chosen = np.argmax(found, axis=-1)[..., None]
+        batches = np.broadcast_to(self.batches, found.shape)
+        rates, best = (np.take_along_axis(one, chosen, axis=-1)[..., 0] for one in (found, batches))
+        return rates, best
 
 
 class RateCurve:
@@ -263,31 +288,39 @@ class RateCurve:
 
     Args:
         sizes: Numbers of devices, ascending.
-        rates_of: Rates and batches on some of them; those of many devices are asked for when they are needed.
+        rates_of: Rates and batches on some of them, asked for when they are needed.
+        base: Curve that ``rates_of`` asks in turn.
     """
 
-    def __init__(self, sizes: tuple[int, ...], rates_of: RatesOf) -> None:
+    def __init__(self, sizes: tuple[int, ...], rates_of: RatesOf, base: RateCurve | None = None) -> None:
         self._rates: dict[int, float] = {}
         self._batches: dict[int, float] = {}
-        self._sizes, self._far, self._rates_of = sizes, sizes[_NEAR:], rates_of
-        self._add(sizes[:_NEAR])
+        self._sizes, self._rates_of, self._base = sizes, rates_of, base
+        self._num_asked = 0
 
-    def _add(self, sizes: tuple[int, ...]) -> None:
-        for n, rate, batch in zip(sizes, *self._rates_of(sizes), strict=True):
+    def _next(self) -> tuple[int, ...]:
+        """Numbers of devices whose rates are asked for next."""
+        end = next((end for end in _PIECES if end > self._num_asked), None)
+        return self._sizes[self._num_asked : end]
+
+    def _add(self, found: tuple[Sequence[float], Sequence[float]]) -> None:
+        """Takes up the rates of the next numbers of devices."""
+        sizes = self._next()
+        self._num_asked += len(sizes)
+        for n, rate, batch in zip(sizes, *found, strict=True):
             if rate > 0:
                 self._rates[n], self._batches[n] = rate, batch
 
     @property
     def rates(self) -> Mapping[int, float]:
         """By number of devices, ascending; only numbers on which the job runs [1/s]."""
-        if self._far:
-            self._add(self._far)
-            self._far = ()
-        return self._rates
+        return self._within(self._sizes[-1]) if self._sizes else self._rates
 
     def _within(self, num_devices: int) -> Mapping[int, float]:
         """The same; beyond so many devices it may lack some."""
-        return self.rates if self._far and num_devices >= self._far[0] else self._rates
+        while self._num_asked < len(self._sizes) and self._sizes[self._num_asked] <= num_devices:
+            self._add(self._rates_of(self._next()))
+        return self._rates
 
     @cached_property
     def hull(self) -> tuple[int, ...]:
@@ -305,7 +338,9 @@ class RateCurve:
     @cached_property
     def fewest(self) -> int:
         """Fewest devices the job runs on at all; 0 if it cannot run here."""
-        return next(iter(self._rates or self.rates), 0)
+        while not self._rates and self._num_asked < len(self._sizes):
+            self._add(self._rates_of(self._next()))
+        return next(iter(self._rates), 0)
 
     def best_within(self, num_devices: int) -> int:
         """Fewest devices with the highest rate among at most so many; 0 if it runs on none of them."""
@@ -329,7 +364,37 @@ class RateCurve:
             rates = [known.get(n, 0.0) * factor for n, factor in zip(sizes, factors, strict=True)]
             return rates, [self._batches.get(n, 0.0) for n in sizes]
 
-        return RateCurve(self._sizes, rates_of)
+        return RateCurve(self._sizes, rates_of, self)
+
+
+def ask_together(curves: Iterable[RateCurve]) -> None:
+    """Asks the first rates of many curves of ``DataParallelSpeed`` in one evaluation of its law, where none is known.
+
+    A curve by itself costs some fifteen calls of NumPy, and a decision about ten thousand jobs has thirty thousand.
+    """
+    alike: dict[tuple[tuple[int, ...], int, int], list[tuple[RateCurve, _RatesOf]]] = {}
+    for one in curves:
+        curve = one._base or one
+        asked = curve._rates_of
+        if curve._num_asked or not isinstance(asked, _RatesOf):
+            continue
+        if isinstance(asked.speed, DataParallelSpeed):
+            key = (curve._next(), asked.devices_per_node, len(asked.batches))
+            alike.setdefault(key, []).append((curve, asked))
+    for (sizes, devices_per_node, _), found in alike.items():
+        # The law is one of numbers and arrays alike: here each parameter is that of all jobs, (jobs, 1, 1).
+        parameters: dict[str, Any] = {
+            field.name: np.asarray([getattr(asked.speed, field.name) for _, asked in found])[:, None, None]
+            for field in fields(DataParallelSpeed)
+        }
+        batches, worth = (
+            np.stack([getattr(asked, name) for _, asked in found])[:, None] for name in ("batches", "worth")
+        )
+        together = _RatesOf(DataParallelSpeed(**parameters), devices_per_node, batches, worth)
+        for (curve, _), *answer in zip(found, *(a.tolist() for a in together.best(sizes)), strict=True):
+            # Jobs may share a curve.
+            if not curve._num_asked:
+                curve._add((answer[0], answer[1]))
 
 
 def upper_hull(rates: Mapping[int, float]) -> tuple[int, ...]:
@@ -383,6 +448,15 @@ def _batches_tried(low: float, high: float) -> Floats:
     return np.asarray([low]) if low == high else np.geomspace(low, high, NUM_BATCHES_TRIED)
 
 
+@lru_cache(maxsize=20_000)
+def _worth(efficiency: Efficiency | None, batch_range: tuple[float, float], progress: float) -> Floats:
+    """Worth of a sample of each batch that is tried, (batches,)."""
+    tried = _batches_tried(*batch_range)
+    return np.asarray(
+        [1.0 if efficiency is None else efficiency(batch, progress) for batch in tried.tolist()]
+    )
+
+
 @lru_cache(maxsize=40_000)
 def rate_curve(
     speed: SpeedModel,
@@ -402,16 +476,8 @@ def rate_curve(
         sizes: Numbers of devices, ascending, see ``offered_sizes``.
         progress: Share of the job that is done; the efficiency may depend on it.
     """
-    tried = _batches_tried(*batch_range)
-    worth = 1.0 if efficiency is None else np.asarray([efficiency(b, progress) for b in tried.tolist()])
-
-    def rates_of(sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
-        counts = np.asarray(sizes)
-        found = speeds_on_grid(speed, counts, -(-counts // devices_per_node), tried) * worth
-        chosen = np.argmax(found, axis=1)
-        return found[np.arange(len(sizes)), chosen].tolist(), tried[chosen].tolist()
-
-    return RateCurve(sizes, rates_of)
+    worth = _worth(efficiency, batch_range, progress)
+    return RateCurve(sizes, _RatesOf(speed, devices_per_node, _batches_tried(*batch_range), worth))
 
 
 def speeds_on_grid(speed: SpeedModel, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
