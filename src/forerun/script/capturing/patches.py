@@ -348,6 +348,7 @@ _MEASURED_BATCHES = 20
 _FEW_ITEMS = 8
 _COSTLY_S = 0.3
 """Time of a batch of samples from which on a few of them, if they have one form, are taken for all [s]."""
+_MOST_COUNTED = 1 << 20
 _MOST_PASSES = 100
 """Passes over its data that one pass of a loader may make; more stand for no end."""
 
@@ -487,6 +488,10 @@ class Loaders:
             return {}
         loader = self.last
         num_batches, size = length_of(loader), length_of(getattr(loader, "dataset", None))
+        if num_batches is None and size and hasattr(loader.dataset, "__getitem__"):
+            # Its sampler has no length, but an end.
+            indices = islice(loader._index_sampler, min(_MOST_COUNTED, _MOST_PASSES * size) + 1)
+            num_batches = sum(1 for _ in indices)
         if num_batches and size and num_batches * self.num_samples > _MOST_PASSES * size:
             num_batches = None  # a sampler that is meant not to end
         return {
