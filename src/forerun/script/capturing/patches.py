@@ -177,17 +177,13 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
 
         return called
 
-    def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        flags["compiled"][id(self)] = self
-
+    network: Any = nn.Module
+    jit: Any = torch.jit
     torch.compile = compiled
-    nn.Module.compile = compile_module  # type: ignore[method-assign]
-
-    def scripted(obj: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return obj
-
-    torch.jit.script = scripted
-    torch.jit.trace = lambda function, *args, **kwargs: function
+    network.compile = lambda module, *args, **kwargs: (
+        flags["compiled"].setdefault(id(module), module) and None
+    )
+    jit.script = jit.trace = lambda function=None, *args, **kwargs: function
 
     def without_graphs(module: Any) -> None:  # which a log draws from a trace
         module.SummaryWriter.add_graph = lambda *args, **kwargs: None

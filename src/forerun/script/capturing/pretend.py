@@ -482,10 +482,19 @@ def pretend_cuda() -> None:
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
     }  # fmt: skip
-    for name, value in answers.items():
-        setattr(cuda, name, _always(value))
-    for name in idle["cuda"]:
-        setattr(cuda, name, _nothing)
+    accelerator = {
+        **tables()["accelerator"], "device_count": _num_devices(), "current_stream": _Stream(),
+        "current_accelerator": torch.device("cuda"),
+        "get_memory_info": (gpu.total_memory, gpu.total_memory),
+    }  # fmt: skip
+    for owner, found, unused in (
+        (cuda, answers, idle["cuda"]),
+        (torch.accelerator, accelerator, idle["accelerator"]),
+    ):
+        for name, value in found.items():
+            setattr(owner, name, _always(value))
+        for name in unused:
+            setattr(owner, name, _nothing)
     for name in idle["memory"]:
         setattr(cuda.memory, name, getattr(cuda, name))
     cuda.memory._record_memory_history = cuda.memory._dump_snapshot = _nothing
@@ -500,7 +509,6 @@ def pretend_cuda() -> None:
     _C._cuda_isCurrentStreamCapturing = _always(False)
     cuda.nccl.version = _always((2, 27, 0))
     pretend_cuda_types()
-    _pretend_accelerator()
     for name in ("tensor", "as_tensor"):
         surround(torch, name)(lambda make, data, *args, **kwargs: make(_with_numbers(data), *args, **kwargs))
 
@@ -513,22 +521,6 @@ def _with_numbers(data: Any) -> Any:
         x.item() if isinstance(x, torch.Tensor) and is_pretended(x) and not x.dim() else _with_numbers(x)
         for x in data
     ]
-
-
-def _pretend_accelerator() -> None:
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if accelerator is None:
-        return
-    total = tables()["gpu"]["total_memory"]
-    answers = {
-        **tables()["accelerator"], "device_count": _num_devices(), "current_stream": _Stream(),
-        "current_accelerator": torch.device("cuda"),
-        "get_memory_info": (total, total),
-    }  # fmt: skip
-    for name, value in answers.items():
-        setattr(accelerator, name, _always(value))
-    for name in tables()["idle"]["accelerator"]:
-        setattr(accelerator, name, _nothing)
 
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name).dtype for name in tables()["types"]["names"]}
