@@ -148,6 +148,11 @@ def test_growth_faster_than_the_batch_is_noticed():
         join_graphs(small, replace(fewer, ops=replace(fewer.ops, read_bytes=small.ops.read_bytes / 2)))
         is None
     )
+    # What jumps between two batches follows the larger one.
+    small, large = graphs_at(build_model(nn.Linear(8, 8), input_shape=(8,)), 32, 64)
+    jumps = replace(large, ops=replace(large.ops, joined_bytes=large.ops.joined_bytes * [40, 1]))
+    joined = join_graphs(small, jumps).ops.joined_bytes
+    np.testing.assert_allclose(joined, np.stack([0 * joined[:, 0], jumps.ops.joined_bytes[:, 0] / 64], -1))
 
 
 def test_a_graph_keeps_no_tensor_and_counts_parameters():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.graph.file import SMALLEST_BATCHES
 from forerun.graph.graph import Graph, OpClass, StepPart
 
 _SIZES = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
@@ -68,10 +69,14 @@ def join_graphs(first: Graph, second: Graph) -> Graph | None:
     size_bytes = affine(first.memory.size_bytes, second.memory.size_bytes)
     if any(value.min(initial=0.0) < _LEAST for value in (size_bytes, *ops.values())):
         return None
-    # What a kernel that a compiler makes of several rows moves may fall short, and shrink where it takes in one more.
+    # What a kernel that a compiler makes of several rows moves may fall short, shrink where it takes in one more, and
+    # jump where it takes in one less: no line, so that of the larger batch through nothing.
     one, other = first.ops.joined_bytes, second.ops.joined_bytes
-    shrinks = (other - one)[..., :1] / apart < 0
-    ops["joined_bytes"] = np.where(shrinks, np.maximum(one, other), affine(one, other))
+    line, of_more = affine(one, other), (other if high > low else one)[..., :1] / max(low, high)
+    constant, slope = line[..., :1], line[..., 1:]
+    through_nothing = np.concatenate([0 * of_more, of_more], axis=-1)
+    line = np.where((slope >= 0) & (constant < -SMALLEST_BATCHES * slope), through_nothing, line)
+    ops["joined_bytes"] = np.where(slope < 0, np.maximum(one, other), line)
     _, m, n, k = np.moveaxis(ops["gemm"], 1, 0)
     part = _without_weight_gradients(first)
     is_product = np.isin(first.ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & (part == StepPart.BACKWARD)

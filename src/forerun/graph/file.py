@@ -107,7 +107,7 @@ def _with_law_sizes(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_SMALLEST_BATCHES = 16
+SMALLEST_BATCHES = 16
 _LEAST = -1e-6
 """Of an affine size at a batch of one, and of its slope: fits of sizes leave remainders of rounding."""
 
@@ -213,7 +213,7 @@ def _check_sizes(name: str, values: Any, within: Within) -> None:
     constant, slope = values[..., 0], values[..., 1]
     if within.may_fall_short:
         # Found on batches of two and more: what a pass over half a batch leaves is no size yet.
-        is_fine = (constant >= -_SMALLEST_BATCHES * slope + _LEAST) & (slope >= _LEAST)
+        is_fine = (constant >= -SMALLEST_BATCHES * slope + _LEAST) & (slope >= _LEAST)
     else:
         is_fine = (constant + slope >= _LEAST) & (slope >= _LEAST)
     is_fine &= (np.abs(constant) <= within.high) & (slope <= within.high)

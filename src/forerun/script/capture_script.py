@@ -353,7 +353,8 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
                 f"it calls the custom operation {name}, whose shapes are not known without the device"
             )
     if status and said:
-        return _Outcome(failure=f"it crashed{done}: {said}")
+        on_torch = "; Keras ran on its PyTorch backend here: use keras.ops, or name the model as keras:FILE"
+        return _Outcome(failure=f"it crashed{done}: {said}{on_torch * ('keras' in ways)}")
     if status:
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return _Outcome(failure=f"it ended with {how}{done}{_and_said(folder)}")

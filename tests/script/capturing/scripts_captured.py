@@ -318,7 +318,7 @@ for epoch in range(1, epochs + 1):
 KERAS_STEP = """
 import os
 import threading
-os.environ["KERAS_BACKEND"] = "torch"
+os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy
 import torch

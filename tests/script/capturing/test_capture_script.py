@@ -388,7 +388,9 @@ def test_a_list_of_samples_on_the_host_is_a_batch_and_an_early_end_hides_no_paus
 
 
 def test_a_training_step_of_the_users_own_keras_model_is_one(captured):
-    facts = captured(KERAS_STEP).facts
+    facts = captured(KERAS_STEP).facts  # of a script on TensorFlow
+    assert any("recorded on Keras' PyTorch backend" in note for note in facts.not_captured)
+    assert [part.name for part in facts.models] == ["Network"]
     assert (facts.batch_size, facts.num_micro_steps, facts.steps_per_epoch, facts.epochs) == (20, 1, 5, 3)
     assert [(part.name, part.num_uses) for part in facts.optimizers] == [("Adam", 1)]
 

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sklearn.model_selection import KFold
 
 from forerun.graph.graph import OpClass
 from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
 from forerun.script.capturing.patches import Loaders, cover_ignite
 from forerun.script.capturing.pauses import Pauses
+from forerun.script.capturing.pretend import Pretence
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
 from forerun.script.capturing.steps import Steps
@@ -372,6 +374,30 @@ def test_a_loop_is_as_long_as_the_batches_of_its_loader_and_not_as_its_samples(s
     frames = script([0] * 640)
     job = job_of(next(frames), Progress(num_steps=2, num_fetches=1, num_batches=20, **told))
     assert job.steps_per_epoch == 20
+
+
+def test_each_fold_of_a_cross_validation_trains_anew():
+    jobs, folds, data = [], KFold(n_splits=5), [0] * 40
+    progress = Progress(num_steps=2, num_fetches=1, num_batches=20)
+    for _ in range(3):
+        for _ in enumerate(folds.split(data)):
+            for _ in loader(data):
+                jobs += [job_of(here(), progress)]
+    splits = folds.split(data)
+    for _ in splits:
+        for _ in loader(data):
+            jobs += [job_of(here(), progress)]
+    assert [(jobs[at].epochs, jobs[at].steps_per_epoch) for at in (0, -1)] == [(15, 20), (5, 20)]
+
+
+def test_numbers_are_clean_however_a_script_asks():
+    with Pretence():
+        x = torch.empty(600, 600, device="meta")
+        either = torch.isnan(x).logical_or(torch.isinf(x)).float().max()
+        overflows = [either, torch.isfinite(x.amax()).logical_not()]
+        assert [bool(found) for found in overflows] == [False] * 2
+        assert bool(torch.isfinite(x).all())
+        assert either.item() + 1 == 1
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():

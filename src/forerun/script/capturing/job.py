@@ -529,6 +529,8 @@ def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
         found = found.args[0]
     if isinstance(found, (ast.List, ast.Tuple)):  # written out, such as the lengths of phases
         return len(found.elts), False, False
+    if (splits := _splits(found, frame)) is not None:
+        return splits, False, False
     if not isinstance(found, ast.Call):
         value = source.value_in(found, frame)
         value = getattr(value, "__dict__", {}).get("iterable", value)  # of a bar of progress
@@ -545,6 +547,17 @@ def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
         lengths.append(values[1])
     # Another function goes through what it is given, as torchvision's log_every does.
     return min(lengths, default=None), True, not is_cut
+
+
+def _splits(found: ast.expr, frame: FrameType) -> int | None:
+    """Number of folds, each of which trains anew, where a loop goes through scikit-learn's splits; else None."""
+    function = found.func if isinstance(found, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        owner = source.evaluated(function.value, frame)
+    else:
+        owner = getattr(getattr(source.value_in(found, frame), "gi_frame", None), "f_locals", {}).get("self")
+    number = getattr(owner, "n_splits", None) if hasattr(type(owner), "get_n_splits") else None
+    return number if isinstance(number, int) else None
 
 
 def _phases(bound: ast.expr, frame: FrameType) -> list[int]:

@@ -177,17 +177,13 @@ def _cover_compilation(steps: Steps, flags: dict[str, Any]) -> None:
 
         return called
 
-    def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        flags["compiled"][id(self)] = self
-
+    network: Any = nn.Module
+    jit: Any = torch.jit
     torch.compile = compiled
-    nn.Module.compile = compile_module  # type: ignore[method-assign]
-
-    def scripted(obj: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return obj
-
-    torch.jit.script = scripted
-    torch.jit.trace = lambda function, *args, **kwargs: function
+    network.compile = lambda module, *args, **kwargs: (
+        flags["compiled"].setdefault(id(module), module) and None
+    )
+    jit.script = jit.trace = lambda function=None, *args, **kwargs: function
 
     def without_graphs(module: Any) -> None:  # which a log draws from a trace
         module.SummaryWriter.add_graph = lambda *args, **kwargs: None
@@ -348,6 +344,7 @@ _MEASURED_BATCHES = 20
 _FEW_ITEMS = 8
 _COSTLY_S = 0.3
 """Time of a batch of samples from which on a few of them, if they have one form, are taken for all [s]."""
+_MOST_COUNTED = 1 << 20
 _MOST_PASSES = 100
 """Passes over its data that one pass of a loader may make; more stand for no end."""
 
@@ -487,6 +484,10 @@ class Loaders:
             return {}
         loader = self.last
         num_batches, size = length_of(loader), length_of(getattr(loader, "dataset", None))
+        if num_batches is None and size and hasattr(loader.dataset, "__getitem__"):
+            # Its sampler has no length, but an end.
+            indices = islice(loader._index_sampler, min(_MOST_COUNTED, _MOST_PASSES * size) + 1)
+            num_batches = sum(1 for _ in indices)
         if num_batches and size and num_batches * self.num_samples > _MOST_PASSES * size:
             num_batches = None  # a sampler that is meant not to end
         return {

@@ -14,6 +14,7 @@ depends on weights or activations is not known.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -42,7 +43,9 @@ _SHAPES_FROM_VALUES = {
 _OF_THE_HOST = {"_pack_padded_sequence_backward", "_pad_packed_sequence"}
 """Operations that take some of their operands from the host's memory."""
 
-_FALSE_WHEN_CLEAN = {"any", "isnan", "isinf", "isneginf", "isposinf", "gt", "lt", "ge", "le", "ne"}
+_CLEAN = {"isnan", "isinf", "isneginf", "isposinf"}
+_KEEPS_CLEAN = {"_to_copy", "logical_or", "bitwise_or", "any", "max", "amax", "sum"}
+_FALSE_WHEN_CLEAN = {"clean", "any", "gt", "lt", "ge", "le", "ne"}
 
 
 class ValueNeededError(RuntimeError):
@@ -51,6 +54,16 @@ class ValueNeededError(RuntimeError):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         capture_state().refusals.append(text)  # a script may catch and print it
+
+
+def _when_clean(name: str, args: Any) -> bool | None:
+    """What a test for infinite numbers, or for those that are none, gives for others; None for any other operation."""
+    if name in _CLEAN:
+        return False
+    is_infinite = name in ("eq", "ne") and isinstance(args[1], float) and math.isinf(args[1])
+    if not is_infinite and (name not in ("eq", "ne") or args[1] is not args[0]):
+        return None
+    return (name == "eq") == (args[1] is args[0])
 
 
 def is_pretended(tensor: Any) -> bool:
@@ -235,12 +248,25 @@ class Pretence(TorchDispatchMode):
         result = func(*args, **kwargs)
         outputs = [t for t in nested_tensors(result) if is_pretended(t)]
         self.known.follow(func, args, kwargs, outputs)
+        # Numbers are clean, and so is what a test of it gives, however far it is added up: no overflow skips an update.
+        clean = _when_clean(name, args)
+        if name in _KEEPS_CLEAN and all(self._made_by(one) == "clean" for one in nested_tensors(args)):
+            clean = False
         for output in outputs:
-            if output.dtype == torch.bool:
-                # Numbers that a network computes are equal to none, such as infinity.
+            key = output.untyped_storage()._cdata
+            self._maker.pop(key, None)
+            if clean is not None:
+                self._maker[key] = "finite" if clean else "clean"
+                self.known.learn(output, torch.full((), clean, dtype=output.dtype).expand(output.shape))
+            elif output.dtype == torch.bool:
+                # Numbers that a network computes are equal to none.
                 is_real = name == "eq" and args[0].is_floating_point()
-                self._maker[output.untyped_storage()._cdata] = "isinf" if is_real else name
+                self._maker[key] = "clean" if is_real else name
         return result
+
+    def _made_by(self, tensor: torch.Tensor) -> str | None:
+        """Operation that made a tensor of truth values, or ``clean`` for a test of clean numbers and what follows."""
+        return self._maker.get(tensor.untyped_storage()._cdata)
 
     def _note_guess(self) -> None:
         if self.notes_guesses:
@@ -256,7 +282,7 @@ class Pretence(TorchDispatchMode):
             return values.item()
         if tensor.dtype == torch.bool:
             self._note_guess()
-            return self._maker.get(tensor.untyped_storage()._cdata) not in _FALSE_WHEN_CLEAN
+            return self._made_by(tensor) not in _FALSE_WHEN_CLEAN
         return 1.0 if tensor.is_floating_point() else 1
 
     def _to_host(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -268,7 +294,7 @@ class Pretence(TorchDispatchMode):
             return values.to(dtype, copy=True)
         # A mask holds, such as that of the tokens of a text that did not end early.
         if tensor.dtype == torch.bool:
-            maker = self._maker.get(tensor.untyped_storage()._cdata)
+            maker = self._made_by(tensor)
             return torch.full(tensor.shape, maker not in (*_FALSE_WHEN_CLEAN, "eq"), dtype=dtype)
         if dtype == torch.bool or not tensor.is_floating_point():
             return torch.zeros(tensor.shape, dtype=dtype)
@@ -320,7 +346,7 @@ class Pretence(TorchDispatchMode):
                 indices.append(index)
                 continue
             mask = self._host_value(index)
-            labels = self._maker.get(index.untyped_storage()._cdata) == "ne"  # such as ``labels != -100``
+            labels = self._made_by(index) == "ne"  # such as ``labels != -100``
             if mask is NotImplemented and (labels or (index.dim() == 1 and index.numel() <= _MOST_CHOSEN)):
                 self._note_guess()  # such as the tokens of a text that did not end early
                 mask = torch.ones(index.shape, dtype=torch.bool)
@@ -456,10 +482,19 @@ def pretend_cuda() -> None:
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
     }  # fmt: skip
-    for name, value in answers.items():
-        setattr(cuda, name, _always(value))
-    for name in idle["cuda"]:
-        setattr(cuda, name, _nothing)
+    accelerator = {
+        **tables()["accelerator"], "device_count": _num_devices(), "current_stream": _Stream(),
+        "current_accelerator": torch.device("cuda"),
+        "get_memory_info": (gpu.total_memory, gpu.total_memory),
+    }  # fmt: skip
+    for owner, found, unused in (
+        (cuda, answers, idle["cuda"]),
+        (torch.accelerator, accelerator, idle["accelerator"]),
+    ):
+        for name, value in found.items():
+            setattr(owner, name, _always(value))
+        for name in unused:
+            setattr(owner, name, _nothing)
     for name in idle["memory"]:
         setattr(cuda.memory, name, getattr(cuda, name))
     cuda.memory._record_memory_history = cuda.memory._dump_snapshot = _nothing
@@ -474,23 +509,18 @@ def pretend_cuda() -> None:
     _C._cuda_isCurrentStreamCapturing = _always(False)
     cuda.nccl.version = _always((2, 27, 0))
     pretend_cuda_types()
-    _pretend_accelerator()
+    for name in ("tensor", "as_tensor"):
+        surround(torch, name)(lambda make, data, *args, **kwargs: make(_with_numbers(data), *args, **kwargs))
 
 
-def _pretend_accelerator() -> None:
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if accelerator is None:
-        return
-    total = tables()["gpu"]["total_memory"]
-    answers = {
-        **tables()["accelerator"], "device_count": _num_devices(), "current_stream": _Stream(),
-        "current_accelerator": torch.device("cuda"),
-        "get_memory_info": (total, total),
-    }  # fmt: skip
-    for name, value in answers.items():
-        setattr(accelerator, name, _always(value))
-    for name in tables()["idle"]["accelerator"]:
-        setattr(accelerator, name, _nothing)
+def _with_numbers(data: Any) -> Any:
+    """Nested lists with numbers in the place of the device's, each of which the host reads."""
+    if not isinstance(data, (list, tuple)):
+        return data
+    return [
+        x.item() if isinstance(x, torch.Tensor) and is_pretended(x) and not x.dim() else _with_numbers(x)
+        for x in data
+    ]
 
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name).dtype for name in tables()["types"]["names"]}

@@ -371,6 +371,10 @@ def _facts(
     samples_global = batch_size * num_micro_steps * parallel.world_size
     dataset_size = _dataset_size(loader, job.steps_per_epoch, samples_global)
     epochs = job.epochs
+    held = {key: frozenset(map(id, root.parameters())) for key, root in steps.roots.items()}
+    whole = {
+        weights: key for key, weights in held.items() if not any(weights < other for other in held.values())
+    }
     precision = _precision(steps, flags, parallel.dtype)
     if job.max_steps is not None and job.steps_per_epoch is None:
         dataset_size = dataset_size or job.max_steps * samples_global
@@ -380,8 +384,8 @@ def _facts(
         way="pretended" if steps.recorder.pretends else "recorded",
         models=tuple(
             _model(module, steps, step)
-            for module in steps.roots.values()
-            if next(module.parameters(), None) is not None
+            for key, module in steps.roots.items()
+            if held[key] and whole.get(held[key]) == key  # not a part of another, or one behind a wrapper
         ),
         optimizers=tuple(_optimizer(optimizer, number) for optimizer, number in used if number),
         num_micro_steps=num_micro_steps,

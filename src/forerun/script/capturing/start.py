@@ -75,7 +75,8 @@ def install(settings_file: Path) -> None:
     session = Session(settings, end)
     arguments = functools.partial(follow_arguments, parsed=_remember)
     after_import({"argparse": arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
-                  "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
+                  "keras.src.backend.config": session.keras, "tensorflow.python.eager.backprop": session.tensorflow,
+                  "jax": session.jax})  # fmt: skip
 
 
 def _remember(options: list[dict[str, Any]]) -> None:
@@ -224,14 +225,24 @@ class Session:
         self.settings, self._end = settings, end
         self._counts = False
 
+    def keras(self, module: Any) -> None:
+        """Lets Keras compute on PyTorch, whatever the script asks for: its layers and its trainer are the same."""
+        if module._BACKEND != "torch":
+            self._end.note("keras")
+            self.flags["notes"].setdefault(
+                f"Keras on {module._BACKEND}: recorded on Keras' PyTorch backend, which has the same operations, and "
+                "predicted without XLA"
+            )
+            module._BACKEND = "torch"
+
     def tensorflow(self, module: Any) -> None:
         """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
-        why = "it trains on TensorFlow; hand its model to forerun.keras, or name it as keras:FILE.keras"
+        why = "it takes gradients of TensorFlow itself; hand its model to forerun.keras, or name it as keras:FILE.keras"
         module.GradientTape.__enter__ = lambda *args, **kwargs: self.refuse(why)
 
     def jax(self, module: Any) -> None:
         """Refuses gradients of JAX."""
-        why = "it trains on JAX, and a capture needs PyTorch; hand a model of Keras to forerun.keras"
+        why = "it takes gradients of JAX itself, and a capture needs PyTorch; hand a model of Keras to forerun.keras"
         module.grad = module.value_and_grad = lambda *args, **kwargs: self.refuse(why)
 
     def triton(self, module: Any) -> None:
