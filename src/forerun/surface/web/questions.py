@@ -366,39 +366,20 @@ if TYPE_CHECKING:
     ForecastBody = ForecastRequest
     ScheduleBody = ScheduleRequest
 else:  # made from the declarations: a type checker knows the settings from these
-    PredictBody = create_model(
-        "PredictBody",
-        __base__=RunBody,
-        __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
-        **{**_LENGTHS, **setting_fields(RunOptions, without=_LINKS, over_http=True)},
+
+    def _body(verb: str, base: type[BaseModel], fields: Mapping[str, Any]) -> type[BaseModel]:
+        words = f"A question for ``forerun {verb}``; names are those of ``forerun.{verb}``."
+        return create_model(f"{verb.title()}Body", __base__=base, __doc__=words, **fields)
+
+    PredictBody = _body(
+        "predict", RunBody, _LENGTHS | setting_fields(RunOptions, without=_LINKS, over_http=True)
     )
-    DiagnoseBody = create_model(
-        "DiagnoseBody",
-        __base__=PredictBody,
-        __doc__="A measured step or sent traces for ``forerun diagnose``, with the question of its prediction.",
-        **_MEASURED,
+    DiagnoseBody = _body("diagnose", PredictBody, _MEASURED)
+    ScaleBody = _body(
+        "scale", RunBody, _LENGTHS | setting_fields(ScaleOptions, without=_LINKS, over_http=True)
     )
-    ScaleBody = create_model(
-        "ScaleBody",
-        __base__=RunBody,
-        __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
-        **{**_LENGTHS, **setting_fields(ScaleOptions, without=_LINKS, over_http=True)},
+    PlanBody = _body(
+        "plan", PlanRequest, _AXES | _LENGTHS | setting_fields(PlanOptions, without=_AXES, over_http=True)
     )
-    PlanBody = create_model(
-        "PlanBody",
-        __base__=PlanRequest,
-        __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
-        **{**_AXES, **_LENGTHS, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
-    )
-    ForecastBody = create_model(
-        "ForecastBody",
-        __base__=ForecastRequest,
-        __doc__="A question for ``forerun forecast``; names are those of ``forerun.forecast``.",
-        **_fields_of("forecast", "run"),
-    )
-    ScheduleBody = create_model(
-        "ScheduleBody",
-        __base__=ScheduleRequest,
-        __doc__="A question for ``forerun schedule``; names are those of ``forerun.schedule``.",
-        **_fields_of("schedule", "jobs"),
-    )
+    ForecastBody = _body("forecast", ForecastRequest, _fields_of("forecast", "run"))
+    ScheduleBody = _body("schedule", ScheduleRequest, _fields_of("schedule", "jobs"))
