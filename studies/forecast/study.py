@@ -45,7 +45,7 @@ from studies.forecast.sweeps import DivergenceScore, SweepScore, divergence_scor
 
 SCHEDULED_TABLE, TRIALS_TABLE = CURVE_TABLES[0], CURVE_TABLES[-1]
 
-FORECAST_STUDY_VERSION = 13
+FORECAST_STUDY_VERSION = 14
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98

@@ -15,7 +15,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.tables import read_rows
 from forerun.jobs.forecasting.backtest_table import BacktestTable, load_table, shipped_table
 from forerun.jobs.forecasting.curve import Curve, Target, clean, parse_target
-from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.jobs.forecasting.curve_files import curve_of_columns, find_curve_files, read_curve
 from forerun.jobs.forecasting.forecast import forecast_curve
 from forerun.jobs.forecasting.forecast_answer import (
     Clock,
@@ -38,16 +38,20 @@ from forerun.jobs.forecasting.schedule import (
     schedule_from,
 )
 from forerun.prediction.estimate import Interval
+from forerun.question.settings import flags
+
+Columns = Mapping[str, Sequence[float | None]]
+"""Columns of a log by name, None where a row has no value."""
 
 
 def forecast(
-    run: str | Path | Curve | Sequence[float],
+    run: str | Path | Curve | Columns | Sequence[float],
     *,
     target: str | Target | None = None,
     metric: str | None = None,
     schedule: Any = None,
     epochs: float | None = None,
-    history: str | Path | Sequence[str | Path | Curve] = (),
+    history: str | Path | Sequence[str | Path | Curve | Columns | Sequence[float]] = (),
     model: Any = None,
     devices: Sequence[str] = (),
     price_usd_per_hour: float | None = None,
@@ -58,13 +62,13 @@ def forecast(
     """The end of a run, the time at which it reaches a target, and the devices and money that this takes.
 
     Args:
-        run: A CSV, TensorBoard events, a curve, or its values, one an epoch.
+        run: A CSV, TensorBoard events, a curve, columns such as those of a CSV, or its values, one an epoch.
         target: Such as ``accuracy>=0.92``.
         metric: Name of the metric; that of the target, or a guess from the file.
         schedule: Words, a PyTorch scheduler, a Keras schedule or a function; "logged" takes the rates in the file, and
             "logged:COLUMN" those of that column; None those that follow a line or a cosine, "unknown" none.
         epochs: Length of the run; that of the schedule, or of its finished siblings, if None.
-        history: Folder or files of finished runs of the same job.
+        history: Folder of finished runs of the same job, or these, each as ``run``.
         model: What is trained, as in ``predict``; with ``devices`` its epochs are timed by prediction.
         devices: Where it might be trained.
         price_usd_per_hour: Price of a device.
@@ -134,6 +138,14 @@ def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None
     rising = target.is_rising if target else None
     if isinstance(run, (str, Path)):
         return read_curve(run, name, rising, rate, seen=seen)
+    if isinstance(run, Mapping):
+        columns = {key: np.asarray(values, dtype=float) for key, values in run.items()}
+        if len({len(column) for column in columns.values()}) != 1:
+            lengths = ", ".join(f"{key} {len(column)}" for key, column in columns.items())
+            raise InvalidSetupError(
+                f"expected columns of one length, got {lengths or 'none'}; write None in gaps"
+            )
+        return curve_of_columns(columns, "run", name, rising, rate, seen=seen)
     values = np.asarray(run, dtype=float)
     if values.ndim != 1 or not len(values):
         raise InvalidSetupError(
@@ -149,9 +161,10 @@ def _siblings(history: Any, run: Any, curve: Curve, target: Target | None) -> li
     is_place = isinstance(history, (str, Path))
     given: list[Any] = list(find_curve_files(history)) if is_place else list(history)
     own = Path(run).resolve() if isinstance(run, (str, Path)) else None
-    given = [g for g in given if isinstance(g, Curve) or Path(g).resolve() != own]
-    metric = target.metric if target else curve.metric
-    return [s if isinstance(s, Curve) else read_curve(s, metric, curve.is_rising) for s in given]
+    given = [g for g in given if not isinstance(g, (str, Path)) or Path(g).resolve() != own]
+    name = target.metric if target else curve.metric
+    wanted = Target(metric=name, value=0.0, is_rising=curve.is_rising)
+    return [_curve(sibling, wanted, None, None, 1.0) for sibling in given]
 
 
 def _clocks(
@@ -159,6 +172,10 @@ def _clocks(
 ) -> Iterator[Clock]:
     if (model is None) != (not devices):
         raise InvalidSetupError("times on a device need both the model and the device; give --model and --on")
+    if model is None and (given := [name for name, value in setup.items() if value is not None]):
+        raise InvalidSetupError(
+            f"{flags(given)}: expected a model that these time, got none; leave them out, or give --model and --on"
+        )
     for device in devices:
         yield predicted_clock(model, device, price, setup)
     logged_s = curve.epoch_time_s()

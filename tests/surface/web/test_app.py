@@ -29,6 +29,7 @@ from studies.scripts.diagnose import write_trace
 MODEL = "cnn:depth=2,base_filters=32"
 CAPTURE = Path(__file__).parents[2] / "kept_files" / "2026-11" / "capture.forerun"
 PREDICT = {"model": MODEL, "device": "t4"}
+JOB = {"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000}
 PLAN = {"models": ["cnn:depth=2..3,base_filters=32"], "devices": ["t4", "l4"], "batch_sizes": [64, 128]}
 
 
@@ -108,6 +109,75 @@ def test_plan_answers_what_the_package_answers(client):
     assert answer.status_code == 200, answer.text
     own = forerun.plan(PLAN["models"], devices="t4,l4", dataset="cifar10", within="cost<=1", max_rejected=50)
     assert answer.json() == own.as_dict()
+
+
+def test_forecasts_and_schedules_answer_what_the_package_answers(client, tmp_path):
+    log = {"epoch": [*range(1, 9)], "val_accuracy": [0.31, 0.42, 0.5, 0.55, 0.58, 0.61, None, 0.64]}
+    sibling = [0.3, 0.44, 0.53, 0.58, 0.61, 0.63, 0.65, 0.66, 0.67, 0.68]
+    body = {"run": log, "target": "val_accuracy>=0.67", "epochs": 20, "schedule": "cosine"}
+    for options in ({}, {"history": [sibling]}, {"model": MODEL, "devices": ["t4"], "dataset": "cifar10"}):
+        answer = ask(client, "/forecast", body, **options)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == forerun.forecast(**body, **options).as_dict()
+    file = tmp_path / "run"
+    file.write_text(
+        "\n".join(f"{a},{'' if b is None else b}" for a, b in [tuple(log), *zip(*log.values(), strict=True)])
+    )
+    own = forerun.forecast(file, **{name: value for name, value in body.items() if name != "run"})
+    assert own.as_dict() == ask(client, "/forecast", body).json()
+    jobs = [
+        {"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000, "script": "python train.py"},
+        {"name": "b", "model": MODEL, "batch_size": 64, "dataset": "cifar10", "epochs": 3, "num_devices": 2},
+    ]
+    question = {
+        "jobs": jobs,
+        "cluster": "2x4xt4",
+        "policies": ["foresight", "fifo"],
+        "fair": 5,
+        "round_s": 120,
+    }
+    answer = ask(client, "/schedule", {**question, "inter": "ethernet-25g"})
+    assert answer.status_code == 200, answer.text
+    own = json.loads(json.dumps(forerun.schedule(**question, inter="ethernet-25g").as_dict()))
+    found = answer.json()
+    for policy in found["policies"] + own["policies"]:
+        del policy["metrics"]["scheduler_ms"]  # measured
+    assert found == own
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "status", "words"),
+    [
+        ("/forecast", {"run": "/etc/passwd"}, 422, "run"),
+        ("/forecast", {"run": [0.3, "x"]}, 422, "run"),
+        ("/forecast", {"run": [0.3, 0.4]}, 422, "points"),
+        (
+            "/forecast",
+            {"run": {"epoch": [1, 2], "loss": [1.0]}},
+            400,
+            "columns of one length, got epoch 2, loss 1",
+        ),
+        ("/forecast", {"history": ["/etc"]}, 422, "history"),
+        ("/forecast", {"backtest_file": "x"}, 422, "unknown setting 'backtest_file'"),
+        ("/forecast", {"batch_size": 8}, 400, "--batch-size: expected a model"),
+        ("/forecast", {"model": "train.py:net", "devices": ["t4"]}, 400, "does not run"),
+        ("/forecast", {"model": MODEL, "devices": ["here"]}, 400, "see /hardware"),
+        ("/schedule", {"jobs": []}, 422, "jobs"),
+        ("/schedule", {"jobs": [{**JOB, "table": "/etc/passwd"}]}, 400, "over HTTP none is read"),
+        ("/schedule", {"jobs": [{**JOB, "model": "train.py:net"}]}, 400, "does not run"),
+        ("/schedule", {"jobs": [{**JOB, "bach_size": 3}]}, 400, "unknown column 'bach_size'"),
+        ("/schedule", {"cluster": "1x1xa.toml+2x4xt4"}, 400, "see /hardware"),
+        ("/schedule", {"cluster": "4"}, 400, "a cluster must be"),
+        ("/schedule", {"policies": ["best"]}, 400, "best"),
+        ("/schedule", {"fair": 0.5}, 422, "fair"),
+        ("/schedule", {"inter": "../link"}, 400, "expected a link of the catalogue"),
+    ],
+)
+def test_a_wrong_forecast_or_schedule_is_told_what_was_wrong(client, path, changes, status, words):
+    whole = (
+        {"run": [0.3, 0.4, 0.5, 0.55, 0.57]} if path == "/forecast" else {"jobs": [JOB], "cluster": "2x4xt4"}
+    )
+    refused(ask(client, path, whole, **changes), status, words)
 
 
 def test_a_plan_takes_the_precision_of_its_model(client):
@@ -333,6 +403,8 @@ def test_the_document_describes_every_question(client):
         "/scale",
         "/plan",
         "/diagnose",
+        "/forecast",
+        "/schedule",
         "/captures",
         "/traces",
         "/trainjob",
@@ -342,7 +414,7 @@ def test_the_document_describes_every_question(client):
         "/datasets",
         "/currencies",
     }
-    for path in ("/predict", "/scale", "/plan", "/diagnose", "/trainjob", "/configs", "/captures", "/traces"):
+    for path in paths.keys() - {"/hardware", "/models", "/datasets", "/currencies"}:
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 
@@ -469,7 +541,7 @@ def test_a_trace_that_takes_too_long_is_ended_and_the_next_one_answered():
     try:
         assert tracer.call(abs, -3) == 3  # the child is up
         tracer._limit_s = 0.3
-        with pytest.raises(UsageError, match=r"took longer than 0\.3 s to trace"):
+        with pytest.raises(UsageError, match=r"the model took longer than 0\.3 s"):
             tracer.call(time.sleep, 30)
         tracer._limit_s = 20.0
         assert tracer.call(abs, -4) == 4

@@ -87,6 +87,7 @@ class ForecastOptions(DeviceOptions, total=False):
             help="Finished runs of the same job: the same network and data with another batch size, seed or rate.",
             group="job",
             metavar="DIR",
+            is_local=True,
         ),
     ]
     model: Annotated[
@@ -116,6 +117,7 @@ class ForecastOptions(DeviceOptions, total=False):
             default="the shipped figures",
             metavar="FILE",
             flag="backtest",
+            is_local=True,
         ),
     ]
 

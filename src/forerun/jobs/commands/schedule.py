@@ -46,14 +46,15 @@ PolicyOption = Annotated[
 class DecideOptions(TypedDict, total=False):
     """Settings of decisions about jobs."""
 
-    round_length: Annotated[
-        str | None,
+    round_s: Annotated[
+        float | None,
         Setting(
             help="Time between two decisions, such as 60s or 10min.",
             group="limits",
             default="60s",
             flag="round",
             metavar="TIME",
+            above=0,
         ),
     ]
     intra: Annotated[
@@ -104,7 +105,7 @@ def _page(answer: Schedule) -> Iterator[Any]:
 @verb(
     "Share a cluster among jobs.",
     options=ShareOptions,
-    readers={"round_length": lambda text: parse_time_s("--round", text)},
+    readers={"round_s": lambda text: parse_time_s("--round", text)},
     page=_page,
     plot="forerun.jobs.plots:gantt_chart",
     width=_WIDTH,
@@ -118,12 +119,9 @@ def jobs(
     """Share a cluster among jobs: who gets which devices now and why, when each is done, how policies compare."""
     import forerun
 
-    asked = checked(settings, ShareOptions)
-    round_s = asked.pop("round_length", 60.0)
+    asked = {**_policies(policy), **checked(settings, ShareOptions)}
     with progress("sharing the cluster") as say:
-        return forerun.schedule(
-            jobs, cluster=_cluster(cluster), round_s=round_s, say=say, **_policies(policy), **asked
-        )
+        return forerun.schedule(jobs, cluster=_cluster(cluster), say=say, **asked)
 
 
 @verb("Replay a trace of jobs.", page=_page, width=_WIDTH)
@@ -157,7 +155,7 @@ def _policies(names: str | None) -> dict[str, Any]:
 @verb(
     "Advise a cluster that is running.",
     options=DecideOptions,
-    readers={"round_length": lambda text: parse_time_s("--round", text)},
+    readers={"round_s": lambda text: parse_time_s("--round", text)},
 )
 def live(
     source: Annotated[
@@ -190,7 +188,6 @@ def live(
     if every_s is not None and every_s < 1:
         raise InvalidSetupError(f"--watch: expected a second or more between two looks, got '{watch}'")
     asked = {**checked(settings, DecideOptions), "policy": policy}
-    asked["round_s"] = asked.pop("round_length", 60.0)
     while True:
         try:
             with quiet_libraries(debug=debug), progress("reading the cluster") as say:

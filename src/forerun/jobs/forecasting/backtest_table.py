@@ -21,7 +21,7 @@ from forerun.base.errors import CostModelError
 from forerun.base.received import DAMAGE, check_array, in_a_line, json_file, read_json, refuse_row
 from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Prefix, Tier
-from forerun.jobs.forecasting.prior import CUTS, HORIZONS, Mixture
+from forerun.jobs.forecasting.prior import CUTS, HORIZONS, SURER, Mixture, held_rate, schedule_features
 
 LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 """Levels of the stored quantiles."""
@@ -69,7 +69,11 @@ class BacktestTable:
         """The share for a forecast: finished runs show how runs fall, and a loss may turn where it hopes for most."""
         if tier is Tier.HISTORY or not self.most_kept:
             return 0.0
-        return max(_KEPT_OF_LOSSES, 1 - prefix.progress) if prefix.kind is MetricKind.LOSS else self.most_kept
+        if prefix.kind is not MetricKind.LOSS:
+            return self.most_kept
+        _, now, then, *_ = schedule_features(prefix)  # zeros without a schedule
+        held = float(held_rate(now, then)[-1]) if tier is Tier.SCHEDULE else 0.0
+        return max(_KEPT_OF_LOSSES, 1 - prefix.progress) * (1 - SURER * held)
 
     def has(self, tier: Tier) -> bool:
         """True if there are back-tests of the tier."""

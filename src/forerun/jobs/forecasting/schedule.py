@@ -77,8 +77,8 @@ class LearningRateSchedule:
         return np.maximum(self.rate((begins + ends) / 2), 0.0)
 
 
-def parse_schedule(text: str) -> LearningRateSchedule:
-    """A schedule from words.
+def parse_schedule(text: str, epochs: float | None = None) -> LearningRateSchedule:
+    """A schedule from words, with the length of the run where they do not say it.
 
     >>> [float(r) for r in parse_schedule("step:2x0.1").rates([1, 2, 3])]
     [1.0, 1.0, 0.1]
@@ -94,6 +94,8 @@ def parse_schedule(text: str) -> LearningRateSchedule:
             "such as cosine:epochs=90 or step:30,60,80x0.1"
         )
     plain, options = _parts(text, rest)
+    if epochs is not None:
+        options.setdefault("epochs", epochs)
     warm_up = options.pop("warmup", 0.0)
     if warm_up < 0:
         raise InvalidSetupError(
@@ -132,7 +134,9 @@ def _number(text: str, whole: str) -> float:
 def _length(options: dict[str, float], text: str) -> float:
     length = options.pop("epochs", math.nan)
     if not length > 0:
-        raise InvalidSetupError(f"this schedule needs its length, such as cosine:epochs=90, got '{text}'")
+        raise InvalidSetupError(
+            f"this schedule needs its length, such as cosine:epochs=90, got '{text}'; give --epochs"
+        )
     return length
 
 
@@ -227,7 +231,11 @@ def schedule_from(schedule: Any, epochs: float | None) -> LearningRateSchedule |
         raise InvalidSetupError(
             "a schedule that is an object needs epochs as well, to know how far to follow it"
         )
-    return schedule_of(schedule, epochs or 1.0)
+    return (
+        parse_schedule(schedule, epochs)
+        if isinstance(schedule, str)
+        else schedule_of(schedule, epochs or 1.0)
+    )
 
 
 def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSchedule:

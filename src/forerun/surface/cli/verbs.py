@@ -169,6 +169,7 @@ def verb(
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         # What the parser reads to know the options; a type checker knows no such attributes of functions.
         vars(command).update(__signature__=inspect.Signature(kept), short_help=short_help, examples=examples)
+        vars(command)["options"] = options  # of the same question over HTTP
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
         return command
 

@@ -28,7 +28,7 @@ from forerun.search.options import PlanOptions
 from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
-from forerun.surface.web.questions import wrong_values
+from forerun.surface.web.questions import options_of, wrong_values
 from forerun.surface.web.reach import Reach, joined, question
 
 _INSTRUCTIONS = (
@@ -222,15 +222,18 @@ def _forecast(
     schedule: str | None = None,
     epochs: float | None = None,
     history: list[str] | None = None,
+    settings: dict[str, Any] | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """The end of a training run from its first epochs, and when it reaches a target.
 
-    ``run`` is a CSV in the working folder, or the values of the metric, one an epoch.
+    ``run`` is a CSV in the working folder, or the values of the metric, one an epoch; settings such as ``metric``,
+    ``model`` and ``devices`` are those of ``forerun.forecast``.
 
     Example: {"run": [0.31, 0.42, 0.5, 0.55, 0.58, 0.61], "target": "accuracy>=0.7", "epochs": 30}.
     """
-    found = question("forecast")(run, target=target, schedule=schedule, epochs=epochs, history=history or ())
-    return dict(found.as_dict())
+    given = {"target": target, "schedule": schedule, "epochs": epochs, "history": history or ()}
+    return dict(question("forecast")(run, **given, **asked).as_dict())
 
 
 def _schedule(
@@ -282,7 +285,7 @@ _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _layouts: LayoutOptions,
     _advise: RunOptions,
     _diagnose: RunOptions,
-    _forecast: None,
+    _forecast: options_of("forecast", "run"),
     _schedule: RunOptions,
     _compare: RunOptions,
     _hardware: None,

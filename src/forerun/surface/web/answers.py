@@ -31,7 +31,9 @@ from forerun.tracing.trace import is_traced
 
 _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
-Kind = Literal["predict", "scale", "plan", "diagnose"]
+Kind = Literal["predict", "scale", "plan", "diagnose", "forecast", "schedule"]
+OF_CHILDREN = ("forecast", "schedule")
+"""Questions that a child answers whole: they trace models, and may take long."""
 Trace = tuple[ModelRequest, TrainingSetup, bool]
 _FIRST: dict[str, Any] = {
     "model": "llama-3.2-1b",
@@ -58,9 +60,9 @@ def _price(rental: Rental | None) -> dict[str, Any] | None:
     }
 
 
-def _diagnosed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of ``forerun diagnose``."""
-    found: dict[str, Any] = question("diagnose")(**arguments).as_dict()
+def _asked(kind: Kind, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a satellite's question."""
+    found: dict[str, Any] = question(kind)(**arguments).as_dict()
     return found
 
 
@@ -141,12 +143,10 @@ class Answers:
 
     def make(self, kind: Kind, arguments: dict[str, Any]) -> bytes:
         """The answer as JSON, once its models are traced."""
-        if kind != "diagnose":
-            found = getattr(forerun, kind)(**arguments).as_dict()
-        elif arguments.get("trace"):  # a file of somebody else is read by a child
-            found = self._tracer.call(_diagnosed, arguments)
+        if kind in OF_CHILDREN or arguments.get("trace"):  # a file of somebody else is read by a child
+            found = self._tracer.call(_asked, kind, arguments, what="the question")
         else:
-            found = _diagnosed(arguments)
+            found = getattr(forerun, kind)(**arguments).as_dict()
         text = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         answer = self.captures.public(text).encode()
         self._kept.keep(_key(kind, arguments), answer, len(answer))
@@ -190,7 +190,7 @@ class Answers:
             UsageError: It is no trace, or damaged.
         """
         name = self.captures.keep(content, "trace")
-        found = self._read(name, _diagnosed, {"trace": [str(self.captures.file(name))]})
+        found = self._read(name, _asked, "diagnose", {"trace": [str(self.captures.file(name))]})
         return {"trace": name, "diagnosis": found}
 
     def _read(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -30,10 +30,18 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from forerun import __version__
 from forerun.base.errors import FailureError, ForerunError, UsageError
 from forerun.base.isolation import MOST_TIMES_THE_LIMIT, TimeLimit
-from forerun.surface.web.answers import Answers, Kind
+from forerun.surface.web.answers import OF_CHILDREN, Answers, Kind
 from forerun.surface.web.guard import Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
-from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody, wrong_values
+from forerun.surface.web.questions import (
+    DiagnoseBody,
+    ForecastBody,
+    PlanBody,
+    PredictBody,
+    ScaleBody,
+    ScheduleBody,
+    wrong_values,
+)
 from forerun.surface.web.reach import Reach, kept_config, question
 from forerun.tracing.source import TRACED_MODULES
 
@@ -52,12 +60,15 @@ _BYTES = "application/octet-stream"
 _A_FILE = {
     "requestBody": {"required": True, "content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 }
-_BODIES: Mapping[str, type[BaseModel]] = {
-    "/predict": PredictBody,
-    "/scale": ScaleBody,
-    "/plan": PlanBody,
-    "/diagnose": DiagnoseBody,
+_QUESTIONS: Mapping[Kind, tuple[type[BaseModel], str]] = {
+    "predict": (PredictBody, "Time, memory and cost of a training job"),
+    "scale": (ScaleBody, "Throughput of a training job on more and more devices"),
+    "plan": (PlanBody, "The best configuration under limits"),
+    "diagnose": (DiagnoseBody, "A measured step beside its prediction"),
+    "forecast": (ForecastBody, "The end of a training run from its first epochs"),
+    "schedule": (ScheduleBody, "A cluster shared among jobs, and policies compared"),
 }
+"""Questions with the form of their bodies and their lines in the document."""
 _ADMISSION_S = 4.5
 """Longest wait for the size of a TrainJob [s]: the API server of Kubernetes waits for 5 s."""
 _OF_LANGUAGE_MODELS = ("transformers.models.llama.modeling_llama",)
@@ -113,14 +124,16 @@ class _Desk:
             await asyncio.sleep(_FORGET_EVERY_S)
             self.answers.captures.forget()
 
-    async def answer(
-        self, kind: Kind, body: PredictBody | ScaleBody | PlanBody | DiagnoseBody, client: str
-    ) -> Response:
+    async def answer(self, kind: Kind, body: Any, client: str) -> Response:
         """The answer to a question as JSON."""
         arguments = body.arguments(self.reach)
         kept = self.answers.kept(kind, arguments)
         if kept is not None:
             return Response(kept, media_type="application/json")
+        if kind in OF_CHILDREN:
+            with self.clients.question(client):
+                made = await self.traced(self.answers.make, kind, arguments)
+            return Response(made, media_type="application/json")
         lane = self.planning if _is_large(kind, arguments) else self.computing
         missing = await self.in_time(self.computing.run(self.answers.missing, kind, arguments))
         if missing:
@@ -249,21 +262,8 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     }
     answers = desk.answers
 
-    @app.post("/predict", responses=problems, summary="Time, memory and cost of a training job")
-    async def predict(body: PredictBody, request: Request) -> Response:
-        return await desk.answer("predict", body, _client(request))
-
-    @app.post("/scale", responses=problems, summary="Throughput of a training job on more and more devices")
-    async def scale(body: ScaleBody, request: Request) -> Response:
-        return await desk.answer("scale", body, _client(request))
-
-    @app.post("/plan", responses=problems, summary="The best configuration under limits")
-    async def plan(body: PlanBody, request: Request) -> Response:
-        return await desk.answer("plan", body, _client(request))
-
-    @app.post("/diagnose", responses=problems, summary="A measured step beside its prediction")
-    async def diagnose(body: DiagnoseBody, request: Request) -> Response:
-        return await desk.answer("diagnose", body, _client(request))
+    for kind, (form, summary) in _QUESTIONS.items():
+        app.post(f"/{kind}", responses=problems, summary=summary, name=kind)(_asked(desk, kind, form))
 
     @app.post("/trainjob", responses=problems, summary="Size of a TrainJob of Kubeflow before it is admitted")
     async def trainjob(document: dict[str, Any]) -> JSONResponse:
@@ -312,6 +312,14 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     @app.get("/currencies", summary="Currencies with their rates")
     async def currencies() -> Response:
         return Response(answers.listed("currencies"), media_type="application/json")
+
+
+def _asked(desk: _Desk, kind: Kind, form: type[BaseModel]) -> Callable[..., Awaitable[Response]]:
+    async def asked(body: Any, request: Request) -> Response:
+        return await desk.answer(kind, body, _client(request))
+
+    asked.__annotations__["body"] = form
+    return asked
 
 
 def _client(request: Request) -> str:
@@ -379,8 +387,10 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        body = _BODIES.get(request.url.path)
-        return problem(422, wrong_values(error.errors(), body.model_fields if body else ()))
+        known = [
+            form.model_fields for kind, (form, _) in _QUESTIONS.items() if request.url.path == f"/{kind}"
+        ]
+        return problem(422, wrong_values(error.errors(), *known or [()]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:

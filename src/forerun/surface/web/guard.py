@@ -17,8 +17,8 @@ from forerun.surface.web.load import Figures
 from forerun.surface.web.reach import MOST_CAPTURE_BYTES
 
 MAX_BODY_BYTES = 64 * 1024
-_MOST_BYTES = {"/captures": MOST_CAPTURE_BYTES, "/traces": MOST_CAPTURE_BYTES}
-"""Largest bodies of paths that take files [bytes]."""
+_MOST_BYTES = {"/captures": MOST_CAPTURE_BYTES, "/traces": MOST_CAPTURE_BYTES, "/forecast": 2**20}
+"""Largest bodies of paths that take files or whole logs [bytes]."""
 BODY_TIMEOUT_S = 10.0
 """Longest time in which the body of a request must arrive [s]."""
 REQUEST_LOG = logging.getLogger("forerun.requests")

@@ -173,20 +173,20 @@ class Tracer:
         for worker in reversed(self._workers):
             self._free.put(worker)
 
-    def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of ``work(*arguments)``.
+    def call(self, work: Callable[..., Any], *arguments: Any, what: str = "the model") -> Any:
+        """The result of ``work(*arguments)``; ``what`` it is about is named in refusals.
 
         Raises:
             UsageError, FailureError: The work raised one of them, or took too long.
         """
         worker = self._free.get()
         try:
-            return worker.call(work, *arguments, what="the model", timeout_s=self._limit_s)
+            return worker.call(work, *arguments, what=what, timeout_s=self._limit_s)
         except IsolationError as error:
             # The user can ask for less; that the process ended is the server's affair.
             if "took longer" in str(error):
                 raise UsageError(
-                    f"the model took longer than {self._limit_s:g} s to trace, which is not answered over HTTP; "
+                    f"{what} took longer than {self._limit_s:g} s, which is not answered over HTTP; "
                     "use the command line"
                 ) from None
             if _LACKS_MEMORY.search(str(error)):
@@ -198,7 +198,7 @@ class Tracer:
                 raise FailureError(
                     "the process that traces models ended; ask again, or use the command line"
                 ) from None
-            raise FailureError(str(error).removeprefix("the model: ")) from None
+            raise FailureError(str(error).removeprefix(f"{what}: ")) from None
         except ForerunError as error:
             known = UsageError if isinstance(error, UsageError) else FailureError
             raise known(str(error)) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from forerun.base.errors import UsageError, near_matches
+from forerun.base.extras import loaded, plugin
 from forerun.question.model import find_architecture
 from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
@@ -36,6 +37,7 @@ _HERE = re.compile(
     r"(?<![a-wyz])here(?![a-wyz])", re.IGNORECASE
 )  # alone, and in forms such as 1xhere and herex2
 _LINK = re.compile(r"[A-Za-z0-9 ().-]+")
+_GROUPS = re.compile(r"[+,]")
 _FAMILY_NUMBER = re.compile(r"\d+")
 _LARGEST_FAMILY_NUMBER = 4096
 _LARGEST_DEPTH = 512
@@ -281,33 +283,97 @@ class PlanRequest(_Body):
         return found
 
 
+def options_of(verb: str, name: str) -> type | None:
+    """The declaration of the settings of a satellite's question; None where this installation lacks it."""
+    try:
+        found = plugin("forerun.verbs", verb)
+    except UsageError:
+        return None
+    options: type | None = None if found is None else vars(loaded(found.questions[name]))["options"]
+    return options
+
+
+def _fields_of(verb: str, name: str) -> dict[str, Any]:
+    options = options_of(verb, name)
+    return {} if options is None else setting_fields(options, over_http=True)
+
+
+_Column = Annotated[str, Field(min_length=1, max_length=60)]
+_Values = Annotated[list[float | None], Field(min_length=1, max_length=MOST_VALUES)]
+_Curve = _Values | Annotated[dict[_Column, _Values], Field(min_length=1, max_length=64)]
+
+
+class ForecastRequest(_Body):
+    """The parts of a question about the end of a run: values of its metric, one an epoch, or columns of its log."""
+
+    run: _Curve = Field(examples=[{"epoch": [1, 2, 3, 4, 5], "val_accuracy": [0.31, 0.42, 0.5, 0.55, 0.58]}])
+    history: Annotated[list[_Curve], Field(max_length=32)] = []
+    devices: Annotated[list[Name], Field(max_length=24)] = []
+
+    def arguments(self, reach: Reach = _NO_FILES) -> dict[str, Any]:
+        """Arguments of ``forerun.forecast``.
+
+        Raises:
+            UsageError: A name reaches beyond the catalogue and the libraries.
+        """
+        found = self.given()
+        found["devices"] = [check_device_name(device) for device in self.devices]
+        if "model" in found:
+            found["model"] = check_model_name(found["model"], reach)
+        return found
+
+
+class ScheduleRequest(_Body):
+    """The parts of a question about jobs on a cluster; the rows are those of a jobs file, see docs/files.md."""
+
+    jobs: Annotated[list[dict[_Column, Any]], Field(min_length=1, max_length=200)] = Field(
+        examples=[[{"name": "a", "points": "1:100 2:190", "batch_size": 64, "steps": 9000}]]
+    )
+    cluster: Name = Field(examples=["2x4xt4"])
+    policies: Annotated[list[Name], Field(min_length=1, max_length=32)] | None = None
+
+    def arguments(self, reach: Reach = _NO_FILES) -> dict[str, Any]:
+        """Arguments of ``forerun.schedule``.
+
+        Raises:
+            UsageError: A name reaches beyond the catalogue and the libraries.
+        """
+        found = self.given()
+        for group in _GROUPS.split(self.cluster):
+            check_device_name(group)
+        _check_links(found)
+        models = [row.get("model") for row in self.jobs]
+        others = [{name: value for name, value in row.items() if name != "model"} for row in self.jobs]
+        _NO_FILES.check({"jobs": others}, declared(RunOptions))
+        found["jobs"] = [
+            row | {"model": check_model_name(model, reach)} if isinstance(model, str) else row
+            for row, model in zip(self.jobs, models, strict=True)
+        ]
+        return found
+
+
 if TYPE_CHECKING:
     PredictBody = RunBody
     ScaleBody = RunBody
     DiagnoseBody = RunBody
     PlanBody = PlanRequest
+    ForecastBody = ForecastRequest
+    ScheduleBody = ScheduleRequest
 else:  # made from the declarations: a type checker knows the settings from these
-    PredictBody = create_model(
-        "PredictBody",
-        __base__=RunBody,
-        __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
-        **{**_LENGTHS, **setting_fields(RunOptions, without=_LINKS, over_http=True)},
+
+    def _body(verb: str, base: type[BaseModel], fields: Mapping[str, Any]) -> type[BaseModel]:
+        words = f"A question for ``forerun {verb}``; names are those of ``forerun.{verb}``."
+        return create_model(f"{verb.title()}Body", __base__=base, __doc__=words, **fields)
+
+    PredictBody = _body(
+        "predict", RunBody, _LENGTHS | setting_fields(RunOptions, without=_LINKS, over_http=True)
     )
-    DiagnoseBody = create_model(
-        "DiagnoseBody",
-        __base__=PredictBody,
-        __doc__="A measured step or sent traces for ``forerun diagnose``, with the question of its prediction.",
-        **_MEASURED,
+    DiagnoseBody = _body("diagnose", PredictBody, _MEASURED)
+    ScaleBody = _body(
+        "scale", RunBody, _LENGTHS | setting_fields(ScaleOptions, without=_LINKS, over_http=True)
     )
-    ScaleBody = create_model(
-        "ScaleBody",
-        __base__=RunBody,
-        __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
-        **{**_LENGTHS, **setting_fields(ScaleOptions, without=_LINKS, over_http=True)},
+    PlanBody = _body(
+        "plan", PlanRequest, _AXES | _LENGTHS | setting_fields(PlanOptions, without=_AXES, over_http=True)
     )
-    PlanBody = create_model(
-        "PlanBody",
-        __base__=PlanRequest,
-        __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
-        **{**_AXES, **_LENGTHS, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
-    )
+    ForecastBody = _body("forecast", ForecastRequest, _fields_of("forecast", "run"))
+    ScheduleBody = _body("schedule", ScheduleRequest, _fields_of("schedule", "jobs"))

@@ -86,14 +86,17 @@ class Reach:
         """
         for name, value in arguments.items():
             # Names come from outside as well, and go into messages.
-            _ = [*_texts("settings", name)]
-            for part in value if isinstance(value, list) else [value]:
+            _ = [*_texts("settings", name), *_texts(name, value)]
+            parts = value if isinstance(value, list) else [value]
+            for part in parts:
                 if isinstance(part, Mapping):
                     self.check(part, known)
+            if name == "script":  # of a job, which is printed
+                continue
             is_path = name in _PATHS or (name in known and known[name].setting.is_local)
-            for text in _texts(name, value):
-                # Several models stand in one text, and each may name a file.
-                for part in text.split(";"):
+            for text in _texts(name, [part for part in parts if not isinstance(part, Mapping)]):
+                # Several models or groups of devices stand in one text, and each may name a file.
+                for part in re.split("[;+,]" if name == "cluster" else ";", text):
                     self.check_name(part.strip(), is_path=is_path)
 
     def check_name(self, text: str, *, is_path: bool = False) -> None:
@@ -112,7 +115,9 @@ class Reach:
         )
         if is_path or path is not text or text.lower().endswith(_FILES):
             path = _COUNTS.sub("", path.removeprefix("keras:"))
-            if self.files is None or not _lies_in(path, self.files):
+            if self.files is None:
+                raise UsageError(f"'{text}' names a file: over HTTP none is read; use the command line")
+            if not _lies_in(path, self.files):
                 raise UsageError(
                     f"'{text}' lies outside the working folder of this server, which reads no other files; start it "
                     "in the folder of the file, or use the command line"
