@@ -471,9 +471,9 @@ def origins_section(answers: list[OriginAnswers]) -> str:
                 f"{log_interval_scores(found.log_errors, found.log_widths).mean():.2f}",
             ]
             rows.append((found.origin, str(number), *figures))
-        reasons += [
-            f"{count} of {found.origin.removesuffix(': all')} ({why})" for why, count in found.missing.items()
-        ]
+        if found.missing:
+            whys = "; ".join(f"{count}: {why}" for why, count in found.missing.items())
+            reasons.append(f"{found.origin.removesuffix(': all')} ({whys})")
     header = (
         "origin", "answered", "MAPE", "median", "bias", "coverage", "half-width", "score",
     )  # fmt: skip

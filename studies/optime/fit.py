@@ -261,4 +261,4 @@ def provenance(
 def held_inputs(weights: CostModel) -> dict[str, float]:
     """Value at which each input of limited reach stands in the classes that it does not reach: its mean in the fit."""
     mean = np.mean([network.mean for network in weights.networks], axis=0)[len(STATIC_FEATURES) :]
-    return {name: float(mean[POINT_FEATURES.index(name)].round(3)) for name in REACH}
+    return {name: round(float(mean[POINT_FEATURES.index(name)]), 3) for name in REACH}
