@@ -302,9 +302,8 @@ def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, ...]:
     """Groups, MAPE [%], lowest and highest median of predicted over measured, how many lie outside 0.9 to 1.1."""
     groups: dict[tuple[str, str, str, str], list[Floats]] = {}
     for error in found:
-        groups.setdefault((error.source, error.device, error.precision, error.operator), []).append(
-            error.residuals
-        )
+        key = (error.source, error.device, error.precision, error.operator)
+        groups.setdefault(key, []).append(error.residuals)
     together = [np.concatenate(parts) for parts in groups.values()]
     medians = [float(np.exp(-np.median(residuals))) for residuals in together]
     mape = float(np.mean([_mape(residuals) for residuals in together]))

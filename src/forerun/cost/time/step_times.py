@@ -495,9 +495,8 @@ def _class_factors(ops: DistinctOps, points: Sequence[Point], weights: CostModel
 def _circumstances(points: Sequence[Point], weights: CostModel) -> Floats:
     """Log offset of a calibrated device's steps by half precision, layout and compiler, (p,)."""
     flags = np.asarray([circumstance_flags(point.setup) for point in points], dtype=np.float64)
-    found: Floats = flags @ np.asarray(
-        weights.circumstance_offsets[:NUM_CIRCUMSTANCES] or (0.0,) * NUM_CIRCUMSTANCES
-    )
+    own = weights.circumstance_offsets[:NUM_CIRCUMSTANCES] or np.zeros(NUM_CIRCUMSTANCES)
+    found: Floats = flags @ np.asarray(own)
     return found
 
 
