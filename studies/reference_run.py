@@ -214,7 +214,7 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
         "ensemble", quick, lambda: corpus.fitted_without(np.zeros(len(corpus.steps), bool), settings).weights
     )
     steps = [step for step, good in zip(corpus.steps, fittable(corpus.steps), strict=True) if good]
-    weights = replace(weights, provenance=provenance(steps, corpus.operators, settings))
+    weights = replace(weights, provenance=provenance(steps, corpus.operators, settings, weights))
     weights = with_offsets_of_architectures(without_bound_boards(weights), read_amd_convolutions(folder))
     save_weights(weights, out)
 

@@ -246,7 +246,9 @@ class StepSections:
         return (
             "## Single operators\n\n"
             "Mean over groups of operator, table, device and format; medians of predicted over measured.\n\n"
-            + markdown_table(("rows", "groups", "MAPE", "lowest median", "highest median"), rows)
+            + markdown_table(
+                ("rows", "groups", "MAPE", "lowest median", "highest median", "outside 0.9 to 1.1"), rows
+            )
         )
 
     def summary_rows(self) -> list[tuple[str, str, str]]:
@@ -296,21 +298,23 @@ def _mape(residuals: Floats) -> float:
     return float(np.abs(np.exp(-residuals) - 1).mean())
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}" if np.isfinite(value) else "-"
-
-
-def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, str, str, str]:
-    """Groups, MAPE [%], lowest and highest median of predicted over measured."""
+def _operator_cells(found: Sequence[OperatorError]) -> tuple[str, ...]:
+    """Groups, MAPE [%], lowest and highest median of predicted over measured, how many lie outside 0.9 to 1.1."""
     groups: dict[tuple[str, str, str, str], list[Floats]] = {}
     for error in found:
-        groups.setdefault((error.source, error.device, error.precision, error.operator), []).append(
-            error.residuals
-        )
+        key = (error.source, error.device, error.precision, error.operator)
+        groups.setdefault(key, []).append(error.residuals)
     together = [np.concatenate(parts) for parts in groups.values()]
     medians = [float(np.exp(-np.median(residuals))) for residuals in together]
     mape = float(np.mean([_mape(residuals) for residuals in together]))
-    return str(len(together)), f"{_percent(mape)} %", f"{min(medians):.2f}", f"{max(medians):.2f}"
+    outside = sum(not 0.9 <= median <= 1.1 for median in medians)
+    return (
+        str(len(together)),
+        f"{100 * mape:.1f} %",
+        f"{min(medians):.2f}",
+        f"{max(medians):.2f}",
+        str(outside),
+    )
 
 
 def _worst_families(held: HeldOut) -> str:
@@ -466,9 +470,9 @@ def origins_section(answers: list[OriginAnswers]) -> str:
                 f"{log_interval_scores(found.log_errors, found.log_widths).mean():.2f}",
             ]
             rows.append((found.origin, str(number), *figures))
-        reasons += [
-            f"{count} of {found.origin.removesuffix(': all')} ({why})" for why, count in found.missing.items()
-        ]
+        if found.missing:
+            whys = "; ".join(f"{count}: {why}" for why, count in found.missing.items())
+            reasons.append(f"{found.origin.removesuffix(': all')} ({whys})")
     header = (
         "origin", "answered", "MAPE", "median", "bias", "coverage", "half-width", "score",
     )  # fmt: skip

@@ -104,7 +104,8 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
                 line |= {
                     "measured_bytes": row.memory_bytes,
                     "predicted_bytes": memory_of(answer, row.memory_kind),
-                    "memory_class": _class_of(row),
+                    "memory_class": ("adapters" if "lora" in row.question else "full")
+                    + (", unequal samples" if row.is_uneven else ""),
                     "low_share": peak.low / peak.value,
                     "high_share": peak.high / peak.value,
                 }
@@ -153,11 +154,6 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
         "silent_no": len(silent) - silent.predicted_fits.astype(float).sum(),
         "refused": answers.refused.notna().sum(),
     }
-
-
-def _class_of(row: MeasuredTuning) -> str:
-    kind = "adapters" if "lora" in row.question else "full"
-    return f"{kind}, unequal samples" if row.is_uneven else kind
 
 
 def left_out_table(answers: pd.DataFrame) -> list[str]:

@@ -194,12 +194,6 @@ class _InPlaceLoss(torch.autograd.Function):
         return shares.mul_(gradient).to(ctx.dtype), None
 
 
-def in_place_loss(logits: torch.Tensor, copies: int) -> torch.Tensor:
-    """Mean cross entropy as Megatron-LM computes it; targets, which are small, are left out."""
-    loss: torch.Tensor = _InPlaceLoss.apply(logits, copies)
-    return loss
-
-
 def language_model(sizes: Sizes) -> nn.Module:
     """The decoder on the meta device."""
     with torch.device("meta"):
@@ -235,7 +229,8 @@ def traced_model(sizes: Sizes, setup: TrainingSetup, most_blocks: int = _MOST_BL
 def _built(sizes: Sizes) -> BuiltModel:
     def loss(output: torch.Tensor, batch: object) -> torch.Tensor:
         if sizes.logit_copies is not None:
-            return in_place_loss(output, sizes.logit_copies)
+            in_place: torch.Tensor = _InPlaceLoss.apply(output, sizes.logit_copies)
+            return in_place  # targets, which are small, are left out
         target = batch["labels"]  # type: ignore[index]
         logits = output if sizes.fused_loss else output.float()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())

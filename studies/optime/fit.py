@@ -14,6 +14,7 @@ import torch
 from forerun.cost.time.features import (
     DEVICE_FEATURES,
     POINT_FEATURES,
+    REACH,
     STATIC_FEATURES,
     format_classes,
     point_arrays,
@@ -36,6 +37,7 @@ from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import NumberFormat
 from forerun.question.setup import Precision, TrainingSetup
 from studies.tables.operators import OperatorTable
+from studies.tables.reference_steps import INFERENCE_LEFT_OUT, INFERENCE_SHARE
 
 TABLE_SHARES = {
     "timm_train": 0.35,
@@ -237,14 +239,26 @@ def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
 
 
 def provenance(
-    steps: Sequence[Measured], operators: Sequence[OperatorTable], settings: Sequence[FitSettings]
+    steps: Sequence[Measured],
+    operators: Sequence[OperatorTable],
+    settings: Sequence[FitSettings],
+    weights: CostModel,
 ) -> dict[str, Any]:
-    """Provenance of the weights: tables, rows, date and settings."""
+    """Provenance of the weights: tables, rows and what of them is left out, date, settings and held inputs."""
     rows = Counter(table_of(step) for step in steps)
     rows.update(table.source for table in operators for _ in table.operators)
     return {
         "date": datetime.date.today().isoformat(),
         "rows": dict(sorted(rows.items())),
+        "left_out": {**OTHER_IMPLEMENTATION, "timm_infer": " and ".join(INFERENCE_LEFT_OUT)},
+        "one_network_in": {f"timm_infer, {layout}": share for layout, share in INFERENCE_SHARE.items()},
         "settings": [asdict(setting) for setting in settings],
         "measured_devices": measured_devices(steps),
+        "held_inputs": held_inputs(weights),
     }
+
+
+def held_inputs(weights: CostModel) -> dict[str, float]:
+    """Value at which each input of limited reach stands in the classes that it does not reach: its mean in the fit."""
+    mean = np.mean([network.mean for network in weights.networks], axis=0)[len(STATIC_FEATURES) :]
+    return {name: round(float(mean[POINT_FEATURES.index(name)]), 3) for name in REACH}

@@ -367,7 +367,7 @@ def _machine(folder: Path) -> list[str]:
 def _grid(study: GridStudy) -> str:
     rows = [
         (
-            _title(name),
+            f"{_TITLES[kind := name.removesuffix(WHOLE_NETWORKS)]}{name.removeprefix(kind)}",
             *error_cells(found),
             "-" if found.r2 is None else f"{found.r2:.4f}",
             f"{1e3 * found.mae:.1f}",
@@ -381,11 +381,6 @@ def _grid(study: GridStudy) -> str:
         f"Two occasions differ by {100 * study.repeat_noise:.1f} % (R2 {study.repeat_r2:.4f}); MAE and RMSE in ms.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90", "R2", "MAE", "RMSE"), rows)
     )
-
-
-def _title(name: str) -> str:
-    kind = name.removesuffix(WHOLE_NETWORKS)
-    return _TITLES[kind] if kind == name else f"{_TITLES[kind]}{WHOLE_NETWORKS}"
 
 
 def _layers(found: Mapping[str, ErrorMetrics]) -> str:
@@ -450,13 +445,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise RecordError(f"expected results as JSON in '{path}', got: {error}; write it anew") from error
 
 
-def _where(found: Mapping[str, Any]) -> str:
-    machine = found["machine"]
-    return f"{found['date']}, {machine['processor']}, {machine['num_usable_cores']:g} usable cores"
-
-
 def _before_after(found: Mapping[str, Any]) -> str:
-    before, after = found["before"], found["after"]
+    before, after, machine = (found[name] for name in ("before", "after", "machine"))
     rows = [
         ("images/s in steps", *(f"{run['rate_samples_per_s']:.1f}" for run in (before, after))),
         ("step, ms", *(f"{1e3 * run['step_time_s']:.1f}" for run in (before, after))),
@@ -471,7 +461,8 @@ def _before_after(found: Mapping[str, Any]) -> str:
     unchanged = "is unchanged" if found["is_script_unchanged"] else "**has changed**"
     return (
         "### A script written without thought, tuned\n\n"
-        f"{_where(found)}; {found['num_images']:,} JPEGs, batch 8; `forerun tune --budget {found['budget']}`, "
+        f"{found['date']}, {machine['processor']}, {machine['num_usable_cores']:g} usable cores; "
+        f"{found['num_images']:,} JPEGs, batch 8; `forerun tune --budget {found['budget']}`, "
         f"{found['num_trials']} trials. The script's file {unchanged}.\n\n"
         + markdown_table(("", "as written", "tuned"), rows)
         + f"\n**{found['speedup']:.2f} times** the images a second.\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -198,27 +198,20 @@ def fold_of(model: str) -> int:
     return int(hashlib.sha256(model.encode()).hexdigest(), 16) % _NUM_FOLDS
 
 
-def _possible(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    return [row for row in rows if row.efficiency <= _MOST_EFFICIENCY]
-
-
 def scaling_study(folder: Path) -> ScalingStudy:
     """Five folds by network over the pairs of ``dle_training`` and ``gpu_benchmarks``."""
     every, left_out = read_scaling_rows(folder)
-    rows = _possible(every)
+    rows = [row for row in every if row.efficiency <= _MOST_EFFICIENCY]
     predicted = np.empty(len(rows))
     for fold in sorted({fold_of(row.model) for row in rows}):
         fitted = fit_scaling_constants([row for row in rows if fold_of(row.model) != fold])
         for i, row in enumerate(rows):
             if fold_of(row.model) == fold:
-                predicted[i] = predicted_step_s(row, constants_of(fitted, row))
+                # Constants of the row's stack and link, or the nearest there are.
+                nearest = (key_of_row(row), f"/{row.link_class}", "")
+                predicted[i] = predicted_step_s(row, next(fitted[key] for key in nearest if key in fitted))
     bare = np.asarray([predicted_step_s(row, ScalingConstants()) for row in rows])
     return ScalingStudy(rows=tuple(rows), predicted_s=predicted, bare_s=bare, left_out=tuple(left_out))
-
-
-def constants_of(fitted: dict[str, ScalingConstants], row: ScalingRow) -> ScalingConstants:
-    """Constants of a row's stack and link, or the nearest there are."""
-    return next(fitted[key] for key in (key_of_row(row), f"/{row.link_class}", "") if key in fitted)
 
 
 def fit_scaling_table(folder: Path) -> ScalingTable:

@@ -153,10 +153,6 @@ def _grown(
         offers[job] = gains(job)
 
 
-def _youth(job: ServerJob) -> float:
-    return YOUNG_FACTOR if job.done_steps < YOUNG_PROGRESS * job.num_steps else 1.0
-
-
 def _drf(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[ServerJob, Tasks]:
     """The smallest share grows first, whether it helps or not: as all tasks are alike, the fewest pairs."""
     given = _started(sorted(jobs, key=lambda job: job.worker_s), free)
@@ -178,7 +174,9 @@ def _tetris(jobs: Sequence[ServerJob], free: Floats, capacity: Floats) -> dict[S
 
 
 RULES: dict[str, Rule] = {
-    "optimus": partial(_grown, scale=_youth),
+    "optimus": partial(
+        _grown, scale=lambda job: YOUNG_FACTOR if job.done_steps < YOUNG_PROGRESS * job.num_steps else 1.0
+    ),
     "tetris": _tetris,
     "drf": _drf,
     "normalised": partial(_grown, scale=lambda job: 1 / job.remaining_s(PAIR)),

@@ -14,7 +14,7 @@ from forerun.base.errors import ForerunError
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
+from forerun.question.setup import Layout, OptimizerImplementation, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.published import read_lambda_resnet50, read_timm_infer, read_timm_train, read_torchvision
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
@@ -119,11 +119,13 @@ def _share(model: str, of: int) -> bool:
     return int(hashlib.sha256(model.encode()).hexdigest(), 16) % of == 0
 
 
-def _takes_part(record: StepRecord) -> bool:
-    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to its test.
+INFERENCE_SHARE = {Layout.NCHW: 4, Layout.NHWC: 8}
+"""One network of the inference table in so many takes part, by its name: the rest would add an hour of tracing."""
 
-    The rest would add an hour of tracing on two cores.
-    """
-    if record.precision is Precision.BF16 or record.framework_version == "1.13":
-        return False
-    return _share(record.model, 8 if record.layout is Layout.NHWC else 4)
+INFERENCE_LEFT_OUT = ("bf16", "1.13")
+"""Precision and release of the inference table that no fit reads, and that tests ask for."""
+
+
+def _takes_part(record: StepRecord) -> bool:
+    is_left_out = {str(record.precision), record.framework_version}.intersection(INFERENCE_LEFT_OUT)
+    return not is_left_out and _share(record.model, INFERENCE_SHARE[record.layout])

@@ -14,7 +14,7 @@ from forerun.cost.time.evidence import REPEAT_NOISE
 from forerun.graph.graph import OpClass
 from studies.optime.studies import condition, fit_scales, information_order
 
-NUM_COLUMNS = 5 + len(OpClass)
+NUM_COLUMNS = 6 + len(OpClass)
 
 
 SCALES = PriorScales()
@@ -27,8 +27,8 @@ def random_rows(num_steps, seed=0):
     device = random.uniform(0.2, 1, num_steps)
     compute = random.uniform(0, 1, num_steps)
     classes = random.dirichlet(np.full(len(OpClass), 0.2), num_steps)
-    added = random.uniform(0, 0.5, num_steps)
-    shared = [np.ones(num_steps), device * compute, device * (1 - compute), 1 - device, added]
+    added, short = random.uniform(0, 0.5, (2, num_steps))
+    shared = [np.ones(num_steps), device * compute, device * (1 - compute), 1 - device, added, device * short]
     return np.column_stack([*shared, device[:, None] * classes])
 
 

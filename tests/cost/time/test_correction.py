@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 from op_models import no_offsets, ops_named, random_weights
 
-NUM_COLUMNS = 5 + len(OpClass)
+NUM_COLUMNS = 6 + len(OpClass)
 SHIPPED = load_weights(shipped_weights_path())
 
 
@@ -44,7 +44,7 @@ def test_sensitivities_are_shares_of_the_step():
     assert (rows >= 0).all()
     assert (rows <= 1 + 1e-6).all()
     np.testing.assert_array_equal(rows[:, 0], 1.0)
-    by_class = rows[:, 5:].sum(axis=1)
+    by_class = rows[:, 6:].sum(axis=1)
     np.testing.assert_allclose(by_class + rows[:, 3] + times.loop_s / times.step_s, 1.0)
     # More work per launch: the device matters more, the host less.
     assert (np.diff(by_class) > 0).all()
@@ -64,6 +64,19 @@ def test_a_sensitivity_is_the_derivative_of_the_log_step():
     slope = (log_step(0.01) - log_step(-0.01)) / 0.02
     # The host's constant does not scale with its launches, so the share is an upper bound.
     assert 0 < slope <= row[3] * 1.01
+    logs = [
+        float(np.log(step_times(ops_named("cnn"), points, moved, no_offsets(weights)).step_s[0]))
+        for moved in (replace(weights, short_offset=short) for short in (-0.01, 0.01))
+    ]
+    assert (logs[1] - logs[0]) / 0.02 == pytest.approx(row[5], rel=0.02)
+
+
+def test_a_device_slow_in_its_short_kernels_is_found():
+    steps = made_steps(16, 64, 256, 1024, 4096, 16384)
+    true_s = np.exp(step_figures(steps, replace(SHIPPED, short_offset=0.4)).log_time_s)
+    found = corrected(steps, true_s, SHIPPED)
+    assert found.short_offset > 0
+    np.testing.assert_allclose(np.exp(step_figures(steps, found).log_time_s), true_s, rtol=0.05)
 
 
 def test_a_measured_step_moves_the_prediction_towards_it_and_not_beyond():

@@ -9,18 +9,26 @@ import pytest
 import torch
 
 from forerun.base.errors import CostModelError
-from forerun.cost.time.features import Point, point_arrays, roofline_terms_s
+from forerun.cost.time.features import (
+    POINT_FEATURES,
+    REACH,
+    STATIC_FEATURES,
+    Point,
+    point_arrays,
+    roofline_terms_s,
+)
 from forerun.evidence.fitting.op_time_fit import (
     FitSettings,
     OperatorSample,
     StepSample,
+    as_weights,
     encode_samples,
     take,
 )
 from forerun.question.devices import find_device
 from forerun.question.setup import TrainingSetup
 from op_models import NUM_FEATURES, ops_named
-from studies.optime.fit import fit_op_network, predict_log_times
+from studies.optime.fit import fit_op_network, predict_log_times, provenance
 
 SETTINGS = FitSettings(hidden=16, num_iterations=50, samples_per_batch=16)
 
@@ -130,3 +138,19 @@ def test_a_time_of_zero_is_refused():
         broken = encode_samples([replace(sample, step_time_s=0.0) for sample in samples])
     with pytest.raises(CostModelError, match="not finite"):
         fit_op_network(broken, np.arange(len(broken)), SETTINGS)
+
+
+def test_weights_say_what_their_fit_left_out_and_where_inputs_without_reach_stand(encoded):
+    settings = replace(SETTINGS, num_iterations=1)
+    network = fit_op_network(encoded, np.arange(len(encoded)), settings)
+    found = provenance([], [], [settings], as_weights([network], encoded.systems, {}))
+    assert found["left_out"].keys() == {"tresnet", "timm_infer"}
+    assert found["one_network_in"] == {"timm_infer, nchw": 4, "timm_infer, nhwc": 8}
+    means = network.mean.numpy()[len(STATIC_FEATURES) :]
+    assert found["held_inputs"] == {
+        name: pytest.approx(means[POINT_FEATURES.index(name)], abs=1e-3) for name in REACH
+    }
+    # A network sees nothing of an input where it has no reach: whatever the input says, the weights answer alike.
+    moved = encoded.features.clone()
+    moved[:, len(STATIC_FEATURES) + POINT_FEATURES.index("software_era")] += 0.5
+    assert torch.equal(network.outputs(encoded.features), network.outputs(moved))

@@ -2,9 +2,9 @@
 
 The log residual r = log(measured / predicted) of a step is a Gaussian around zero, r = J a + noise. The columns
 of J are the ways in which a device may differ: faster or slower throughout, in arithmetic, in memory traffic, on
-its host, by a constant added to each step, in one class of operations, in half precision (throughout and in each
-class), in NHWC or compiled; a column's entry is the share of the step that it changes. With prior
-standard deviations S = diag(s^2), noise n and k measured rows (index k):
+its host, by a constant added to each step, in short kernels, in one class of operations, in half precision
+(throughout and in each class), in NHWC or compiled; a column's entry is the share of the step that it changes.
+With prior standard deviations S = diag(s^2), noise n and k measured rows (index k):
 
     K = J_k S J_k' + n^2 I
     a = S J_k' K^-1 r_k
@@ -41,7 +41,7 @@ import numpy.typing as npt
 from forerun.base.errors import UsageError
 from forerun.cost.time.evidence import REPEAT_NOISE, shipped_evidence
 from forerun.cost.time.features import Point
-from forerun.cost.time.law import SMOOTH_STEP
+from forerun.cost.time.law import SMOOTH_STEP, shortness
 from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.step_times import StepTimes, log_sizes, step_times
 from forerun.cost.time.weights import (
@@ -61,7 +61,7 @@ from forerun.question.setup import TrainingSetup
 
 Floats = npt.NDArray[np.float64]
 
-_NUM_SHARED = 5
+_NUM_SHARED = 6
 _NUM_SIZES = 2
 
 ADDED_S = 4e-3
@@ -91,6 +91,7 @@ class PriorScales:
     memory: float = 0.12
     host: float = 0.40
     additive: float = 0.28
+    short: float = 0.1
     op_class: float = 0.25
     noise: float = 0.12
     half: float = 0.12
@@ -100,7 +101,7 @@ class PriorScales:
 
     def variances(self) -> Floats:
         """Prior variance of each column of ``with_circumstances``; the first are those of ``sensitivities``."""
-        shared = np.array([self.overall, self.compute, self.memory, self.host, self.additive])
+        shared = np.array([self.overall, self.compute, self.memory, self.host, self.additive, self.short])
         classes = np.full(len(OpClass), self.op_class)
         circumstances = np.array([self.half, self.layout, self.compiled])
         return np.concatenate([shared, classes, circumstances, np.full(len(OpClass), self.half_class)]) ** 2
@@ -112,11 +113,12 @@ class PriorScales:
 
 
 def sensitivities(ops: DistinctOps, times: StepTimes) -> Floats:
-    """Row of J for each of p points of one model, (p, 5 + number of classes).
+    """Row of J for each of p points of one model, (p, 6 + number of classes).
 
     With w = T^6 / (T^6 + H^6), the share of the device in the step without its loop, and s the share of that in the
     step: 1; s w times the elasticity of device time in compute and in traffic; s (1 - w); 4 ms over the step, at
-    most 1; s w times the share of each class of operations.
+    most 1; s w times the share of short kernels, with t the time of one launch 1 / (1 + t / 100 us) of each; s w times
+    the share of each class of operations.
     """
     assert times.kernel_s is not None
     assert times.compute_share is not None
@@ -132,12 +134,13 @@ def sensitivities(ops: DistinctOps, times: StepTimes) -> Floats:
         device_share * (shares * times.memory_share).sum(axis=1),
         without_loop - device_share,
         np.minimum(ADDED_S / times.step_s, 1.0),
+        device_share * (shares * shortness(times.kernel_s / np.maximum(ops.count, 1))).sum(axis=1),
     ]
     return np.column_stack([*shared, device_share[:, None] * by_class])
 
 
 def with_circumstances(rows: Floats, setups: Sequence[TrainingSetup]) -> Floats:
-    """Rows of J with the columns of their circumstances, (n, 5 + c) -> (n, 8 + 2 c).
+    """Rows of J with the columns of their circumstances, (n, 6 + c) -> (n, 9 + 2 c).
 
     A device may be faster or slower in half precision, in NHWC and where it is compiled; and classes in half precision
     need not depart from the datasheet as they do in full.
@@ -221,7 +224,7 @@ def corrected(
     residuals = np.log(time_s) - figures.log_time_s
     likely = _likely_coefficients(rows, residuals, PriorScales(**scales))
     found = likely.mean
-    overall, *shift, added = found[:_NUM_SHARED]
+    overall, *shift, added, short = found[:_NUM_SHARED]
     columns = found[_NUM_SHARED:-_NUM_SIZES]
     classes = columns[: len(OpClass)] + (start.class_offsets or np.zeros(len(OpClass)))
     circumstances = columns[len(OpClass) :] + (
@@ -241,6 +244,7 @@ def corrected(
         class_offsets=tuple(classes.tolist()),
         circumstance_offsets=tuple(circumstances.tolist()),
         overall_offset=start.overall_offset + float(overall),
+        short_offset=start.short_offset + float(short),
         size_law=SizeLaw(
             exponents=_pair(found[-_NUM_SIZES:]),
             centres=_pair(centres),

@@ -225,6 +225,11 @@ def largest_product_share(device: Device) -> float:
     return sustained_products(device) or LARGEST_SHARE_OF_PEAK
 
 
+def shortness(kernel_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """1 / (1 + t / 100 us) of launches that take t: systems differ most in their short kernels."""
+    return np.reciprocal(1.0 + kernel_s / 100e-6)
+
+
 def attention_cost(device: Device) -> float:
     """Time of PyTorch's fused attention over that of the library which was measured on the device's architecture."""
     return _ATTENTION_COST.get(device.architecture, 1.0)

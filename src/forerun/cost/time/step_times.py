@@ -35,6 +35,7 @@ from forerun.cost.time.law import (
     SMOOTH_STEP,
     KernelTerms,
     busy_times,
+    shortness,
 )
 from forerun.cost.time.rows import DistinctOps, on_four_bytes
 from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
@@ -359,6 +360,7 @@ def _chunk_times(
         slowdown=np.asarray([point.setup.host_slowdown for point in points]),
         # A network refined on its device has measured what the datasheet only promises.
         is_bounded=not weights.is_refined,
+        short_offset=weights.short_offset,
     )
     law = weights.size_law
     size_factors = np.ones(len(points)) if law is None else np.exp(law.log_factors(log_sizes(ops, points)))
@@ -398,7 +400,7 @@ def _chunk_times(
         device_s=mean([member.device_s for member in members]),
         host_s=mean([member.host_s for member in members]),
         loop_s=mean([member.loop_s for member in members]),
-        memory_bound_s=mean([_memory_bound_s(member) for member in members]),
+        memory_bound_s=mean([(m.kernel_s * (m.memory_share > m.compute_share)).sum(axis=1) for m in members]),
         spread=logs.std(axis=0),
         **(shares if with_kernels else {}),
     )
@@ -446,6 +448,7 @@ class _Kernels:
         is_compiled: Whether a compiler joined operations, (p,).
         slowdown: Times that the host is slower than usual, (p,).
         is_bounded: Whether no kernel beats the datasheet.
+        short_offset: Log offset of the shortest kernels.
     """
 
     by_network: npt.NDArray[np.int64]
@@ -462,6 +465,7 @@ class _Kernels:
     is_compiled: Floats
     slowdown: Floats
     is_bounded: bool
+    short_offset: float
 
 
 def _known_offsets(points: Sequence[Point], weights: CostModel) -> Floats:
@@ -488,19 +492,12 @@ def _class_factors(ops: DistinctOps, points: Sequence[Point], weights: CostModel
     return factors
 
 
-def _circumstances(points: Sequence[Point], weights: CostModel) -> Floats | float:
+def _circumstances(points: Sequence[Point], weights: CostModel) -> Floats:
     """Log offset of a calibrated device's steps by half precision, layout and compiler, (p,)."""
-    if not weights.circumstance_offsets:
-        return 0.0
     flags = np.asarray([circumstance_flags(point.setup) for point in points], dtype=np.float64)
-    found: Floats = flags @ np.asarray(weights.circumstance_offsets[:NUM_CIRCUMSTANCES])
+    own = weights.circumstance_offsets[:NUM_CIRCUMSTANCES] or np.zeros(NUM_CIRCUMSTANCES)
+    found: Floats = flags @ np.asarray(own)
     return found
-
-
-def _memory_bound_s(member: _Member) -> Floats:
-    is_bound = member.memory_share > member.compute_share
-    total: Floats = (member.kernel_s * is_bound).sum(axis=1)
-    return total
 
 
 def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, known: Floats) -> _Member:
@@ -523,13 +520,16 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
     total_power = compute_power + memory_power
     # Square roots and products are quicker than powers, and a grid has many kernels.
     busy = np.minimum(largest * np.sqrt(np.sqrt(total_power)), kernels.most_s)
-    latency = MAX_LATENCY_S * _sigmoid(network.latency[kernels.pair] + np.clip(u[..., 2], -1.5, 1.5))
+    shape = network.latency[kernels.pair] + np.clip(u[..., 2], -1.5, 1.5)
+    latency = MAX_LATENCY_S * np.reciprocal(1.0 + np.exp(-shape))
     kernel = busy + latency
     if kernels.replayed.size:
         rows = kernels.replayed
         kernel[:, rows] = np.minimum(kernel[:, rows], kernels.most_s[:, rows])
     part = busy / kernel / (total_power + 1e-30)
     kernel_s = kernel * kernels.counts
+    if kernels.short_offset:
+        kernel_s = kernel_s * np.exp(kernels.short_offset * shortness(kernel))
     launches = kernels.launches * np.exp(network.host[kernels.pair].astype(np.float64))
     slowness = kernels.slowdown * np.exp(kernels.is_compiled * network.host_compiled + offset[:, 2])
     launch_s = launches * slowness[:, None]
@@ -561,11 +561,6 @@ def _hard_swish(values: Floats32) -> Floats32:
     gate *= values
     gate *= 1.0 / 6.0
     return gate
-
-
-def _sigmoid(values: Floats32) -> Floats32:
-    shares: Floats32 = np.reciprocal(1.0 + np.exp(-values))
-    return shares
 
 
 def _fourth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

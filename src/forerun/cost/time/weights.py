@@ -179,6 +179,7 @@ class CostModel(SystemOffsets):
             ``OpClass`` in half precision; empty for none.
         size_law: Dependence of a calibrated device's departure on the size of the step; None for none.
         overall_offset: Log offset of everything a step takes on a calibrated device.
+        short_offset: Log offset of its shortest kernels, less for longer ones (``law.shortness``).
         runs: The runs it was measured with.
         devices: Names of the devices of the networks' ``device_offsets``.
         architectures: Names of those of ``architecture_offsets``.
@@ -193,6 +194,7 @@ class CostModel(SystemOffsets):
     circumstance_offsets: tuple[float, ...] = ()
     size_law: SizeLaw | None = None
     overall_offset: float = 0.0
+    short_offset: float = 0.0
     runs: tuple[MeasuredRun, ...] = ()
     devices: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
@@ -423,7 +425,8 @@ def check_facts(provenance: Mapping[str, Any]) -> None:
 
 def _check_lists(header: CostModel) -> None:
     lengths = {"class_offsets": len(OpClass), "circumstance_offsets": NUM_CIRCUMSTANCES + len(OpClass)}
-    logs = {"overall_offset": (header.overall_offset,), "log_factor": [run.log_factor for run in header.runs]}
+    logs = {name: (getattr(header, name),) for name in ("overall_offset", "short_offset")}
+    logs["log_factor"] = tuple(run.log_factor for run in header.runs)
     for name, length in lengths.items():
         logs[name] = getattr(header, name)
         if len(logs[name]) not in (0, length):
