@@ -105,8 +105,8 @@ def step_times(
     A batch never takes longer than a larger one, because it could be padded to that, and kernels in TF32 or on two-byte
     operands no longer than the same ones in single precision. The network knows no such law: kernels far smaller than
     any in its fit may be predicted slower than larger ones. Where launches take less than 60 us on average, larger
-    batches (powers of two) are evaluated as well, in half precision below 240 us and in TF32 always single precision,
-    and the point takes the times of the quickest.
+    batches (powers of two) are evaluated as well, in half precision below 240 us and in TF32 that gains always single
+    precision, and the point takes the times of the quickest.
 
     Args:
         ops: Distinct kernels of the model's step.
@@ -266,8 +266,9 @@ def _longest_launch_s(point: Point) -> float:
     """Mean launch below which kernels of single precision, which a library could run as well, may be quicker [s]."""
     half, full, _ = peak_rates(point.device, point.setup.precision)
     in_tf32 = Precision.TF32 in (point.setup.precision, point.setup.of_convolutions)
-    if in_tf32 and NumberFormat.TF32 in point.device.peak_flops_per_s:
-        return np.inf
+    if in_tf32 and (peak := point.device.peak_flops_per_s.get(NumberFormat.TF32)):
+        # Without a gain in TF32 Winograd in fp32 would win, but cuDNN does not take it (ResNet-18 on an RTX 3060).
+        return np.inf if peak > point.device.peak_flops_per_s[NumberFormat.FP32] else _SMALL_LAUNCH_S
     # Without matrix units half precision saves traffic, but training in it was measured 1.4 times as slow.
     is_quicker = half > full or point.setup.phase is not Phase.TRAIN
     return _SMALL_HALF_LAUNCH_S if point.setup.precision.is_half and is_quicker else 0.0
