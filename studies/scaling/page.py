@@ -308,8 +308,8 @@ class _Size:
 def mlperf_study(folder: Path) -> MlperfStudy:
     """Predicts the rate of every size relative to the smallest of its round.
 
-    The step of one accelerator is the shipped cost model's (PyTorch, AMP, channels-last), whatever framework was used;
-    the constants of communication are those fitted to other tables.
+    Steps of one accelerator are the shipped cost model's (AMP, channels-last) with launches of MXNet, 0.27 of PyTorch's
+    (one image, DGX-1: 3.48, 12.78 ms, NVIDIA/DeepLearningExamples); communication has constants of other tables.
     """
     table = load_scaling_table()
     setup = TrainingSetup(
@@ -380,7 +380,7 @@ def _steps_s(
     """Step of all accelerators and of one alone at the batch of this size [s]."""
     run = Run(
         model=ModelRequest(model=model.graph.model),
-        setup=replace(setup, batch_size_per_device=size.batch_size),
+        setup=replace(setup, batch_size_per_device=size.batch_size, host_slowdown=0.27),
         cluster=_cluster(size),
     )
     (one,) = one_steps(model, run, [size.batch_size], load_weights(shipped_weights_path()))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import AllocationKind, OpClass
 from forerun.prediction.estimate import Provenance
@@ -171,15 +172,15 @@ def test_provenance_is_by_device_format_phase_and_mix_of_operations(device, prec
     assert provenance_of(find_device(device), setup, WEIGHTS, ops) is expected
 
 
-def width(device, weights=WEIGHTS, **options):
-    step = predict_steps(prepare(graph_named("cnn")), device, setups(32, **options), weights)[0]
+def width(device, weights=WEIGHTS, samples=32, **options):
+    step = predict_steps(prepare(graph_named("cnn")), device, setups(samples, **options), weights)[0]
     return np.log(step.step_s.high / step.step_s.value)
 
 
 def test_no_less_known_device_has_a_narrower_interval():
     known = find_device("rtx-3090")
     widths = [
-        width(device, no_spread(), precision="amp")
+        width(device, no_spread(), precision="amp", samples=512)
         for device in (
             known,
             replace(known, name="rtx-3091"),
@@ -367,8 +368,10 @@ def test_half_precision_is_slower_only_by_the_launches_of_its_casts(name):
         )
         assert (half.device_s <= 1.04 * full.device_s).all()
         is_cast = ops_named(name, "amp").op_class == OpClass.CAST
-        assert (cast.kernel_s[:, ~is_cast].sum(axis=1) <= 1.04 * full.device_s).all()
-        assert (cast.host_s > cast.device_s)[cast.step_s > 1.05 * full.step_s].all()
+        device_s = cast.kernel_s[:, ~is_cast].sum(axis=1)
+        assert (device_s <= 1.04 * full.device_s).all()
+        without_casts_s = smooth_maximum(device_s, cast.host_s - cast.launch_s[:, is_cast].sum(axis=1))
+        assert (without_casts_s + cast.loop_s <= 1.04 * full.step_s).all()
 
 
 def test_micro_steps_wait_for_the_host_whatever_their_update_takes():

@@ -7,7 +7,8 @@ the same network on the same device in the same way:
 
 with m ~ N(0, model^2) the error of the cost model on this network and device, s ~ N(0, system^2) all that one does not
 know about a system (its clocks, host and libraries). Of a published row i with batch b_i, m is another one by
-N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + model^2 (q_i - 1)^2, with q_i the ratio, above 1, of the times
+N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + model^2 (q_i - 1)^2 + host_i^2, with host_i the spread of
+hosts as far as one decided the row (``host_spread``) and q_i the ratio, above 1, of the times
 of a sample in the two: 1 / q_i of the slower one is the same work, the rest waits for launches and has an error of its
 own. With residuals r_i the step of a system that was not measured is
 
@@ -42,7 +43,7 @@ from forerun.base.kept import Kept
 from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.features import software_era
 from forerun.cost.time.rows import is_mostly_double
-from forerun.cost.time.step_times import scaled
+from forerun.cost.time.step_times import StepTimes, host_spread, scaled
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Bools, Floats, Graph, Ints, OpClass
 from forerun.question.devices.catalogue import devices_of_architecture, load_catalog, same_die
@@ -240,8 +241,8 @@ def _table() -> tuple[str, Mapping[str, _System]]:
     return f"\n{networks}", systems
 
 
-StepsOf = Callable[[Sequence[Device], Sequence[TrainingSetup], str | None], Floats]
-"""Steps of a network on p devices with a release of PyTorch, by the cost model alone, (p,) [s]."""
+StepsOf = Callable[[Sequence[Device], Sequence[TrainingSetup], str | None], StepTimes]
+"""Steps of a network on p devices with a release of PyTorch, by the cost model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ class _Asked:
             own = [index for index, row in enumerate(rows) if row.torch_version == release]
             setups = [replace(self.setup, batch_size_per_device=batch_sizes[index]) for index in own]
             # The cost model takes one release at a time; rows of one table have several.
-            logs[own] = np.log(self.steps_of([devices[index] for index in own], setups, release))
+            logs[own] = np.log(self.steps_of([devices[index] for index in own], setups, release).step_s)
         return logs
 
     def published(self) -> _Published:
@@ -284,9 +285,11 @@ class _Asked:
             # How far a batch fills the device is asked once for each size: releases differ little in it.
             sizes, places = np.unique([row.batch_size for row in rows], return_inverse=True)
             setups = [replace(self.setup, batch_size_per_device=int(size)) for size in sizes]
-            per_sample = np.log(self.steps_of([self.device] * len(setups), setups, None) / sizes)
+            times = self.steps_of([self.device] * len(setups), setups, None)
+            per_sample, spread = np.log(times.step_s / sizes), host_spread(times)
             names, boards = np.unique([row.device for row in rows], return_inverse=True)
-            return _Published(rows, residuals, per_sample[places], np.isin(names, twins)[boards], boards)
+            is_own = np.isin(names, twins)[boards]
+            return _Published(rows, residuals, per_sample[places], spread[places] ** 2, is_own, boards)
 
         # Rows have batch sizes of their own: all batches of a sweep share one entry.
         values = (replace(self.setup, batch_size_per_device=1),)
@@ -317,6 +320,7 @@ class _Published:
         rows: The k rows.
         residuals: log(measured / predicted) of each, (k,).
         per_sample: Logarithms of the time of a sample in these batches, as predicted on the device, (k,).
+        host_variance: Variance of its logarithm by the host that measured it, (k,).
         is_own: Which were measured on this very device, (k,).
         boards: Numbers of their boards, (k,).
     """
@@ -324,11 +328,12 @@ class _Published:
     rows: tuple[PublishedRow, ...]
     residuals: Floats
     per_sample: Floats
+    host_variance: Floats
     is_own: Bools
     boards: Ints
 
 
-_NONE = _Published((), np.empty(0), np.empty(0), np.empty(0, dtype=bool), np.empty(0, dtype=int))
+_NONE = _Published((), *[np.empty(0)] * 3, np.empty(0, dtype=bool), np.empty(0, dtype=int))
 _PUBLISHED: Kept[_Published] = Kept(4_096)
 _ROWS: Kept[tuple[PublishedRow, ...]] = Kept(4_096)
 _RESIDUALS: Kept[tuple[tuple[PublishedRow, ...], Floats]] = Kept(4_096)
@@ -393,6 +398,7 @@ def with_published(
         per_sample = np.log(steps.step_s[index] / setup.batch_size_per_device)
         log_filled = np.abs(found.per_sample - per_sample)
         apart = spreads.doubling**2 * np.abs(doublings) + model_variance * np.expm1(log_filled) ** 2
+        apart += found.host_variance
         mean = 0.0
         if not is_own.all():
             mean, model_variance = posterior_of_kin(

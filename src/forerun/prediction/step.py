@@ -30,7 +30,7 @@ from forerun.cost.time.features import (
 )
 from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops, in_double, is_mostly_double
-from forerun.cost.time.step_times import StepTimes, scaled, smooth_maximum, step_times, with_rows
+from forerun.cost.time.step_times import StepTimes, host_spread, scaled, smooth_maximum, step_times, with_rows
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Floats, Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
@@ -271,28 +271,21 @@ def half_widths(
     """Half-widths of the 90 % intervals of the log step times of one model at p points, (p,).
 
     A calibration has a law of its own, quantile times (base + slope * spread of the ensemble). Otherwise they follow
-    from the step itself (``cost.time.evidence``), and are at least an order of magnitude on an architecture that nobody
-    measured, and in fp64. Fewer images than were measured are as far off as published steps of other batches.
+    from the step itself (``cost.time.evidence``) and its host, and are at least an order of magnitude on architectures
+    that nobody measured, and in fp64.
     """
     is_double = is_mostly_double(ops)
     is_measured = [weights.knows_die(point.device) for point in points]
     widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread, is_measured))
-    spreads = shipped_evidence().spreads
+    widths = np.hypot(widths, Z_90 * host_spread(times))
     for index, (point, tier) in enumerate(zip(points, tiers, strict=True)):
         if tier is Provenance.CALIBRATED:
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
             widths[index] = law["quantile"] * (law["base"] + law["slope"] * times.spread[index])
             continue
-        halvings = np.log2(_LEAST_MEASURED / point.setup.batch_size_per_device)
-        if halvings > 0 and run_kind(ops, point.setup).endswith("convolutions"):
-            widths[index] = np.hypot(widths[index], Z_90 * spreads.doubling * np.sqrt(halvings))
         if is_double or is_order_of_magnitude(point.device, weights):
             widths[index] = max(widths[index], ORDER_OF_MAGNITUDE)
     return widths
-
-
-_LEAST_MEASURED = 12
-"""Images of the smallest step that more than one source measured."""
 
 
 def is_order_of_magnitude(device: Device, weights: CostModel) -> bool:
@@ -373,8 +366,10 @@ def _measured_steps(
     found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
     _, measured = computed_as(model, setups)
 
-    def steps_of(devices: Sequence[Device], setups: Sequence[TrainingSetup], release: str | None) -> Floats:
-        return _steps_of_model(model, devices, setups, weights, release).step_s
+    def steps_of(
+        devices: Sequence[Device], setups: Sequence[TrainingSetup], release: str | None
+    ) -> StepTimes:
+        return _steps_of_model(model, devices, setups, weights, release).times
 
     return with_published(found, model, devices, measured, weights, steps_of, with_steps=with_kernels)
 
@@ -443,7 +438,7 @@ def _as_long_as_pure_half(
         halves = [replace(setup, precision=PURE_OF[setup.precision]) for setup in asked]
         pure = _steps_of_model(_without_casts(model), chosen, halves, weights, torch_version).times
         # A step that waits for its launches says nothing of its kernels.
-        ratio = np.minimum(ratio, np.where(pure.device_s >= pure.host_s, pure.step_s / cast.step_s, 1.0))
+        ratio = np.minimum(ratio, np.where(pure.device_s >= pure.host_s, pure.device_s / cast.device_s, 1.0))
     factor = np.ones(len(setups))
     factor[rows] = np.maximum(1.0, ratio)
     own, longer = found.times, scaled(found.times, factor)
@@ -570,7 +565,7 @@ def _steps_of_model(
         system_log_width=np.where(
             [tier is Provenance.CALIBRATED for tier in tiers],
             0.0,
-            np.minimum(Z_90 * shipped_evidence().spreads.system, width),
+            np.minimum(np.hypot(Z_90 * shipped_evidence().spreads.system, Z_90 * host_spread(times)), width),
         ),
     )
 

@@ -188,7 +188,7 @@ def check_offsets(weights, asked, expected, version="2.4"):
     setup = TrainingSetup(**({"precision": Precision.AMP} | others))
     found = weights.offsets_of_point(Point(device=device, setup=setup, era=software_era(version)))
     assert found.shape == (2, 4)
-    of_machine = 1.0 if weights.is_of_one_machine else 2 / 3  # host and loop
+    of_machine = float(weights.is_of_one_machine)  # host and loop
     for offsets, network in zip(found, weights.networks, strict=True):
         latents = (
             np.zeros(4) if expected is None else network.latents[expected] * (1, 1, of_machine, of_machine)

@@ -94,6 +94,27 @@ class KernelTerms:
     is_law: Any
 
 
+CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
+
+
+def least_launches_s(forward_s: float, backward_s: float) -> Any:
+    """What the host needs at least to launch a kernel of convolutions and batch norms, (classes and parts,) [s].
+
+    Modules of Python launch forward, the engine of autograd backward. The fit starts at 8 us and stays there where
+    kernels decide: hosts of steps of 12 images it books on kernels.
+
+    Evidence: least time of a step over its launches on 13 machines, in inference 16 to 22 us on new desktops, 26 to 52
+    on older ones, 38 to 60 on servers (``torchvision``, 12 images; NVIDIA/DeepLearningExamples, one), mean 36; in
+    training 15 to 34, mean 24. Devices left out 15.2 to 14.4 %, sources 15.4 to 15.1 %.
+    """
+    found = np.zeros((len(OpClass), len(StepPart)))
+    found[[*CONVOLUTIONS, OpClass.BATCH_NORM], :3] = forward_s, backward_s, backward_s
+    return found.ravel()
+
+
+LEAST_LAUNCH_S = least_launches_s(40e-6, 18e-6)
+
+
 def sigmoid(xp: Any, values: Any) -> Any:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + xp.exp(-values))
@@ -142,8 +163,6 @@ LARGE_UPDATE_BYTES = 250e6
 STREAM_LATENCY_S = 5e-6
 """Time that a stream may take on top [s]."""
 
-CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
-
 LEAST_CONVOLVED_SHARE = 3e-4
 """Share of convolutions in the work from which on streams under autocast have no bound. All steps that the fit has
 seen under autocast have more, if only in their first layer (0.05 % in SwinV2 of ``timm_train``). It books there what a
@@ -169,7 +188,7 @@ _ATTENTION_COST = {"hopper": FLASH_3_GAIN}
 """PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
 FlashAttention-3 on Hopper."""
 
-_ELEMENT_WISE = (
+ELEMENT_WISE = (
     OpClass.COPY,
     OpClass.ACTIVATION,
     OpClass.MUL,
@@ -179,7 +198,7 @@ _ELEMENT_WISE = (
     OpClass.CAST,
 )
 _LEAST_SHARE = {
-    **dict.fromkeys(_ELEMENT_WISE, 0.75),
+    **dict.fromkeys(ELEMENT_WISE, 0.75),
     OpClass.OPTIMIZER: 0.7,
     OpClass.REDUCE: 0.5,
     OpClass.LAYER_NORM: 0.36,
@@ -199,7 +218,7 @@ def holds_under_autocast(op_class: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
     Norms and softmaxes are left to the fit, which has seen those of many transformers under autocast.
     """
-    found: npt.NDArray[np.bool_] = np.isin(op_class, (*_ELEMENT_WISE, OpClass.REDUCE))
+    found: npt.NDArray[np.bool_] = np.isin(op_class, (*ELEMENT_WISE, OpClass.REDUCE))
     return found
 
 

@@ -89,8 +89,8 @@ class DistinctOps:
 
 
 def on_four_bytes(ops: DistinctOps) -> DistinctOps:
-    """The kernels on four-byte operands in place of two-byte ones, which move twice as much."""
-    factor = np.where(ops.attributes[:, 7] == 2, 2.0, 1.0)
+    """The kernels on four-byte operands in place of two-byte ones, which move twice as much; casts stay."""
+    factor = np.where((ops.attributes[:, 7] == 2) & (ops.op_class != OpClass.CAST), 2.0, 1.0)
     attributes = ops.attributes.copy()
     attributes[:, 7] *= factor
     moved = {name: getattr(ops, name) * factor[:, None] for name in ("moved_bytes", "joined_bytes")}

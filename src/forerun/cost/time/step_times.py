@@ -29,6 +29,7 @@ from forerun.cost.time.kernel_laws import Kernels, is_replayed, longest_times_s,
 from forerun.cost.time.law import (
     CONVOLUTIONS,
     LAW_CLASSES,
+    LEAST_LAUNCH_S,
     MAX_LATENCY_S,
     NUM_LATENTS,
     NUM_PAIRS,
@@ -105,8 +106,8 @@ def step_times(
     A batch never takes longer than a larger one, because it could be padded to that, and kernels in TF32 or on two-byte
     operands no longer than the same ones in single precision. The network knows no such law: kernels far smaller than
     any in its fit may be predicted slower than larger ones. Where launches take less than 60 us on average, larger
-    batches (powers of two) are evaluated as well, in half precision below 240 us and in TF32 always single precision,
-    and the point takes the times of the quickest.
+    batches (powers of two) are evaluated as well, in half precision below 240 us and in TF32 that gains always single
+    precision, and the point takes the times of the quickest.
 
     Args:
         ops: Distinct kernels of the model's step.
@@ -266,8 +267,9 @@ def _longest_launch_s(point: Point) -> float:
     """Mean launch below which kernels of single precision, which a library could run as well, may be quicker [s]."""
     half, full, _ = peak_rates(point.device, point.setup.precision)
     in_tf32 = Precision.TF32 in (point.setup.precision, point.setup.of_convolutions)
-    if in_tf32 and NumberFormat.TF32 in point.device.peak_flops_per_s:
-        return np.inf
+    if in_tf32 and (peak := point.device.peak_flops_per_s.get(NumberFormat.TF32)):
+        # Without a gain in TF32 Winograd in fp32 would win, but cuDNN does not take it (ResNet-18 on an RTX 3060).
+        return np.inf if peak > point.device.peak_flops_per_s[NumberFormat.FP32] else _SMALL_LAUNCH_S
     # Without matrix units half precision saves traffic, but training in it was measured 1.4 times as slow.
     is_quicker = half > full or point.setup.phase is not Phase.TRAIN
     return _SMALL_HALF_LAUNCH_S if point.setup.precision.is_half and is_quicker else 0.0
@@ -341,6 +343,7 @@ def _chunk_times(
     is_free = ((terms.is_law > 0) & ~replayed) | weights.is_refined
     most_s = np.where(is_free, np.inf, np.maximum(longest_times_s(known), terms.least_compute))
     by_network = np.flatnonzero(~is_law)
+    pair = ops.op_class * len(StepPart) + ops.step_part
     dynamic = dynamic_features(
         ops.take(by_network), arrays, known.work_s[:, by_network], known.traffic_s[:, by_network]
     )
@@ -354,9 +357,10 @@ def _chunk_times(
         replayed=np.flatnonzero(replayed),
         counts=counts(ops, arrays) * _class_factors(ops, points, weights),
         launches=counts(ops, arrays),
-        pair=ops.op_class * len(StepPart) + ops.step_part,
+        pair=pair,
         format_class=format_classes(ops, arrays),
         is_compiled=arrays.is_compiled[:, 0],
+        least_launch_s=LEAST_LAUNCH_S[pair] * (arrays.is_compiled == 0),
         slowdown=np.asarray([point.setup.host_slowdown for point in points]),
         # A network refined on its device has measured what the datasheet only promises.
         is_bounded=not weights.is_refined,
@@ -446,6 +450,7 @@ class _Kernels:
         pair: Class and part of the step, (n,).
         format_class: Place in the tables of offsets, (p, n).
         is_compiled: Whether a compiler joined operations, (p,).
+        least_launch_s: What the host needs at least to launch a kernel, (p, n) [s].
         slowdown: Times that the host is slower than usual, (p,).
         is_bounded: Whether no kernel beats the datasheet.
         short_offset: Log offset of the shortest kernels.
@@ -463,6 +468,7 @@ class _Kernels:
     pair: npt.NDArray[np.int64]
     format_class: npt.NDArray[np.int64]
     is_compiled: Floats
+    least_launch_s: Floats
     slowdown: Floats
     is_bounded: bool
     short_offset: float
@@ -530,7 +536,9 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
     kernel_s = kernel * kernels.counts
     if kernels.short_offset:
         kernel_s = kernel_s * np.exp(kernels.short_offset * shortness(kernel))
-    launches = kernels.launches * np.exp(network.host[kernels.pair].astype(np.float64))
+    launches = kernels.launches * np.maximum(
+        np.exp(network.host[kernels.pair].astype(np.float64)), kernels.least_launch_s
+    )
     slowness = kernels.slowdown * np.exp(kernels.is_compiled * network.host_compiled + offset[:, 2])
     launch_s = launches * slowness[:, None]
     host_s = np.exp(network.host_constant) + launch_s.sum(axis=1)
@@ -552,6 +560,16 @@ def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
     powers = (device_s / top) ** SMOOTH_STEP + (host_s / top) ** SMOOTH_STEP
     scaled: Floats = top * powers ** (1 / SMOOTH_STEP)
     return scaled
+
+
+_HOST_SPREAD = 0.42
+"""Standard deviation of the log time of a host for a launch over 13 machines (``least_launches_s``)."""
+
+
+def host_spread(times: StepTimes) -> Floats:
+    """Standard deviation of log steps by what machines differ in their hosts, as far as these decide, (p,)."""
+    found: Floats = _HOST_SPREAD / (1.0 + (times.device_s / times.host_s) ** SMOOTH_STEP)
+    return found
 
 
 def _hard_swish(values: Floats32) -> Floats32:

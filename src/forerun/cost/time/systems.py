@@ -128,8 +128,8 @@ class SystemOffsets(ABC):
         """Log offsets of compute, memory, host and loop that measuring systems like a point's have, (members, 4).
 
         Phase, number format, compiler, layout and version of the software decide what is alike (``system_distance``).
-        Those of other machines hold for equal settings alone, their mean where several are alike (host and loop shrunk
-        as below): of the point's release, or of all where none has it, since releases differ less than machines. Boards
+        Those of other machines hold for equal settings alone, their mean where several are alike, of compute and memory
+        alone: of the point's release, or of all where none has it, since releases differ less than machines. Boards
         of one die speak for each other where nobody measured one of them so. A board that nobody measured has
 
             z = n / (n + 1/2) * mean of the offsets of its n kin,
@@ -243,8 +243,8 @@ class SystemOffsets(ABC):
         latents = np.stack([network.latents[chosen] for network in self.networks], axis=1)
         found: Floats64 = latents.astype(np.float64).mean(axis=0)
         if not self.is_of_one_machine:
-            # Host and loop are rather of who measured: one laptop with an RTX 2060 Max-Q loses 4 ms in every step.
-            found[:, _OF_DEVICE.stop :] *= len(chosen) / (len(chosen) + _KIN_PRIOR)
+            # Host and loop are those of who measured: one laptop with an RTX 2060 Max-Q loses 4 ms in every step.
+            found[:, _OF_DEVICE.stop :] = 0.0
         return found
 
 

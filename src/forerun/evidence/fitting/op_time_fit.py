@@ -37,6 +37,7 @@ from forerun.cost.time.features import (
 from forerun.cost.time.kernel_laws import Kernels, kernel_terms, terms_in_step
 from forerun.cost.time.law import (
     GROUP_OF_CLASS,
+    LEAST_LAUNCH_S,
     MAX_LATENCY_S,
     NUM_FORMATS,
     NUM_GROUPS,
@@ -345,9 +346,9 @@ class OpNetwork(nn.Module):
         latency = MAX_LATENCY_S * 1e6 * torch.sigmoid(self.latency[batch.pair] + u[:, 2].clamp(-1.5, 1.5))
         num = len(batch.system)
         device = torch.zeros(num).index_add(0, batch.sample, batch.count * (busy + latency))
-        launches = torch.zeros(num).index_add(
-            0, batch.sample, batch.count * self.host[batch.pair].exp() * 1e6
-        )
+        least = _LEAST_LAUNCH_S[batch.pair] * (batch.is_compiled[batch.sample] == 0)
+        launch = torch.maximum(self.host[batch.pair].exp(), least)
+        launches = torch.zeros(num).index_add(0, batch.sample, batch.count * launch * 1e6)
         launches = launches * (batch.is_compiled * self.host_compiled).exp()
         host = self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()
         top = torch.maximum(device, host)
@@ -357,6 +358,7 @@ class OpNetwork(nn.Module):
         return torch.log(torch.where(batch.is_step, step, alone) * 1e-6)
 
 
+_LEAST_LAUNCH_S = torch.from_numpy(LEAST_LAUNCH_S.astype(np.float32))
 _GROUP_COLUMNS = torch.from_numpy(
     (np.arange(NUM_FORMATS)[:, None] * NUM_GROUPS + GROUP_OF_CLASS[None]).reshape(-1)
 )
