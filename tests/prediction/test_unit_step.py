@@ -226,6 +226,18 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
     assert interleaved.step_s.value < plain.step_s.value
 
 
+def test_slices_of_tensors_take_time_with_the_replicas() -> None:
+    def sliced_s(devices: int) -> float:
+        layout = {"strategy": "zero1", "parallel": f"tp={8 // devices}"}
+        runs = [run_of("8xh100-sxm", **layout, slice_tensors=value) for value in (True, False)]
+        model = DividedModel.of(MODELS.of(runs[0]))
+        found = [layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs]
+        return found[0].step_s.value - found[1].step_s.value
+
+    assert sliced_s(8) == pytest.approx(4 * sliced_s(2), rel=0.02)
+    assert sliced_s(8) > 0
+
+
 def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
     told = {}
 
@@ -605,6 +617,7 @@ def test_the_worst_stage_is_named() -> None:
         ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
         ({"strategy": "zero1", "fsdp_version": "fsdp1"}, "belongs to fsdp"),
         ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
+        ({"strategy": "zero2", "slice_tensors": True}, "belongs to zero1"),
         ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
         (
             {"parallel": "pp=2", "pipeline_schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
