@@ -606,6 +606,9 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     wide = 1.0 if run.sharing.reduce_half else run.gradient_factor
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
+    # A group of blocks is done while the others have as many passes left as there are stages (Megatron-LM,
+    # ``megatron/core/pipeline_parallel/schedules.py``: grad_sync_func and param_sync_func).
+    span = run.layout.pipeline if run.layout.virtual_stages > 1 else 1
 
     def beside(compute_s: Floats, kind: Collective, factor: float) -> Overlap:
         capacity = _bucket_bytes(run, groups.data.num_devices, factor)
@@ -619,7 +622,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
                 number = max(1, ceil(size / capacity))
                 buckets[place] += number if size > 0 else 0
                 times_s[place] += number * group.time_s(kind, size / number)
-        passes_s = np.add.reduceat(compute_s[own], starts).tolist()
+        passes_s = (span * np.add.reduceat(compute_s[own], starts)).tolist()
         return reduced_backward(passes_s, times_s, [max(1, number) for number in buckets])
 
     found = beside(times.backward_s + times.weight_gradient_s, kind, wide)
