@@ -29,6 +29,8 @@ _NETWORK_HOPS = (2.0, 15.0, 40.0)
 _NUM_ROWS = 110
 _CROSSINGS_S = (0.0, 0.2e-3, 0.4e-3, 0.5e-3, 0.6e-3, 0.8e-3, 1e-3)
 _BLOCKED_S = (0.0, 0.1e-3, 0.15e-3, 0.2e-3, 0.22e-3, 0.24e-3, 0.26e-3, 0.3e-3)
+_BLOCKED_CROSSINGS_S = (0.0, 0.5e-3, 1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3, 4e-3)
+_SLICES_S = (0.0, 4e-6, 5e-6, 6e-6, 7e-6, 8e-6, 9e-6, 1e-5)
 _STALLED = 1.3
 """Measured over predicted step above which a pipeline of nanotron is taken to have stalled."""
 _LAUNCHES_S = (0.0, 0.1e-3, 0.2e-3, 0.3e-3, 0.35e-3, 0.4e-3, 0.45e-3, 0.5e-3)
@@ -135,16 +137,22 @@ def fit_layouts(folder: Path) -> LayoutTable:
             if best is None or error < best[0]:
                 best = error, tried
     assert best is not None
-    crossings = [replace(best[1].constants, crossing_s=crossing_s) for crossing_s in _CROSSINGS_S]
-    best = best[0], replace(best[1], constants=min(crossings, key=lambda tried: error_of(over_nodes, tried)))
-    # The other sizes are left to score this law.
-    pipelines = [
-        row
-        for row in measured
-        if row.run.layout.pipeline > 1 and row.run.cluster.num_nodes > 1 and row.model == "llama-1B-mha"
-    ]
-    blocked = [replace(best[1].constants, blocked_s=blocked_s) for blocked_s in _BLOCKED_S]
-    best = best[0], replace(best[1], constants=min(blocked, key=lambda tried: error_of(pipelines, tried)))
+    constants = best[1].constants
+    # The other sizes are left to score these laws.
+    smallest = [row for row in measured if row.model == "llama-1B-mha"]
+    sliced = [row for row in smallest if row in without and row.run.sharing.slice_tensors]
+    pipelines = [row for row in smallest if row.run.layout.pipeline > 1 and row.run.cluster.num_nodes > 1]
+    inside = [row for row in pipelines if row.run.layout.tensor <= row.run.cluster.num_devices_per_node]
+    for name, values, told in (
+        ("crossing_s", _CROSSINGS_S, over_nodes),
+        ("slice_s", _SLICES_S, sliced),
+        ("blocked_s", _BLOCKED_S, inside),
+        ("blocked_crossing_s", _BLOCKED_CROSSINGS_S, pipelines),
+    ):
+        grid = [replace(constants, **{name: value}) for value in values]
+        errors_of = [error_of(told, tried) for tried in grid]
+        constants = grid[int(np.argmin(errors_of))]
+    best = best[0], replace(best[1], constants=constants)
     stalled_s = _stalls_s(pipelines, best[1])
     best = (
         best[0],
@@ -168,6 +176,8 @@ def fit_layouts(folder: Path) -> LayoutTable:
             f"error {error_of(over_nodes, best[1].constants):.3f}",
             "blocked": f"{len(pipelines)} rows of nanotron's smallest model with a pipeline over nodes; mean error "
             f"{error_of(pipelines, best[1].constants):.3f}",
+            "slices": f"{len(sliced)} rows of nanotron's smallest model with ZeRO and no pipeline; mean error "
+            f"{error_of(sliced, best[1].constants):.3f}",
             "stall": f"{len(stalled_s)} of the rows of blocked that took {_STALLED} times as long",
             "launch": f"{len(one_node)} rows of nanotron with tensor parallelism inside a node; mean error "
             f"{error_of(one_node, constants):.3f}",

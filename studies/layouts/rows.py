@@ -235,6 +235,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             fsdp_version=_VERSIONS.get(source, FsdpVersion.FSDP2),
             overlap_tensor=source in ("Automodel", *_MEGATRON) and tensor > 1,
             overlap_update=source in _MEGATRON and _strategy(source, row) is Strategy.ZERO1,
+            slice_tensors=source == "nanotron" and _strategy(source, row) is Strategy.ZERO1,
         ),
     )
     return sizes, run

@@ -23,7 +23,7 @@ from forerun.prediction.division import pipeline_s, reduced_backward, stage_unit
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.step import prepare
-from forerun.prediction.unit_step import layout_step
+from forerun.prediction.unit_step import _bucket_bytes, layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.run import Run
@@ -199,7 +199,7 @@ def test_products_in_fp8_are_divided_as_those_in_half_precision_are() -> None:
     [
         ("overlap_tensor", {"parallel": "tp=8"}),
         ("overlap_tensor", {"parallel": "tp=4,dp=2", "recompute": "full", "sequence_parallel": False}),
-        ("overlap_update", {"parallel": "dp=8", "strategy": "zero1"}),
+        ("overlap_update", {"parallel": "dp=8", "strategy": "zero1", "bucket_mb": 5}),
     ],
 )
 def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: dict[str, Any]) -> None:
@@ -224,6 +224,29 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
     assert interleaved.stages[0].handover_s == 0
     assert interleaved.communication_s > plain.communication_s
     assert interleaved.step_s.value < plain.step_s.value
+
+
+def test_buckets_of_zero_grow_with_the_replicas() -> None:
+    def bucket_bytes(replicas: int, **settings: Any) -> float:
+        return _bucket_bytes(run_of("8xh100-sxm", **{"strategy": "zero1", **settings}), replicas, 2.0)
+
+    # Megatron-LM: max(40 million, 1 million a replica) elements, here of bf16 that are reduced in fp32.
+    assert bucket_bytes(8, precision="bf16") == 40e6 * 4
+    assert bucket_bytes(256, precision="bf16") == 256e6 * 4
+    assert bucket_bytes(256, bucket_mb=5) == 5 * 2**20
+    assert bucket_bytes(256, strategy="ddp") == 25 * 2**20
+
+
+def test_slices_of_tensors_take_time_with_the_replicas() -> None:
+    def sliced_s(devices: int) -> float:
+        layout = {"strategy": "zero1", "parallel": f"tp={8 // devices}"}
+        runs = [run_of("8xh100-sxm", **layout, slice_tensors=value) for value in (True, False)]
+        model = DividedModel.of(MODELS.of(runs[0]))
+        found = [layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs]
+        return found[0].step_s.value - found[1].step_s.value
+
+    assert sliced_s(8) == pytest.approx(4 * sliced_s(2), rel=0.02)
+    assert sliced_s(8) > 0
 
 
 def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
@@ -605,6 +628,7 @@ def test_the_worst_stage_is_named() -> None:
         ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
         ({"strategy": "zero1", "fsdp_version": "fsdp1"}, "belongs to fsdp"),
         ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
+        ({"strategy": "zero2", "slice_tensors": True}, "belongs to zero1"),
         ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
         (
             {"parallel": "pp=2", "pipeline_schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},

@@ -73,6 +73,7 @@ def test_conditions_of_adapters_architecture_and_axes():
     divided = Run.of(MODEL, device="8xh100-sxm", recipe="torchtitan", parallel="tp=2")
     assert divided.layout.keep_gathered
     piped = Run.of(MODEL, device="8xh100-sxm", recipe="nanotron").with_(parallel="pp=8")
+    assert Run.of(MODEL, device="8xh100-sxm", recipe="nanotron", strategy="zero1").sharing.slice_tensors
     assert (piped.layout.handover, piped.layout.stage_split) == ("blocking", "balanced")
 
 

@@ -45,7 +45,13 @@ from forerun.prediction.replica_step import STRAGGLER_PART, drag_of
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
-from forerun.question.sharing import ContextKind, FsdpVersion, Handover, PipelineSchedule
+from forerun.question.sharing import (
+    DEFAULT_BUCKET_BYTES,
+    ContextKind,
+    FsdpVersion,
+    Handover,
+    PipelineSchedule,
+)
 
 _COPY_SHARE = 0.82
 """Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
@@ -316,6 +322,7 @@ def _stage(
         waiting_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s
         if groups.pipeline.num_nodes > 1 and run.layout.handover is not Handover.AHEAD:
             host_s += share * of_tensor * run.layout.tensor * constants.blocked_s
+            host_s += share * of_tensor * (groups.tensor.num_nodes - 1) * constants.blocked_crossing_s
             blocked_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s - waiting_s
     if run.layout.handover is Handover.BLOCKING:
         waiting_s, blocked_s = waiting_s + blocked_s, 0.0
@@ -599,24 +606,48 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     wide = 1.0 if run.sharing.reduce_half else run.gradient_factor
     kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
     own = list(units)[::-1]
+    # A group of blocks is done while the others have as many passes left as there are stages (Megatron-LM,
+    # ``megatron/core/pipeline_parallel/schedules.py``: grad_sync_func and param_sync_func).
+    span = run.layout.pipeline if run.layout.virtual_stages > 1 else 1
 
     def beside(compute_s: Floats, kind: Collective, factor: float) -> Overlap:
-        buckets, times_s = [0] * len(own), [0.0] * len(own)
-        experts = memory.gradients * memory.expert_share
-        for group, sizes in ((groups.data, memory.gradients - experts), (groups.expert_data, experts)):
-            for place, size in enumerate((factor * sizes[own]).tolist()):
-                number = max(1, ceil(size / run.sharing.bucket_bytes))
+        capacity = _bucket_bytes(run, groups.data.num_devices, factor)
+        every = factor * memory.gradients[own]
+        # Units that one bucket holds are reduced together.
+        starts = np.unique((np.cumsum(every) - every) // capacity, return_index=True)[1]
+        buckets, times_s = [0] * len(starts), [0.0] * len(starts)
+        experts = every * memory.expert_share[own]
+        for group, sizes in ((groups.data, every - experts), (groups.expert_data, experts)):
+            for place, size in enumerate(np.add.reduceat(sizes, starts).tolist()):
+                number = max(1, ceil(size / capacity))
                 buckets[place] += number if size > 0 else 0
                 times_s[place] += number * group.time_s(kind, size / number)
-        return reduced_backward(compute_s[own].tolist(), times_s, [max(1, number) for number in buckets])
+        passes_s = (span * np.add.reduceat(compute_s[own], starts)).tolist()
+        return reduced_backward(passes_s, times_s, [max(1, number) for number in buckets])
 
     found = beside(times.backward_s + times.weight_gradient_s, kind, wide)
     if stage:
         # With overlap the next forward pass starts as soon as its first unit has its weights.
         gathered = beside(times.forward_s, Collective.ALL_GATHER, 1.0)  # of what is trained
         shown_s = gathered.exposed_s if run.sharing.overlap_update else gathered.busy_s
-        return Overlap(found.exposed_s + shown_s, found.busy_s + gathered.busy_s)
+        sliced_s = (
+            float(memory.num_gradients[own].sum()) * groups.data.num_devices * run.sharing.slice_tensors
+        )
+        sliced_s *= groups.data.constants.slice_s
+        return Overlap(found.exposed_s + shown_s + sliced_s, found.busy_s + gathered.busy_s + sliced_s)
     return found
+
+
+def _bucket_bytes(run: Run, num_replicas: int, factor: float) -> float:
+    """Capacity of a bucket of gradients; those of ZeRO grow with the replicas, over which a message is cut [bytes].
+
+    Source: NVIDIA/Megatron-LM, ``megatron/core/distributed/distributed_data_parallel.py``: max(40 million, 1 million
+    for each replica) elements, where no size is given.
+    """
+    given, sharing = run.sharing.bucket_bytes, run.sharing
+    if not sharing.strategy.stage or sharing.slice_tensors or given != DEFAULT_BUCKET_BYTES:
+        return given
+    return max(40e6, 1e6 * num_replicas) * factor * (2 if run.setup.precision.is_half else 4)
 
 
 def _parts(

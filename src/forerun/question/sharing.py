@@ -202,6 +202,11 @@ class Sharing:
         "Megatron-LM).",
         only_changed=True,
     )
+    slice_tensors: bool = _sharing(
+        False,
+        help="With zero1: cut each tensor for each replica, slice by slice (nanotron), instead of one buffer of all.",
+        only_changed=True,
+    )
 
     def __post_init__(self) -> None:
         if (
@@ -253,6 +258,7 @@ class SharingOptions(TypedDict, total=False):
     overlap_tensor: bool | None
     overlap_experts: bool | None
     overlap_update: bool | None
+    slice_tensors: bool | None
 
 
 def sharing_from(given: Mapping[str, Any], num_devices: int) -> Sharing:
@@ -296,6 +302,10 @@ def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
     if sharing.overlap_update and strategy.stage not in (1, 2) and strategy is not Strategy.AUTO:
         raise InvalidSetupError(
             f"--overlap-update belongs to zero1 and zero2, got strategy {strategy}; give --strategy zero1"
+        )
+    if sharing.slice_tensors and strategy not in (Strategy.ZERO1, Strategy.AUTO):
+        raise InvalidSetupError(
+            f"--slice-tensors belongs to zero1, got strategy {strategy}; give --strategy zero1"
         )
     if sharing.shard_size is not None and strategy is not Strategy.HSDP:
         raise InvalidSetupError("--shard-size belongs to hsdp; give --strategy hsdp")

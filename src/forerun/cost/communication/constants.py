@@ -59,6 +59,9 @@ class LayoutConstants:
             it, and the hosts of several nodes never launch at one moment [s].
         blocked_s: Further time of a collective of tensor parallelism for each device of its group, in pipelines over
             nodes whose hosts wait at every handover (nanotron) [s].
+        blocked_crossing_s: The same for each further node of the group [s].
+        slice_s: Time of the host for cutting, joining and copying back one slice of a tensor, of which nanotron's ZeRO
+            has one for each replica [s].
         stall_s: Further time of each exchange of a stage in a third of such pipelines; nothing tells which [s].
         stage_s: Time of handing over a micro-step between two stages, beside the transfer [s].
     """
@@ -73,6 +76,8 @@ class LayoutConstants:
     launch_s: float = 0.0
     crossing_s: float = 0.0
     blocked_s: float = 0.0
+    blocked_crossing_s: float = 0.0
+    slice_s: float = 0.0
     stall_s: float = 0.0
     stage_s: float = 0.0
 
