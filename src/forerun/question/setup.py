@@ -331,11 +331,6 @@ class TrainingSetup:
             raise InvalidSetupError(
                 f"--fp8-recipe belongs to precision fp8, got {self.precision}; give --precision fp8, or leave it out"
             )
-        if saving.unquantized is Unquantized.FP32 and not self.precision.is_autocast:
-            raise InvalidSetupError(
-                f"weights in fp32 beside those in {saving.quantize} need autocast, got precision {self.precision}; "
-                "give --precision amp-bf16, or leave --unquantized out"
-            )
         holds_bf16 = self.precision in (Precision.BF16, Precision.FP8)
         in_adapters = saving.lora_rank is not None and self.precision.is_half
         if saving.master_weights is MasterWeights.BF16 and not (holds_bf16 or in_adapters):

@@ -141,7 +141,7 @@ def _read(path: Path, key: str) -> Graph | None:
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_KEPT_VERSION = 1
+_KEPT_VERSION = 2
 """The same of kept graphs alone: raised where no graph of the package changes, as for linear attention."""
 
 _SAVING_VERSION = 6
