@@ -160,9 +160,8 @@ def _chosen(given: list[str] | None, known: Collection[str]) -> tuple[str, ...]:
 
 def fine_tuning(
     source: SourceOption = None,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="Print every row to stderr as it is answered.")
-    ] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row to stderr.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Memory and verdicts alone.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Compare predictions of fine-tuning language models with measured steps and memory (some minutes)."""
@@ -176,7 +175,7 @@ def fine_tuning(
             typer.echo(text, err=True)
 
     with quiet_libraries(debug=debug):
-        page = study_page(_folder(), chosen, say)
+        page = study_page(_folder(), chosen, say, memory=memory)
     typer.echo(page, nl=False)
 
 

@@ -17,7 +17,7 @@ from forerun.prediction.uneven_samples import UnevenEpoch
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.device import NumberFormat
 from forerun.question.job import Samples
-from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
+from studies.fine_tuning.rows import MeasuredTuning, MemoryKind, read_rows
 from studies.markdown import markdown_table
 
 _NOT_OF_TORCH = ("context", "buffers of collectives")
@@ -35,15 +35,9 @@ def _asked(settings: tuple[tuple[str, object], ...]) -> Estimate:
     return forerun.predict(options.pop("model"), **options)  # type: ignore[arg-type]
 
 
-def _ask_mean(row: MeasuredTuning, tokens: int) -> Estimate:
-    if row.lengths is None:
-        return _ask(row, tokens)
-    samples = {"lengths": row.lengths, "batching": row.batching}
+def _ask(row: MeasuredTuning, tokens: int, *, varying: bool = False) -> Estimate:
+    samples = {"lengths": row.lengths, "batching": row.batching} if varying else {"sequence_length": tokens}
     return _asked(tuple(sorted({**row.question, **samples}.items())))
-
-
-def _ask(row: MeasuredTuning, tokens: int) -> Estimate:
-    return _asked(tuple(sorted({**row.question, "sequence_length": tokens}.items())))
 
 
 def memory_of(answer: Estimate, kind: MemoryKind) -> float:
@@ -79,7 +73,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
         line: dict[str, object] = {"source": row.source, "row": row.row, **row.question, "tokens": row.tokens}
         try:
             if row.tokens is not None and row.step_s is not None:
-                answer = _ask_mean(row, row.tokens)
+                answer = _ask(row, row.tokens, varying=row.lengths is not None)
                 device = parse_cluster(str(row.question["device"])).device
                 line |= {
                     "measured_s": row.step_s,
@@ -113,8 +107,9 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
             line["refused"] = str(error)
         say(" ".join(f"{name}={value}" for name, value in line.items()))
         found.append(line)
-    columns = ["measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits", "verdict",
-               "measured_bytes", "predicted_bytes", "memory_class", "low_share", "high_share", "refused"]  # fmt: skip
+    columns = ["source", "measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits",
+               "verdict", "measured_bytes", "predicted_bytes", "memory_class", "low_share", "high_share",
+               "refused"]  # fmt: skip
     return pd.DataFrame(found).reindex(columns=list(dict.fromkeys([*(found[0] if found else ()), *columns])))
 
 
@@ -146,6 +141,7 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
         "memory_p90": float(np.quantile(off, 0.9)) if len(off) else np.nan,
         "memory_bias": (sized.predicted_bytes / sized.measured_bytes).median() - 1,
         "memory_inside": ((share >= sized.low_share) & (share <= sized.high_share)).mean(),
+        "memory_width": (sized.high_share / sized.low_share).median(),
         "ran": len(ran),
         "ran_fits": ran.predicted_fits.astype(float).sum(),
         "oom": len(oom),
@@ -208,11 +204,15 @@ def _percent(value: float) -> str:
     return "" if np.isnan(value) else f"{100 * value:.1f}"
 
 
-def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say = lambda text: None) -> str:
-    """The figures of all sources and the rows left out, as Markdown."""
+def _plain(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.2f}"
+
+
+def study_page(folder: Path, sources: tuple[str, ...], say: Say, *, memory: bool = False) -> str:
+    """The figures of all sources, or of memory alone, and the rows left out, as Markdown."""
     titles = (
         "source", "steps", "MAPE %", "median %", "bias %", "in 90 % interval", "constant MFU %", "sizes",
-        "memory median %", "p90 %", "bias %", "in interval", "ran, called fits", "out of memory, called so",
+        "memory median %", "p90 %", "bias %", "in interval", "high/low", "ran, called fits", "out of memory, called so",
         "failed, called out of memory",
     )  # fmt: skip
     rows = []
@@ -220,7 +220,8 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
     all_answers = []
     for source in sources:
         read = read_rows(folder, source)
-        answers = answers_of(read.rows, say)
+        asked = [each for each in read.rows if not memory or each.memory_bytes or each.fits is not True]
+        answers = answers_of([replace(each, step_s=None) for each in asked] if memory else asked, say)
         all_answers.append(answers)
         for name, group in answers.groupby("source", sort=False):
             found = summary_of(group)
@@ -228,11 +229,11 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
                 str(name),
                 f"{found['n']:.0f}",
                 *(_percent(found[key]) for key in ("mape", "median", "bias")),
-                "" if np.isnan(found["inside"]) else f"{found['inside']:.2f}",
+                _plain(found["inside"]),
                 _percent(found["baseline"]),
                 f"{found['n_memory']:.0f}",
                 *(_percent(found[key]) for key in ("memory_median", "memory_p90", "memory_bias")),
-                "" if np.isnan(found["memory_inside"]) else f"{found['memory_inside']:.2f}",
+                *(_plain(found[key]) for key in ("memory_inside", "memory_width")),
                 *(
                     f"{found[right]:.0f} of {found[number]:.0f}" if found[number] else ""
                     for right, number in (("ran_fits", "ran"), ("oom_right", "oom"), ("silent_no", "silent"))

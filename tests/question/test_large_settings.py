@@ -71,7 +71,6 @@ def test_tokens_are_samples_and_steps():
         ({"fused_kernels": "unsloth", "lora": 8, "precision": "fp8"}, "--fused-kernels liger"),
         ({"quantize": "int8"}, "--lora 16"),
         ({"unquantized": "fp32"}, "without --quantize"),
-        ({"lora": 8, "quantize": "nf4", "unquantized": "fp32"}, "give --precision amp-bf16"),
         (
             {
                 "lora": 8,

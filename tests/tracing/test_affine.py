@@ -12,7 +12,7 @@ from torch import nn
 from traced_steps import graph_of, setup_of
 
 from forerun.graph.affine import are_comparable, join_graphs
-from forerun.graph.graph import OpClass, StepPart, at_batch
+from forerun.graph.graph import MemoryEvent, OpClass, StepPart, at_batch
 from forerun.question.model import ModelRequest
 from forerun.question.setup import OptimizerImplementation
 from forerun.tracing.models.sources import build_model
@@ -219,6 +219,8 @@ def test_a_fused_optimizer_moves_weights_of_their_own_size(precision, element_by
     # Weights, gradients and two states are read; weights and states are written.
     assert graph.ops.read_bytes[row, 0] == 4 * weights
     assert graph.ops.write_bytes[row, 0] == 3 * weights
+    begins = np.flatnonzero(graph.memory.event == MemoryEvent.OPTIMIZER_BEGINS)[-1]
+    assert not graph.memory.size_bytes[begins:].any()  # it works in place
 
 
 def test_a_fused_optimizer_is_one_kernel_that_moves_each_tensor_once():

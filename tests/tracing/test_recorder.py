@@ -44,6 +44,14 @@ def test_a_product_into_a_tensor_costs_what_the_product_costs():
     assert added.rows[0].cost.gemm == plain.rows[0].cost.gemm
 
 
+def test_gradient_of_a_softmax_has_a_product_before_it():
+    shares, gradient = meta(4, 8), meta(4, 8)
+    events = recorded(lambda: torch._softmax_backward_data(gradient, shares, -1, torch.float32)).events
+    result, product, freed = events[:3]  # the product lives while the kernel runs
+    assert result.size_bytes == product.size_bytes == 128
+    assert (freed.event, freed.block) == (MemoryEvent.FREE, product.block)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # modules and parts of the step
 

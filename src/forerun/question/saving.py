@@ -259,18 +259,14 @@ class Saving:
     def __post_init__(self) -> None:
         recomputed_blocks(self.recompute)
         check_numbers(self)
-        if self.lora_targets and self.lora_rank is None:
-            raise InvalidSetupError(
-                "--lora-targets has no meaning without --lora; give the rank, such as --lora 16"
-            )
-        if self.lora_dropout and self.lora_rank is None:
-            raise InvalidSetupError(
-                "--lora-dropout has no meaning without --lora; give the rank, such as --lora 16"
-            )
-        if self.fused_kernels == (FusedKernel.LORA,) and self.lora_rank is None:
-            raise InvalidSetupError(
-                "--fused-kernels lora has no meaning without --lora; give the rank, such as --lora 16"
-            )
+        fuses = self.fused_kernels == (FusedKernel.LORA,)
+        of_adapters = (("targets", self.lora_targets), ("dropout", self.lora_dropout), ("", fuses))
+        for name, given in of_adapters if self.lora_rank is None else ():
+            if given:
+                option = f"--lora-{name}" if name else "--fused-kernels lora"
+                raise InvalidSetupError(
+                    f"{option} has no meaning without --lora; give the rank, such as --lora 16"
+                )
         if self.unquantized is not None and self.quantize is None:
             raise InvalidSetupError(
                 "--unquantized has no meaning without --quantize; give the format, such as --quantize nf4"

@@ -313,14 +313,10 @@ class TrainingSetup:
             raise InvalidSetupError(
                 f"weights in {saving.quantize} cannot be trained themselves; give adapters as well, such as --lora 16"
             )
-        if saving.quantize is not None and not self.precision.is_half:
+        if saving.quantize is not None and (not self.precision.is_half or self.precision is Precision.FP8):
             raise InvalidSetupError(
                 f"weights in {saving.quantize} are computed in half precision, got precision {self.precision}; "
                 "give --precision bf16, amp-bf16, fp16 or amp"
-            )
-        if saving.quantize is not None and self.precision is Precision.FP8:
-            raise InvalidSetupError(
-                f"weights in {saving.quantize} are not computed in fp8; give --precision bf16"
             )
         fuses_adapters = FusedKernel.LORA in saving.fused_kernels and saving.lora_rank is not None
         if fuses_adapters and self.precision is Precision.FP8:
@@ -330,11 +326,6 @@ class TrainingSetup:
         if saving.fp8_recipe is not None and self.precision is not Precision.FP8:
             raise InvalidSetupError(
                 f"--fp8-recipe belongs to precision fp8, got {self.precision}; give --precision fp8, or leave it out"
-            )
-        if saving.unquantized is Unquantized.FP32 and not self.precision.is_autocast:
-            raise InvalidSetupError(
-                f"weights in fp32 beside those in {saving.quantize} need autocast, got precision {self.precision}; "
-                "give --precision amp-bf16, or leave --unquantized out"
             )
         holds_bf16 = self.precision in (Precision.BF16, Precision.FP8)
         in_adapters = saving.lora_rank is not None and self.precision.is_half

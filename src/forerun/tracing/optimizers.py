@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.graph.graph import AllocationKind, Graph, OpClass, StepPart
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 from forerun.graph.passes import taken_rows
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup
@@ -234,6 +234,16 @@ class MasterCopies(torch.optim.Optimizer):
 
 _PARAMETERS_PER_LAUNCH = 320 * 65536
 """320 blocks of 65,536 elements."""
+
+
+def without_update_lists(graph: Graph) -> Graph:
+    """A graph whose update has no temporary, as the fused kernel, which works in place."""
+    memory = graph.memory
+    is_made = np.cumsum(memory.event == MemoryEvent.OPTIMIZER_BEGINS) > np.cumsum(
+        memory.event == MemoryEvent.STEP_ENDS
+    )
+    is_made &= memory.kind == AllocationKind.TEMPORARY
+    return replace(graph, memory=replace(memory, size_bytes=np.where(is_made[:, None], 0, memory.size_bytes)))
 
 
 def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:

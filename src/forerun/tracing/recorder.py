@@ -224,6 +224,9 @@ class StepRecorder(TorchDispatchMode):
             self._written(outputs)
         if schema.is_convolution:
             self._note_workspace(args, outputs)
+        elif schema.name == "_softmax_backward_data":
+            # CUDA's kernel has the product of gradient and output before it (ATen/native/cuda/SoftMax.cu).
+            self.watch(torch.empty_like(args[0], device="meta"), self.default_kind)
         return result
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:

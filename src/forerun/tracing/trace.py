@@ -30,7 +30,7 @@ from forerun.base.stages import stage
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, capture_path, find_architecture, is_keras
-from forerun.question.saving import NO_SAVING, Fp8Recipe, Unquantized
+from forerun.question.saving import NO_SAVING, Fp8Recipe, MasterWeights, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.source import Question, find_source, is_isolated, named_source, run_isolated
 
@@ -141,7 +141,7 @@ def _read(path: Path, key: str) -> Graph | None:
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_KEPT_VERSION = 1
+_KEPT_VERSION = 2
 """The same of kept graphs alone: raised where no graph of the package changes, as for linear attention."""
 
 _SAVING_VERSION = 6
@@ -494,9 +494,12 @@ def _with_update(graph: Graph, built: BuiltModel, setup: TrainingSetup) -> Graph
         return replace(graph, host_traffic=traffic)
     if setup.optimizer_implementation is not OptimizerImplementation.FUSED:
         return graph
-    from forerun.tracing.optimizers import fuse_optimizer
+    from forerun.tracing.optimizers import fuse_optimizer, without_update_lists
 
-    return fuse_optimizer(graph)
+    has_copies = (
+        setup.saving.master_weights is MasterWeights.FP32 and setup.precision.is_half
+    )  # of gradients too
+    return fuse_optimizer(graph if has_copies else without_update_lists(graph))
 
 
 def library_versions(model: str, *, has_adapters: bool = False) -> tuple[tuple[str, str], ...]:
