@@ -149,7 +149,7 @@ def fit_layouts(folder: Path) -> LayoutTable:
         ("blocked_s", _BLOCKED_S, inside),
         ("blocked_crossing_s", _BLOCKED_CROSSINGS_S, pipelines),
     ):
-        grid = [replace(constants, **{name: value}) for value in values]
+        grid = [replace(constants, **dict[str, Any]({name: value})) for value in values]
         errors_of = [error_of(told, tried) for tried in grid]
         constants = grid[int(np.argmin(errors_of))]
     best = best[0], replace(best[1], constants=constants)

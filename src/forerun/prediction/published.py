@@ -333,7 +333,8 @@ class _Published:
     boards: Ints
 
 
-_NONE = _Published((), *[np.empty(0)] * 3, np.empty(0, dtype=bool), np.empty(0, dtype=int))
+_EMPTY = np.empty(0)
+_NONE = _Published((), _EMPTY, _EMPTY, _EMPTY, np.empty(0, dtype=bool), np.empty(0, dtype=int))
 _PUBLISHED: Kept[_Published] = Kept(4_096)
 _ROWS: Kept[tuple[PublishedRow, ...]] = Kept(4_096)
 _RESIDUALS: Kept[tuple[tuple[PublishedRow, ...], Floats]] = Kept(4_096)

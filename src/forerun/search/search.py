@@ -462,7 +462,7 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
             **settings,
         }
         for spec in specs
-        for size in sizes or [{"image_size": own_sizes[spec]} if any(own_sizes.values()) else {}]
+        for size in sizes or ([{"image_size": own_sizes[spec]}] if any(own_sizes.values()) else [{}])
         for layout in ((own_order(spec),) if named is None else named)
         for precision in precisions
         for settings in searched_settings(searched)

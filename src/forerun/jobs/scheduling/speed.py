@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import ceil, exp, inf, log
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -260,7 +260,8 @@ RatesOf = Callable[[tuple[int, ...]], tuple[Sequence[float], Sequence[float]]]
 """Rates on some numbers of devices [1/s], and the global batches that give them."""
 
 
-class _RatesOf(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _RatesOf:
     """Rates by the speed of a job on one kind of device, each at its best batch; arguments as in ``rate_curve``."""
 
     speed: SpeedModel

@@ -390,7 +390,7 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
         known = [
             form.model_fields for kind, (form, _) in _QUESTIONS.items() if request.url.path == f"/{kind}"
         ]
-        return problem(422, wrong_values(error.errors(), *known or [()]))
+        return problem(422, wrong_values(error.errors(), *known or [{}]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:

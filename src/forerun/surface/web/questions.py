@@ -341,7 +341,7 @@ class ScheduleRequest(_Body):
         found = self.given()
         for group in _GROUPS.split(self.cluster):
             check_device_name(group)
-        _check_links(found)
+        check_links(found)
         models = [row.get("model") for row in self.jobs]
         others = [{name: value for name, value in row.items() if name != "model"} for row in self.jobs]
         _NO_FILES.check({"jobs": others}, declared(RunOptions))
