@@ -57,7 +57,7 @@ class ValueNeededError(RuntimeError):
 
 
 def _when_clean(name: str, args: Any) -> bool | None:
-    """What a test for infinite numbers, or for those that are none, gives for others; None for any other operation."""
+    """Result of a test for infinite numbers, or for NaN, where there is none; None for any other operation."""
     if name in _CLEAN:
         return False
     is_infinite = name in ("eq", "ne") and isinstance(args[1], float) and math.isinf(args[1])
