@@ -283,7 +283,7 @@ _INSTEAD = {
     "per_s": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
     "throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
 }
-"""What to write for columns of other schedulers' tables, by a part of their name."""
+"""Advice on columns of other schedulers' tables, by a part of their name."""
 
 
 def _first(error: ValidationError) -> str:
