@@ -98,7 +98,7 @@ CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
 
 
 def least_launches_s(forward_s: float, backward_s: float) -> Any:
-    """What the host needs at least to launch a kernel of convolutions and batch norms, (classes and parts,) [s].
+    """Least time of the host to launch a kernel of convolutions and batch norms, (classes and parts,) [s].
 
     Modules of Python launch forward, the engine of autograd backward. The fit starts at 8 us and stays there where
     kernels decide: hosts of steps of 12 images it books on kernels.

@@ -450,7 +450,7 @@ class _Kernels:
         pair: Class and part of the step, (n,).
         format_class: Place in the tables of offsets, (p, n).
         is_compiled: Whether a compiler joined operations, (p,).
-        least_launch_s: What the host needs at least to launch a kernel, (p, n) [s].
+        least_launch_s: Least time of the host to launch a kernel, (p, n) [s].
         slowdown: Times that the host is slower than usual, (p,).
         is_bounded: Whether no kernel beats the datasheet.
         short_offset: Log offset of the shortest kernels.
