@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,20 +125,12 @@ def fit_layouts(folder: Path) -> LayoutTable:
     over_nodes = [row for row in without if row not in rows]
     rng = np.random.default_rng(0)
     rows = [rows[index] for index in rng.permutation(len(rows))[:_NUM_ROWS]]
-    best: tuple[float, LayoutTable] | None = None
-    for share in _INTER_SHARES:
-        for hops in _NETWORK_HOPS:
-            tried = LayoutTable(
-                constants=replace(constants, inter_share=share, network_hops=hops),
-                log_spread=0.0,
-                provenance={},
-            )
-            logs = logs_of(rows, tried)
-            error = float(np.abs(np.exp(logs) - 1).mean())
-            if best is None or error < best[0]:
-                best = error, tried
-    assert best is not None
-    constants = best[1].constants
+    grid = [
+        replace(constants, inter_share=share, network_hops=hops)
+        for share in _INTER_SHARES
+        for hops in _NETWORK_HOPS
+    ]
+    network, constants = min(((error_of(rows, tried), tried) for tried in grid), key=lambda pair: pair[0])
     # The other sizes are left to score these laws.
     smallest = [row for row in measured if row.model == "llama-1B-mha"]
     sliced = [row for row in smallest if row in without and row.run.sharing.slice_tensors]
@@ -150,34 +143,30 @@ def fit_layouts(folder: Path) -> LayoutTable:
         ("blocked_crossing_s", _BLOCKED_CROSSINGS_S, pipelines),
     ):
         grid = [replace(constants, **dict[str, Any]({name: value})) for value in values]
-        errors_of = [error_of(told, tried) for tried in grid]
-        constants = grid[int(np.argmin(errors_of))]
-    best = best[0], replace(best[1], constants=constants)
-    stalled_s = _stalls_s(pipelines, best[1])
-    best = (
-        best[0],
-        replace(best[1], constants=replace(best[1].constants, stall_s=float(np.median(stalled_s)))),
-    )
+        constants = grid[int(np.argmin([error_of(told, tried) for tried in grid]))]
+    stalled_s = _stalls_s(pipelines, LayoutTable(constants=constants, log_spread=0.0, provenance={}))
+    constants = replace(constants, stall_s=float(np.median(stalled_s)))
+    table = LayoutTable(constants=constants, log_spread=0.0, provenance={})
     squares = [
         np.square(
-            logs_of([row for row in measured_layouts(steps, name) if row.step_s is not None], best[1])
+            logs_of([row for row in measured_layouts(steps, name) if row.step_s is not None], table)
         ).mean()
         for name in _LEFT_OUT
     ]
     return replace(
-        best[1],
+        table,
         # A user's runs are one more source: its spread may be that of the worst of those that no fit has seen.
         log_spread=float(np.sqrt(np.max(squares))),
         provenance={
             "collectives": f"ai-dynamo/aiconfigurator: {len(errors)} medians of A100, H100 and B300; median error "
             f"{np.median(np.abs(np.expm1(errors))):.3f}",
-            "network": f"{len(rows)} rows of nanotron without a pipeline, drawn with seed 0; mean error {best[0]:.3f}",
+            "network": f"{len(rows)} rows of nanotron without a pipeline, drawn with seed 0; mean error {network:.3f}",
             "crossing": f"{len(over_nodes)} rows of nanotron with tensor parallelism over nodes and no pipeline; mean "
-            f"error {error_of(over_nodes, best[1].constants):.3f}",
+            f"error {error_of(over_nodes, constants):.3f}",
             "blocked": f"{len(pipelines)} rows of nanotron's smallest model with a pipeline over nodes; mean error "
-            f"{error_of(pipelines, best[1].constants):.3f}",
+            f"{error_of(pipelines, constants):.3f}",
             "slices": f"{len(sliced)} rows of nanotron's smallest model with ZeRO and no pipeline; mean error "
-            f"{error_of(sliced, best[1].constants):.3f}",
+            f"{error_of(sliced, constants):.3f}",
             "stall": f"{len(stalled_s)} of the rows of blocked that took {_STALLED} times as long",
             "launch": f"{len(one_node)} rows of nanotron with tensor parallelism inside a node; mean error "
             f"{error_of(one_node, constants):.3f}",

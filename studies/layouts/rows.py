@@ -58,7 +58,6 @@ _HANDOVERS = {"nanotron": Handover.BLOCKING} | dict.fromkeys(
 )
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": Precision.AMP_BF16, "fp16": Precision.AMP, "fp8": Precision.FP8}
-
 _HALF = {Precision.AMP: Precision.FP16, Precision.AMP_BF16: Precision.BF16}
 
 _OF_GPT = ("llm-foundry", "vTrain", "calculon")
