@@ -238,12 +238,11 @@ _PARAMETERS_PER_LAUNCH = 320 * 65536
 
 def without_update_lists(graph: Graph) -> Graph:
     """A graph whose update has no temporary, as the fused kernel, which works in place."""
-    memory = graph.memory
-    is_made = np.cumsum(memory.event == MemoryEvent.OPTIMIZER_BEGINS) > np.cumsum(
-        memory.event == MemoryEvent.STEP_ENDS
-    )
-    is_made &= memory.kind == AllocationKind.TEMPORARY
-    return replace(graph, memory=replace(memory, size_bytes=np.where(is_made[:, None], 0, memory.size_bytes)))
+    event = graph.memory.event
+    in_update = np.cumsum(event == MemoryEvent.OPTIMIZER_BEGINS) > np.cumsum(event == MemoryEvent.STEP_ENDS)
+    is_made = in_update & (graph.memory.kind == AllocationKind.TEMPORARY)
+    sizes = np.where(is_made[:, None], 0, graph.memory.size_bytes)
+    return replace(graph, memory=replace(graph.memory, size_bytes=sizes))
 
 
 def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:

@@ -496,9 +496,7 @@ def _with_update(graph: Graph, built: BuiltModel, setup: TrainingSetup) -> Graph
         return graph
     from forerun.tracing.optimizers import fuse_optimizer, without_update_lists
 
-    has_copies = (
-        setup.saving.master_weights is MasterWeights.FP32 and setup.precision.is_half
-    )  # of gradients too
+    has_copies = setup.saving.master_weights is MasterWeights.FP32 and setup.precision.is_half
     return fuse_optimizer(graph if has_copies else without_update_lists(graph))
 
 
