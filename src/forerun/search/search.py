@@ -449,7 +449,10 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
     if not precisions or (named is not None and not named):
         raise InvalidSetupError("a plan needs at least one precision and one layout")
     sizes = _image_sizes(given.get("image_sizes") or ())
-    own_sizes = {spec: size_of_images(spec, given) for spec in specs}
+    found = {spec: size_of_images(spec, given) for spec in specs}
+    own_sizes: dict[Any, dict[str, Any]] = {
+        spec: {"image_size": size} if any(found.values()) else {} for spec, size in found.items()
+    }
     for spec in specs:
         for precision in precisions:  # refuses what a capture does not hold
             with_captured_settings(spec, {"precision": precision}, one_device=True)
@@ -462,7 +465,7 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
             **settings,
         }
         for spec in specs
-        for size in sizes or ([{"image_size": own_sizes[spec]}] if any(own_sizes.values()) else [{}])
+        for size in sizes or [own_sizes[spec]]
         for layout in ((own_order(spec),) if named is None else named)
         for precision in precisions
         for settings in searched_settings(searched)

@@ -425,7 +425,9 @@ def check_facts(provenance: Mapping[str, Any]) -> None:
 
 def _check_lists(header: CostModel) -> None:
     lengths = {"class_offsets": len(OpClass), "circumstance_offsets": NUM_CIRCUMSTANCES + len(OpClass)}
-    logs: dict[str, tuple[float, ...]] = {name: (getattr(header, name),) for name in ("overall_offset", "short_offset")}
+    logs: dict[str, tuple[float, ...]] = {
+        name: (getattr(header, name),) for name in ("overall_offset", "short_offset")
+    }
     logs["log_factor"] = tuple(run.log_factor for run in header.runs)
     for name, length in lengths.items():
         logs[name] = getattr(header, name)
