@@ -167,13 +167,13 @@ def test_unequal_answers_last_as_long_as_the_longest(tmp_path):
 
 
 def test_answers_without_padding_are_trained_at_their_mean_length():
-    equal = {"algorithm": "grpo", "sequence_length": 1024, "new_tokens": 768, "batch_size": 16}
+    equal = {"algorithm": "grpo", "sequence_length": 1024, "new_tokens": 768, "batch_size": 32}
     asked = {**equal, "batching": "padding-free"}
     assert value(ask(**asked)) == pytest.approx(value(ask(**equal)), rel=1e-9)
     law = {"answer_lengths": "mean:256"}
     padded, free = ({part.name: part.time_s for part in ask(**each, **law).passes} for each in (equal, asked))
-    mean = ask(sequence_length=256 + 256, batch_size=16)
-    assert free["forward, backward and update"] == pytest.approx(value(mean), rel=0.02)
+    mean = ask(sequence_length=256 + 256, batch_size=32)
+    assert free["forward, backward and update"] == pytest.approx(value(mean), rel=0.01)
     for name in ("log-probabilities", "reference", "forward, backward and update"):
         assert free[name] < padded[name]
     assert free["decode"] == pytest.approx(padded["decode"], rel=0.03)  # by the shares of the host

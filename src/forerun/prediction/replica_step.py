@@ -38,7 +38,7 @@ from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
-from forerun.question.sharing import Sharing, Strategy
+from forerun.question.sharing import DEFAULT_BUCKET_BYTES, Sharing, Strategy
 
 _ONE_STEPS: Kept[list[OneStep]] = Kept(512)
 STRAGGLER_PART = "waiting for other devices"
@@ -320,7 +320,7 @@ def _taken_apart(
                 alone=step,
                 parts=pass_of(model, step, first_writes=first_writes),
                 gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
-                buckets=gradient_buckets(gradients, run.sharing.bucket_bytes),
+                buckets=gradient_buckets(gradients, run.sharing.bucket_bytes or DEFAULT_BUCKET_BYTES),
                 num_batch_norms=number,
                 batch_norm_bytes=statistics,
             )

@@ -644,9 +644,9 @@ def _bucket_bytes(run: Run, num_replicas: int, factor: float) -> float:
     Source: NVIDIA/Megatron-LM, ``megatron/core/distributed/distributed_data_parallel.py``: max(40 million, 1 million
     for each replica) elements, where no size is given.
     """
-    given, sharing = run.sharing.bucket_bytes, run.sharing
-    if not sharing.strategy.stage or sharing.slice_tensors or given != DEFAULT_BUCKET_BYTES:
-        return given
+    sharing = run.sharing
+    if sharing.bucket_bytes is not None or not sharing.strategy.stage or sharing.slice_tensors:
+        return sharing.bucket_bytes or DEFAULT_BUCKET_BYTES
     return max(40e6, 1e6 * num_replicas) * factor * (2 if run.setup.precision.is_half else 4)
 
 

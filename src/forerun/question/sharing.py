@@ -94,12 +94,13 @@ class Sharing:
         Algorithm.AUTO,
         help="All-reduce algorithm: auto (the fastest), ring, tree or hierarchical.",
     )
-    bucket_bytes: float = _sharing(
-        DEFAULT_BUCKET_BYTES,
+    bucket_bytes: float | None = _sharing(
+        None,
         name="bucket_mb",
         unit=1024**2,
         help="Capacity of a gradient bucket [MiB].",
         words="capacity of a bucket [MiB]",
+        default="25, with ZeRO more",
         above=0,
         high=100_000,
     )

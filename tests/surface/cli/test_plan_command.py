@@ -51,7 +51,7 @@ def test_a_budget_nobody_meets_is_answered_with_the_nearest_miss():
     assert result.exit_code == 0
     assert "Nothing keeps all limits. Nearest: cnn" in result.stdout
     assert re.search(r"it breaks time<=1s [\d.]+ times", result.stdout)
-    assert "Also worth trying with the nearest one\n  -  --compile" in result.stdout
+    assert "Also worth trying with the nearest one\n  -  --layout nhwc" in result.stdout
 
 
 def test_a_picture_is_written(tmp_path):
