@@ -585,19 +585,13 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
 def _enough(view: JobView, cluster: SharedCluster, free: FreeDevices, time_s: float) -> Allocation | None:
     """The fewest devices with which the job is done in time; None if none that fit are enough."""
     for kind in view.kinds(cluster):
-        for allocation in _sizes(view, kind, free):
+        sizes = [view.job.num_workers]
+        if view.job.is_elastic:
+            least, most = view.smallest(kind), min(view.job.max_workers, free.left[kind])
+            able = () if least is None else range(least.num_workers, most + 1)
+            sizes = [n for n in view.curves[kind].rates if n in able]
+        for allocation in (Allocation(kind, n) for n in sizes):
             restart_s = 0.0 if allocation == view.current else view.job.restart_s
             if view.remaining_s(allocation) + restart_s <= time_s and free.fits(allocation):
                 return allocation
     return None
-
-
-def _sizes(view: JobView, kind: str, free: FreeDevices) -> list[Allocation]:
-    """Allocations from small to large."""
-    most = min(view.job.max_workers, free.left[kind])
-    if not view.job.is_elastic:
-        return [view.asked(kind)]
-    curve, least = view.curves[kind], view.smallest(kind)
-    if least is None:
-        return []
-    return [Allocation(kind, n) for n in curve.rates if least.num_workers <= n <= most]
