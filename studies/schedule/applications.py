@@ -152,25 +152,16 @@ def planned_points(points: Sequence[StepPoint], devices_per_node: int) -> list[S
     that need several nodes.
     """
     packed = [p for p in points if p.num_nodes == -(-p.num_devices // devices_per_node)]
+    packed.sort(key=lambda p: p.batch_size_per_device)
     alone = [p for p in packed if p.num_devices == 1]
     near = [p for p in packed if p.num_devices > 1 and p.num_nodes == 1]
     far = [p for p in packed if p.num_nodes > 1]
-    chosen = [*_corners(alone), _middle(alone)]
+    chosen = [alone[0], alone[-1], alone[len(alone) // 2]]
     for group in (near, far):
         for number in (max(p.num_devices for p in group), min(p.num_devices for p in group)):
-            chosen += _corners([p for p in group if p.num_devices == number])
+            found = [p for p in group if p.num_devices == number]
+            chosen += [found[0], found[-1]]
     return chosen
-
-
-def _corners(points: Sequence[StepPoint]) -> list[StepPoint]:
-    """The smallest and the largest batch."""
-    ordered = sorted(points, key=lambda p: p.batch_size_per_device)
-    return [ordered[0], ordered[-1]]
-
-
-def _middle(points: Sequence[StepPoint]) -> StepPoint:
-    ordered = sorted(points, key=lambda p: p.batch_size_per_device)
-    return ordered[len(ordered) // 2]
 
 
 def read_applications(folder: Path, clusters: Mapping[str, str]) -> dict[str, Application]:
@@ -237,23 +228,15 @@ def _application(
 
 
 def _points(steps: pd.DataFrame) -> tuple[StepPoint, ...]:
-    rows = zip(
-        steps.n_gpus,
-        steps.n_nodes,
-        steps.batch_size_per_gpu,
-        steps.step_time_s,
-        steps.sync_time_s,
-        strict=True,
-    )
     return tuple(
         StepPoint(
-            num_devices=int(n),
-            num_nodes=int(nodes),
-            batch_size_per_device=float(b),
-            step_time_s=t,
-            sync_time_s=s,
+            num_devices=int(row["n_gpus"]),
+            num_nodes=int(row["n_nodes"]),
+            batch_size_per_device=float(row["batch_size_per_gpu"]),
+            step_time_s=row["step_time_s"],
+            sync_time_s=row["sync_time_s"],
         )
-        for n, nodes, b, t, s in rows
+        for row in steps.to_dict("records")
     )
 
 

@@ -19,14 +19,14 @@ from scipy.stats import t as student_t
 from forerun.base.errors import RecordError
 from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
-from forerun.jobs.scheduling.running_job import ForecastError
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import simulate
 from studies.markdown import markdown_table
 from studies.schedule.applications import Application, read_applications
 from studies.schedule.workloads import (
     GAVEL_CLUSTER,
     GAVEL_ROUND_S,
     HELIOS_SHARES,
+    ForecastError,
     GavelSpeed,
     draw_mixed_jobs,
     draw_pai_jobs,
@@ -183,8 +183,8 @@ def compare(
                 drawn = draws[name](seed)
                 if policy.removesuffix(":raw") in _OF_ONE_KIND and len(drawn.cluster.kinds) > 1:
                     continue
-                options = SimulationOptions(round_s=drawn.round_s, seed=seed, error=_ERROR)
-                found = simulate(drawn.known, drawn.cluster, find_policy(policy), options, drawn.actual)
+                told, rule = _ERROR.told(drawn.known, seed), find_policy(policy)
+                found = simulate(told, drawn.cluster, rule, drawn.round_s, drawn.actual)
                 row = Row(workload=name, seed=seed, policy=policy, metrics=found.metrics.to_dict())
                 with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(row)) + "\n")

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from forerun.adapters.classics.server_models import synchronous_terms
 from forerun.base.numerics import relative_coefficients
 from forerun.jobs.scheduling.marginal_gain import YOUNG_FACTOR, YOUNG_PROGRESS
-from forerun.jobs.scheduling.running_job import ForecastError
 from studies.tables.public import public_table
 
 Floats = npt.NDArray[np.float64]
@@ -40,8 +39,8 @@ EPOCHS = (3, 15)
 """Least and most epochs of a job: data sets were shrunk in the paper so that jobs end within hours; its own numbers
 of epochs are not published. One epoch takes 100 to 300 s with one worker and one server."""
 
-WORK_ERROR = ForecastError(work=0.2)
-"""Size of the error that the paper reports for its own forecasts of the remaining work."""
+WORK_ERROR = 0.2
+"""Spread (lognormal) of the error that the paper reports for its own forecasts of the remaining work."""
 
 
 class Tasks(NamedTuple):
@@ -266,7 +265,7 @@ def draw_server_jobs(models: Sequence[ServerJob], seed: int) -> list[ServerJob]:
         drawn.append(replace(model, num_steps=num_steps, arrival_s=float(chance.uniform(0, ARRIVALS_S))))
     drawn.sort(key=lambda job: job.arrival_s)
     for number, job in enumerate(drawn):
-        job.work_factor = WORK_ERROR.draw(seed, number).work_factor
+        job.work_factor = float(np.exp(WORK_ERROR * np.random.default_rng([seed, number]).standard_normal()))
     return drawn
 
 

@@ -13,8 +13,7 @@ from forerun.base.kept import cache_folder
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, parse_cluster
 from forerun.jobs.scheduling.placement import pack
 from forerun.jobs.scheduling.policy import JobView, find_policy
-from forerun.jobs.scheduling.running_job import ForecastError
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import DataParallelSpeed, offered_sizes, rate_curve
 from forerun.jobs.scheduling.trace import RIGID_POLICIES, RigidJob, simulate_rigid
 from forerun.surface.report.figure import drawn, look_of
@@ -36,7 +35,7 @@ from studies.schedule.optimus_study import (
     ratios,
     server_study,
 )
-from studies.schedule.workloads import Workload, draw_workload, read_philly
+from studies.schedule.workloads import ForecastError, Workload, draw_workload, read_philly
 
 ERROR_SPREADS = (0.0, 0.1, 0.2, 0.4, 0.7)
 
@@ -116,16 +115,11 @@ def _errors(workloads: Sequence[Workload], policy: str) -> dict[str, dict[float,
     cluster = parse_cluster(EVEN_CLUSTER)
 
     def mean(error: ForecastError) -> float:
-        found = [
-            simulate(
-                list(drawn.actual.values()),
-                cluster,
-                find_policy(policy),
-                SimulationOptions(seed=drawn.seed, error=error),
-            )
-            for drawn in workloads
-        ]
-        return float(np.mean([one.metrics.average_completion_s for one in found]))
+        found = []
+        for load in workloads:
+            told = error.told(list(load.actual.values()), load.seed)
+            found.append(simulate(told, cluster, find_policy(policy), actual=load.actual).metrics)
+        return float(np.mean([one.average_completion_s for one in found]))
 
     none = {0.0: mean(ForecastError())}
     return {
@@ -177,15 +171,9 @@ def trace_time(folder: Path) -> list[ScaleRow]:
     philly = read_philly(folder)
     chance = np.random.default_rng(0)
     num_jobs, num_devices = 100_000, 2048
-    rows = chance.integers(len(philly), size=num_jobs)
-    columns = (
-        philly.time_s.to_numpy()[rows],
-        philly.n_gpus.to_numpy()[rows],
-        philly.duration_s.to_numpy()[rows],
-    )
+    rows = philly.iloc[chance.integers(len(philly), size=num_jobs)].to_dict("records")
     jobs = [
-        RigidJob(f"job-{i}", float(time_s), int(number), float(duration_s))
-        for i, (time_s, number, duration_s) in enumerate(zip(*columns, strict=True))
+        RigidJob(f"job-{i}", row["time_s"], row["n_gpus"], row["duration_s"]) for i, row in enumerate(rows)
     ]
     found = []
     for policy in RIGID_POLICIES:

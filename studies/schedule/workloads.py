@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
+from forerun.jobs.scheduling.speed import ScaledSpeed, SpeedModel
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 from studies.tables.public import public_table
 
@@ -54,6 +55,41 @@ class Workload:
     seed: int
     actual: Mapping[str, ScheduledJob]
     forecast: Mapping[str, ScheduledJob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastError:
+    """Spread of lognormal factors on what a policy is told.
+
+    Attributes:
+        speed: Standard deviation of the logarithm of the factor on speeds. Half of its variance is one draw per job,
+            the other half a draw for each number of devices, so that both the level and the gains are wrong.
+        work: The same for the remaining work, one draw per job that stays to its end.
+    """
+
+    speed: float = 0.0
+    work: float = 0.0
+
+    def told(self, jobs: Sequence[ScheduledJob], seed: int) -> list[ScheduledJob]:
+        """The jobs as a policy is told; the same for the same seed, so that every policy meets the same errors."""
+        ordered = sorted(jobs, key=lambda job: job.arrival_s)
+        return [self._told(job, [seed, number]) for number, job in enumerate(ordered)]
+
+    def _told(self, job: ScheduledJob, seed: list[int]) -> ScheduledJob:
+        work, level = np.random.default_rng(seed).standard_normal(2)
+        speeds: dict[str, SpeedModel] = {}
+        for i, (kind, model) in enumerate(job.training.speeds.items(), start=1):
+            # Clusters of the studies have fewer devices of a kind; the last factor holds beyond.
+            draws = level + np.random.default_rng([*seed, i]).standard_normal(257)
+            speeds[kind] = ScaledSpeed(model, tuple(np.exp(self.speed / np.sqrt(2) * draws).tolist()))
+        factor, left = float(np.exp(self.work * work)), job.forecast or (lambda done: job.work_samples - done)
+
+        def told(done: float) -> float:
+            # A job that outlives its forecast is told to be nearly done, never done.
+            return factor * max(left(done), 0.01 * job.work_samples)
+
+        training = replace(job.training, speeds=speeds) if self.speed else job.training
+        return replace(job, training=training, forecast=told if self.work else job.forecast)
 
 
 def read_philly(folder: Path) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.jobs.fitted_laws import forecast_scaling
+from forerun.jobs.forecast import forecast
 from forerun.surface.cli.main import app
 
 ROWS = "parameters,tokens,loss\n2e8,4e9,2.62\n2e8,2e10,2.44\n2.7e8,5e9,2.558\n2.7e8,2.5e10,2.385\n4.3e8,8e9,2.437\n"
@@ -85,6 +86,18 @@ def test_hours_of_a_device_are_its_useful_work_by_predict(table):
     assert found.rates[0].flop_per_s.value == pytest.approx(
         6 * rate.num_parameters * rate.tokens_per_s_per_device.value
     )
+
+
+def test_a_price_is_that_of_each_device():
+    times = forecast(
+        [0.3, 0.5, 0.6, 0.65, 0.68],
+        model="mnist-cnn",
+        devices=["t4", "2xt4"],
+        dataset="mnist",
+        batch_size=64,
+        price_usd_per_hour=1.5,
+    ).times
+    assert [time.clock.price_usd_per_hour for time in times] == pytest.approx([1.5, 3.0])
 
 
 def test_the_command_prints_the_answer_and_draws_it(table, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import simulate
 from studies.schedule.workloads import (
     GAVEL_CLUSTER,
     GAVEL_ROUND_S,
@@ -27,9 +27,10 @@ def test_moving_jobs_is_worth_more_than_an_order():
         pytest.skip("the public measurement tables are absent: set FORERUN_REFERENCE_DATA to their folder")
     jobs = draw_mixed_jobs(read_gavel_speeds(folder), seed=2, num_jobs=100)
     assert jobs == sorted(jobs, key=lambda j: j.arrival_s)
-    cluster, options = parse_cluster(GAVEL_CLUSTER), SimulationOptions(round_s=GAVEL_ROUND_S)
+    cluster = parse_cluster(GAVEL_CLUSTER)
     found = {
-        p: simulate(jobs, cluster, find_policy(p), options).metrics for p in ("foresight", "srtf", "fifo")
+        p: simulate(jobs, cluster, find_policy(p), GAVEL_ROUND_S).metrics
+        for p in ("foresight", "srtf", "fifo")
     }
     average = {name: m.average_completion_s for name, m in found.items()}
     assert average["foresight"] < average["srtf"]

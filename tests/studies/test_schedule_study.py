@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import RecordError
-from forerun.jobs.scheduling.job import parse_cluster
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate
-from forerun.jobs.scheduling.speed import StepPoint
+from forerun.jobs.scheduling.speed import MeasuredSpeed, StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
 from studies.schedule.comparison import comparison_section, read_rows
 from studies.schedule.optimus_study import placement_study, ratios, server_study
 from studies.schedule.study import allocation_time, error_plot
-from studies.schedule.workloads import draw_workload, read_philly
+from studies.schedule.workloads import ForecastError, draw_workload, read_philly
 from studies.tables.public import reference_folder
 
 reference = pytest.mark.reference
@@ -91,6 +91,29 @@ def test_a_workload_is_the_same_for_the_same_seed(folder):
     jobs = list(first.forecast.values())
     outcome = simulate(jobs, parse_cluster("4x4xt4"), find_policy("foresight"), actual=first.actual)
     assert all(found.start_s < found.end_s < float("inf") for found in outcome.outcomes)
+
+
+def test_an_error_changes_what_is_served_first_and_not_what_is_true():
+    jobs = [
+        ScheduledJob(
+            name=f"j{i}",
+            training=DataParallelTraining(speeds={"t4": MeasuredSpeed({1: 1.0, 4: 3.0})}, batch_size=64.0),
+            work_samples=1e5 * (1 + i / 10),
+            num_workers=4,
+        )
+        for i in range(6)
+    ]
+    actual = {job.name: job for job in jobs}
+
+    def ends(error):
+        told = error.told(jobs, seed=2)
+        return simulate(told, parse_cluster("1x4xt4"), find_policy("srtf"), actual=actual).outcomes
+
+    right, wrong = ([o.end_s for o in ends(e)] for e in (ForecastError(), ForecastError(work=1.0)))
+    assert right == sorted(right) != wrong
+    assert max(wrong) == pytest.approx(max(right))
+    small, large = (ForecastError(work=s).told(jobs, 1)[2].forecast(0.0) for s in (0.1, 0.2))
+    assert large / jobs[2].work_samples == pytest.approx((small / jobs[2].work_samples) ** 2)
 
 
 @reference

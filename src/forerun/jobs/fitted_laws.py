@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import csv_cells, own_table, read_rows
+from forerun.jobs.forecast import hourly_price_usd
 from forerun.jobs.forecasting.curve import Curve, Target, final_error, parse_target
 from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
@@ -440,15 +441,12 @@ def _rate(model: Any, device: str, price: float | None, setup: Mapping[str, Any]
         raise InvalidSetupError(
             f"{estimate.model} reads no tokens, and a law of scaling is of language models; give one with --model"
         )
-    per_hour = None
-    if estimate.cost_usd is not None and estimate.epoch_time_s is not None:
-        per_hour = estimate.cost_usd.value / estimate.epoch_time_s.value * 3600
     return DeviceRate(
         device=estimate.device,
         model=str(estimate.model),
         num_devices=estimate.num_devices,
         flop_per_s=estimate.tokens_per_s_per_device.scaled(FLOP_PER_TOKEN * estimate.num_parameters),
-        price_usd_per_hour=per_hour,
+        price_usd_per_hour=hourly_price_usd(estimate),
     )
 
 

@@ -37,7 +37,7 @@ from forerun.jobs.forecasting.schedule import (
     rate_column,
     schedule_from,
 )
-from forerun.prediction.estimate import Interval
+from forerun.prediction.estimate import Estimate, Interval
 from forerun.question.settings import flags
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -193,11 +193,14 @@ def predicted_clock(model: Any, device: str, price: float | None, setup: Mapping
         raise InvalidSetupError(
             f"the time of an epoch of {estimate.model} needs its dataset; give --dataset NAME or --dataset-size N"
         )
-    per_hour = price
-    if per_hour is None and estimate.cost_usd is not None:
-        per_hour = estimate.cost_usd.value / estimate.epoch_time_s.value * 3600
-    time_s = estimate.epoch_time_s
+    time_s, per_hour = estimate.epoch_time_s, hourly_price_usd(estimate)
     return Clock(device=estimate.device, source="predicted", epoch_time_s=time_s, price_usd_per_hour=per_hour)
+
+
+def hourly_price_usd(estimate: Estimate) -> float | None:
+    """Price of all devices of an epoch that was predicted [US dollars per hour]; None where none is known."""
+    cost, epoch_s = estimate.cost_usd, estimate.epoch_time_s
+    return None if cost is None or epoch_s is None else cost.value / epoch_s.value * 3600
 
 
 def _coverage(table: BacktestTable, tier: Tier, progress: float) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,36 +125,13 @@ def epochs_of_law(law: BatchScaling, batch_size: float, dataset_size: int) -> Le
     return LearningRun(epochs=Interval(epochs, *ends), batch_size=batch_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetQuestion:
-    """A user's question about the epochs to a target.
-
-    Attributes:
-        target: Target, such as ``accuracy>=0.92``.
-        curve: Curve of a run so far, as in ``forecast``, or one for each model.
-        curve_batch_size: Batch size of the run in ``curve``, if its file does not say it.
-        schedule: Learning-rate schedule of that run.
-        history: Folder of finished runs of the same job.
-        batches: Table of steps or epochs to the target at several batch sizes.
-        critical_batch_size: Batch size that needs twice the least number of epochs.
-    """
-
-    target: str | None = None
-    curve: str | Path | Curve | Mapping[str, str | Path | Curve] | None = None
-    curve_batch_size: int | None = None
-    schedule: Any = None
-    history: str | Path | None = None
-    batches: str | Path | None = None
-    critical_batch_size: float | None = None
-
-
 def epochs_to_target(
     given: Mapping[str, Any], models: Sequence[str], num_samples: int, num_epochs: float | None
 ) -> TargetEpochs:
     """Epochs to the target by model and batch size.
 
     Args:
-        given: The target and the evidence, by the names of ``TargetQuestion``.
+        given: The target and the evidence, by the names of ``_Evidence``.
         models: The models of the plan.
         num_samples: Samples of an epoch.
         num_epochs: Length of the runs; None for that of the schedule or of the history.
@@ -164,89 +142,102 @@ def epochs_to_target(
         ForecastError: The curve allows no forecast, or no finished run reached the target.
         RecordError: A file cannot be read.
     """
-    question = TargetQuestion(**given)
-    if question.target is None:
+    if (target := given.get("target")) is None:
         raise InvalidSetupError(
             f"{', '.join(name.replace('_', ' ') for name in given)}: expected a target as well; give --target "
             "'accuracy>=0.92', or leave it out"
         )
-    target = parse_target(question.target)
-    if isinstance(question.curve, str | Path):
-        question = replace(question, curve=read_curves(Path(question.curve)))
-    evidence = _Evidence(question, target, num_samples, num_epochs, _law(question, num_samples))
+    question = {**given, "target": parse_target(target)}
+    if isinstance(given.get("curve"), str | Path):
+        question["curve"] = read_curves(Path(given["curve"]))
+    evidence = _Evidence(**question, num_samples=num_samples, num_epochs=num_epochs)
     found: dict[str, LearningRun] = {}
     notes: list[str] = []
-    for model, curve in _curves(question, models).items():
+    for model, curve in evidence.curves(models).items():
         found[model], said = evidence.of(curve)
         notes += [note if len(models) == 1 else f"{model}: {note}" for note in said]
     notes.append(_batch_note(evidence.law))
     return TargetEpochs(
-        target=str(target),
+        target=str(evidence.target),
         epochs=EpochsToTarget(runs=found, law=evidence.law),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _law(question: TargetQuestion, num_samples: int) -> BatchScaling | None:
-    critical = question.critical_batch_size
-    if question.batches is not None and critical is not None:
-        raise InvalidSetupError(
-            "both --batches and --critical-batch-size say how epochs grow with the batch size; give one of them"
-        )
-    if question.batches is not None:
-        return forecast_batches(question.batches, dataset_size=num_samples).law
-    if critical is None:
-        return None
-    if not 0 < critical < math.inf:
-        raise InvalidSetupError(f"a critical batch size must be above zero, got {critical:g}")
-    return BatchScaling(least_steps=1.0, least_samples=critical, worst_error=0.0)
-
-
-def _curves(question: TargetQuestion, models: Sequence[str]) -> Mapping[str, Any]:
-    """The curve of each model, None where a history or a table takes its place."""
-    if isinstance(question.curve, Mapping):
-        missing = [model for model in models if model not in question.curve]
-        if missing:
-            raise InvalidSetupError(
-                f"no curve of {', '.join(missing)} is given; add a row for each model to the table of --curve"
-            )
-        return {model: question.curve[model] for model in models}
-    known = (question.curve, question.history, question.batches)
-    if all(what is None for what in known):
-        raise InvalidSetupError(
-            f"the target '{question.target}' needs to know how the model learns: give --curve RUN.csv (a run so far), "
-            "--history DIR (finished runs of the same job) or --batches FILE.csv (epochs at several batch sizes); or "
-            "--epochs E instead of a target"
-        )
-    if len(models) > 1:
-        raise InvalidSetupError(
-            f"one run says how one model learns, and the plan has {len(models)}: give --curve a table with the columns "
-            "model,run, or plan one model at a time"
-        )
-    return {models[0]: question.curve}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Evidence about the epochs of one model: a curve, finished runs, or a law of batch sizes alone."""
+    """A user's question about the epochs to a target, and what it says of them.
 
-    question: TargetQuestion
+    Attributes:
+        target: Target, such as ``accuracy>=0.92``.
+        curve: Curve of a run so far, as in ``forecast``, or one for each model.
+        curve_batch_size: Batch size of the run in ``curve``, if its file does not say it.
+        schedule: Learning-rate schedule of that run.
+        history: Folder of finished runs of the same job.
+        batches: Table of steps or epochs to the target at several batch sizes.
+        critical_batch_size: Batch size that needs twice the least number of epochs.
+        num_samples, num_epochs: As in ``epochs_to_target``.
+    """
+
     target: Target
+    curve: Path | Curve | Mapping[str, str | Path | Curve] | None = None
+    curve_batch_size: int | None = None
+    schedule: Any = None
+    history: str | Path | None = None
+    batches: str | Path | None = None
+    critical_batch_size: float | None = None
     num_samples: int
     num_epochs: float | None
-    law: BatchScaling | None
+
+    @cached_property
+    def law(self) -> BatchScaling | None:
+        """Samples to the target against the batch size; None where nothing is said about it."""
+        critical = self.critical_batch_size
+        if self.batches is not None and critical is not None:
+            raise InvalidSetupError(
+                "both --batches and --critical-batch-size say how epochs grow with the batch size; give one of them"
+            )
+        if self.batches is not None:
+            return forecast_batches(self.batches, dataset_size=self.num_samples).law
+        if critical is None:
+            return None
+        if not 0 < critical < math.inf:
+            raise InvalidSetupError(f"a critical batch size must be above zero, got {critical:g}")
+        return BatchScaling(least_steps=1.0, least_samples=critical, worst_error=0.0)
+
+    def curves(self, models: Sequence[str]) -> Mapping[str, Any]:
+        """The curve of each model, None where a history or a table takes its place."""
+        if isinstance(self.curve, Mapping):
+            missing = [model for model in models if model not in self.curve]
+            if missing:
+                raise InvalidSetupError(
+                    f"no curve of {', '.join(missing)} is given; add a row for each model to the table of --curve"
+                )
+            return {model: self.curve[model] for model in models}
+        known = (self.curve, self.history, self.batches)
+        if all(what is None for what in known):
+            raise InvalidSetupError(
+                f"the target '{self.target}' needs to know how the model learns: give --curve RUN.csv (a run so far), "
+                "--history DIR (finished runs of the same job) or --batches FILE.csv (epochs at several batch sizes); "
+                "or --epochs E instead of a target"
+            )
+        if len(models) > 1:
+            raise InvalidSetupError(
+                f"one run says how one model learns, and the plan has {len(models)}: give --curve a table with the "
+                "columns model,run, or plan one model at a time"
+            )
+        return {models[0]: self.curve}
 
     def of(self, curve: Any) -> tuple[LearningRun, list[str]]:
         """Epochs that a model needs, by its curve if it has one, and notes on them."""
         if curve is not None:
             return self._by_curve(curve)
-        return self._by_law() if self.question.history is None else self._by_history(self.question.history)
+        return self._by_law() if self.history is None else self._by_history(self.history)
 
     def _by_curve(self, curve: Any) -> tuple[LearningRun, list[str]]:
-        question, target = self.question, self.target
-        history = question.history if question.history is not None else ()
+        target, history = self.target, self.history if self.history is not None else ()
         answer = forecast(
-            curve, target=target, schedule=question.schedule, epochs=self.num_epochs, history=history
+            curve, target=target, schedule=self.schedule, epochs=self.num_epochs, history=history
         )
         found = answer.curve_forecast
         batch_size = self._batch_size(found.curve)
@@ -296,7 +287,7 @@ class _Evidence:
 
     def _batch_size(self, run: Curve) -> float | None:
         """Batch size of a run, as given or by the steps of its epochs; None where nothing depends on it."""
-        given = self.question.curve_batch_size
+        given = self.curve_batch_size
         if self.law is None and run.unit == "epoch":
             return None
         if given is not None:

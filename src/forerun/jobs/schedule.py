@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.answers import Answer, fields_of
-from forerun.base.errors import UsageError
+from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.jobs.schedule_jobs import BY_DURATION, KnownJob, Links, Say, known_jobs
 from forerun.jobs.scheduling.job import ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
@@ -24,8 +24,8 @@ from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, 
 from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
-from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
-from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_grid
+from forerun.jobs.scheduling.simulation import Progress, simulate
+from forerun.jobs.scheduling.speed import ScaledSpeed, SpeedModel
 from forerun.jobs.scheduling.trace import RIGID_POLICIES, read_trace, simulate_rigid
 from forerun.prediction.estimate import Interval
 
@@ -174,15 +174,24 @@ def schedule(
     found = _cluster(cluster)
     chosen = _policies(policies, fair)
     known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
-    options = SimulationOptions(round_s=round_s, seed=seed)
     outcomes, notes = [], schedule_notes(known, with_intervals=has_intervals(known))
     for policy in chosen:
-        simulated = partial(simulate, [item.job for item in known], found, options=options)
+        simulated = partial(simulate, [item.job for item in known], found, round_s=round_s)
         main = simulated(policy, say=simulation_progress(policy.name, say))
         if policy.worst_fairness < inf:
             policy, main, note = _within_bound(policy, main, simulated)
             notes.append(note)
-        outcomes.append(_outcome(known, found, policy, main, options))
+        draws = draws_of(known, found, policy, round_s, seed)
+        outcomes.append(
+            PolicyOutcome(
+                policy=policy.name,
+                title=policy.title,
+                metrics=main.metrics,
+                now=_plans(main, known),
+                finish_times=finish_times(main, draws),
+                stretches=main.stretches,
+            )
+        )
     return _answer(found, outcomes, notes)
 
 
@@ -287,24 +296,6 @@ def entries_of(jobs: str | Path | Sequence[Mapping[str, Any]]) -> list[JobEntry]
     return read_jobs(jobs) if isinstance(jobs, (str, Path)) else check_entries(jobs)
 
 
-def _outcome(
-    known: Sequence[KnownJob],
-    cluster: SharedCluster,
-    policy: Policy,
-    main: SimulatedSchedule,
-    options: SimulationOptions,
-) -> PolicyOutcome:
-    draws = draws_of(known, cluster, policy, options)
-    return PolicyOutcome(
-        policy=policy.name,
-        title=policy.title,
-        metrics=main.metrics,
-        now=_plans(main, known),
-        finish_times=finish_times(main, draws),
-        stretches=main.stretches,
-    )
-
-
 def simulation_progress(policy: str, say: Say | None) -> Progress | None:
     """Words for the progress of one simulation."""
     return None if say is None else lambda done, total: say(f"{policy}: {done:,} of {total:,} jobs done")
@@ -314,19 +305,22 @@ def draws_of(
     known: Sequence[KnownJob],
     cluster: SharedCluster,
     policy: Policy,
-    options: SimulationOptions,
+    round_s: float,
+    seed: int,
     standing: Mapping[str, Standing] | None = None,
 ) -> npt.NDArray[np.float64] | None:
     """Ends of the jobs with speeds and works drawn around what is believed, (draws, jobs); None for too many jobs."""
+    if seed < 0:
+        raise InvalidSetupError(f"the seed must be a whole number from 0, got {seed}")
     if not has_intervals(known):
         return None
     # Each policy draws anew from the seed, so that all are compared on the same speeds and works.
-    chance = np.random.default_rng(options.seed)
+    chance = np.random.default_rng(seed)
     ends = []
     for _ in range(NUM_DRAWS):
         actual = {item.job.name: _drawn(item, *np.exp(chance.standard_normal(2))) for item in known}
         jobs = [item.job for item in known]
-        outcome = simulate(jobs, cluster, policy, options, actual, standing)
+        outcome = simulate(jobs, cluster, policy, round_s, actual, standing)
         ends.append([found.end_s for found in outcome.outcomes])
     return np.asarray(ends)
 
@@ -336,25 +330,11 @@ def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     factor = speed**item.speed_spread
     # One factor for all kinds: a model that is slower than believed on one device is so on the others.
     speeds: dict[str, SpeedModel] = {
-        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in item.job.training.speeds.items()
+        kind: ScaledSpeed(model, (factor,)) for kind, model in item.job.training.speeds.items()
     }
     training = replace(item.job.training, speeds=speeds)
     work_samples = item.job.work_samples * work**item.work_spread
     return replace(item.job, training=training, work_samples=work_samples)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ScaledSpeed:
-    """A speed model times a factor."""
-
-    model: SpeedModel
-    factor: float
-
-    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
-        return self.factor * self.model(num_devices, num_nodes, batch_size)
-
-    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
-        return self.factor * speeds_on_grid(self.model, num_devices, num_nodes, batch_sizes)
 
 
 def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:

@@ -34,7 +34,7 @@ from forerun.jobs.scheduling.outcome import Decision
 from forerun.jobs.scheduling.placement import NodeShare, Placement
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import Standing
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import simulate
 from forerun.prediction.estimate import Interval
 
 LIMIT_SPREAD = 0.5
@@ -159,10 +159,9 @@ def schedule_live(
         for job, item in zip(live.jobs, known, strict=False)
         if job.is_running
     }
-    options = SimulationOptions(round_s=round_s, seed=seed)
     words = simulation_progress(chosen.name, say)
-    main = simulate([k.job for k in known], found.cluster, chosen, options, standing=standing, say=words)
-    draws = draws_of(known, found.cluster, chosen, options, standing)
+    main = simulate([k.job for k in known], found.cluster, chosen, round_s, standing=standing, say=words)
+    draws = draws_of(known, found.cluster, chosen, round_s, seed, standing)
     ends = {finish.job: finish.finish_s for finish in finish_times(main, draws)}
     scripts = {entry.name: entry.script for entry in new}
     submitted = [

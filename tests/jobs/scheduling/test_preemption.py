@@ -12,7 +12,7 @@ from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, Schedu
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.policy import find_policy, policy_names
 from forerun.jobs.scheduling.preemption import decide, finish_time_fairness, urgent_in_s
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import MeasuredSpeed
 from forerun.jobs.scheduling.unlike_devices import max_min_shares
 
@@ -36,8 +36,8 @@ def test_a_bound_keeps_a_long_job_from_starving():
         job(f"s{i}", work=9e3, is_elastic=False, num_workers=4, arrival_s=42.0 * i, restart_s=10.0)
         for i in range(100)
     ]
-    one, all_jobs = SimulationOptions(round_s=5), [*short, long]
-    free, bounded = (simulate(all_jobs, FOUR, foresight_within(f), one).metrics for f in (np.inf, 10.0))
+    jobs = [*short, long]
+    free, bounded = (simulate(jobs, FOUR, foresight_within(f), 5.0).metrics for f in (np.inf, 10.0))
     assert bounded.worst_fairness <= 10.0 < free.worst_fairness
     with pytest.raises(InvalidSetupError, match=r"must be above 1, got 0\.5"):
         foresight_within(0.5)
@@ -58,9 +58,8 @@ def test_a_bound_moves_a_job_off_devices_that_are_far_too_slow():
 def test_a_job_that_waited_too_long_does_not_wait_for_the_round():
     long = job("long", work=3e6, is_elastic=False, num_workers=4, restart_s=10.0)
     short = job("short", work=1e4, is_elastic=False, num_workers=4, arrival_s=7.0, restart_s=10.0)
-    options = SimulationOptions(round_s=3600.0)
     free, bounded = (
-        simulate([long, short], FOUR, foresight_within(f), options).outcomes[1] for f in (np.inf, 10.0)
+        simulate([long, short], FOUR, foresight_within(f), 3600.0).outcomes[1] for f in (np.inf, 10.0)
     )
     assert bounded.end_s - 7.0 < 10.0 * bounded.fair_share_s < free.end_s - 7.0
     assert bounded.start_s < 3600.0 <= free.start_s

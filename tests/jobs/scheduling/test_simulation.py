@@ -10,15 +10,14 @@ from scheduler_cases import job, speed
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy, policy_names
-from forerun.jobs.scheduling.running_job import ForecastError
-from forerun.jobs.scheduling.simulation import SimulationOptions, _Simulation, simulate
+from forerun.jobs.scheduling.simulation import _Simulation, simulate
 from forerun.jobs.scheduling.speed import BatchEfficiency
 
 FOUR = parse_cluster("1x4xt4")
 
 
 def run(jobs, policy="fifo", cluster=FOUR, **options):
-    return simulate(jobs, cluster, find_policy(policy), SimulationOptions(**options))
+    return simulate(jobs, cluster, find_policy(policy), **options)
 
 
 def test_one_job_takes_its_work_over_its_speed_and_one_restart():
@@ -99,20 +98,6 @@ def test_efficiency_falls_with_the_batch_and_is_paid_for():
     assert found.outcomes[0].end_s == pytest.approx(64_000 / (speed()(given, 1, batch) * worth))
 
 
-def test_errors_of_the_same_seed_grow_with_the_spread_only():
-    small, large = (ForecastError(work=s).draw(1, 2).work_factor for s in (0.1, 0.2))
-    assert large == pytest.approx(small**2)
-    assert ForecastError().draw(1, 2).work_factor == 1.0
-
-
-def test_an_error_on_work_changes_who_is_served_first():
-    jobs = [job(f"j{i}", work=1e5 * (1 + i / 10), num_workers=4) for i in range(6)]
-    order = [o.end_s for o in run(jobs, "srtf").outcomes]
-    assert order == sorted(order)
-    wrong = run(jobs, "srtf", error=ForecastError(work=1.0), seed=2).outcomes
-    assert [o.end_s for o in wrong] != order
-
-
 def test_metrics_of_a_case_by_hand():
     # Two jobs of one device each on one device, one after the other.
     rate = speed()(1, 1, 64)
@@ -170,7 +155,7 @@ def test_jobs_that_cannot_be_meant(field, value):
 )
 def test_options_that_cannot_be_meant(options, message):
     with pytest.raises(InvalidSetupError, match=message):
-        SimulationOptions(**options)
+        run([job()], **options)
 
 
 def test_a_decision_about_ten_thousand_jobs_takes_seconds():
@@ -183,7 +168,7 @@ def test_a_decision_about_ten_thousand_jobs_takes_seconds():
         speeds = {kind: speed(float(chance.uniform(1e-4, 1e-2))) for kind in cluster.kinds}
         jobs.append(replace(one, training=replace(one.training, speeds=speeds)))
     begin = time.process_time()
-    state = _Simulation(jobs, cluster, find_policy("foresight"), SimulationOptions(), {}, {})
+    state = _Simulation(jobs, cluster, find_policy("foresight"), 60.0, {}, {})
     state._admit(0.0)
     state._decide(0.0)
     assert time.process_time() - begin < 5.0
@@ -196,7 +181,7 @@ def test_a_job_of_years_takes_hardly_more_questions_than_one_of_months(policy):
     found = {}
     for years in (0.1, 10, 1000):
         jobs = [job("a", work=1e9 * years, restart_s=1.0), job("b", work=1.0, restart_s=1.0)]
-        state = _Simulation(jobs, parse_cluster("1x2xt4"), find_policy(policy), SimulationOptions(), {}, {})
+        state = _Simulation(jobs, parse_cluster("1x2xt4"), find_policy(policy), 60.0, {}, {})
         state.run(None)
         found[years] = len(state.decision_s)
     assert found[1000] - found[10] <= found[10] - found[0.1] + 20

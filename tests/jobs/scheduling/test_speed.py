@@ -14,6 +14,7 @@ from forerun.jobs.scheduling.speed import (
     DataParallelSpeed,
     MeasuredSpeed,
     RateCurve,
+    ScaledSpeed,
     StepPoint,
     ask_together,
     fit_data_parallel,
@@ -132,7 +133,7 @@ def test_a_curve_is_the_same_whatever_is_asked_first(first):
     assert made().rate(first) == curve.rate(first) == rates[first]
     assert (curve.rates, curve.hull) == (rates, made().hull)
     together, beside = made(), rate_curve.__wrapped__(speed(0.03), None, (64.0, 64.0), 4, (1, 2), 0.0)
-    ask_together([together.scaled(lambda sizes: np.ones(len(sizes))), together, beside])
+    ask_together([together, together, beside])
     assert (together.rates, beside.rate(1)) == (rates, speed(0.03)(1, 1, 64.0))
 
 
@@ -158,5 +159,9 @@ def test_sizes_offered_are_few_and_hold_what_is_asked_for(per_node, most, asked)
 def test_the_fewest_and_the_best():
     curve = rate_curve(speed(sync_s=5.0), None, (64.0, 64.0), 4, offered_sizes(4, 8), 0.0)
     assert (curve.fewest, curve.hull[-1], curve.best_within(8)) == (1, 1, 1)
-    assert curve.scaled(lambda sizes: np.asarray([99.0 if n == 2 else 1.0 for n in sizes])).hull[-1] == 2
+    scaled = rate_curve(
+        ScaledSpeed(speed(sync_s=5.0), (1.0, 1.0, 99.0, 1.0)), None, (64.0, 64.0), 4, (1, 2, 8), 0.0
+    )
+    assert scaled.hull[-1] == 2
+    assert scaled.rate(8) == curve.rate(8)
     assert (curve.after(3, 8), curve.after(8, 8), curve.rate(99)) == (4, None, 0.0)

@@ -328,17 +328,14 @@ def leave_origins_out(
 
 def _held_out(forecast: TierResult, table: BacktestTable) -> HeldOutForecast:
     prefix = forecast.result.prefix
-    quantiles, kept = (
-        stored_quantiles(forecast.tier, table, forecast.result.cut),
-        table.kept(forecast.tier, prefix),
-    )
+    quantiles = stored_quantiles(forecast.tier, table, forecast.result.cut)
+    kept = table.kept(forecast.tier, prefix)
     levels, error = np.asarray((0.05, 0.95, 0.1, 0.9)), float(forecast.errors[-1])
     moved = on_its_side(np.interp(levels, LEVELS, quantiles[-1]), forecast.scale[-1])
     # No end lies on the wrong side of the forecast, and the upper ones hold a part of the way back.
     back = share_kept(levels, kept) * max(prefix.level - error, 0.0)
     ends = error + np.where(levels < 0.5, np.minimum(moved, 0.0), np.maximum(moved, back))
-    low_90, high_90, low_80, high_80 = np.maximum(ends, 0.0).tolist()
-    ends_of = (low_90, high_90, low_80, high_80)
+    ends_of = tuple(np.maximum(ends, 0.0).tolist())
     return HeldOutForecast(**fields_of(forecast), ends=ends_of, quantiles=quantiles, kept=kept)
 
 
@@ -384,31 +381,22 @@ def summary_of(results: Sequence[CutResult], held: Sequence[HeldOutForecast] | N
     can_leave_out = len({r.run.origin for r in results}) > 1
     tested = held if held is not None else leave_origins_out(results) if can_leave_out else []
 
-    def by_name(name: str) -> dict[float, float]:
-        able = {cut: [r for r in results if r.cut == cut and name in r.paths] for cut in cuts}
-        return {
-            cut: mean_of_origins((r.run, r.miss_of(name)) for r in found)
-            for cut, found in able.items()
-            if found
-        }
+    def by_cut(values: Iterable[tuple[CutResult, float]]) -> dict[float, float]:
+        of_cuts: dict[float, list[tuple[StoredRun, float]]] = {cut: [] for cut in cuts}
+        for result, value in values:
+            of_cuts[result.cut].append((result.run, value))
+        return {cut: mean_of_origins(found) for cut, found in of_cuts.items() if found}
 
     def by_tier(value: Callable[[HeldOutForecast], float]) -> dict[str, dict[float, float]]:
-        found = {}
-        for tier in dict.fromkeys(h.tier for h in tested):
-            of_tier = {cut: [h for h in tested if h.tier is tier and h.result.cut == cut] for cut in cuts}
-            found[str(tier)] = {
-                cut: mean_of_origins((h.result.run, value(h)) for h in of_cut)
-                for cut, of_cut in of_tier.items()
-                if of_cut
-            }
-        return {str(tier): found[str(tier)] for tier in Tier if str(tier) in found}
+        rows = {tier: by_cut((h.result, value(h)) for h in tested if h.tier is tier) for tier in Tier}
+        return {str(tier): row for tier, row in rows.items() if row}
 
     return Backtest(
         num_runs=len({id(r.run) for r in results}),
         num_jobs=len({r.run.job for r in results}),
         num_origins=len({r.run.origin for r in results}),
         cuts=cuts,
-        errors={name: by_name(name) for name in names},
+        errors={name: by_cut((r, r.miss_of(name)) for r in results if name in r.paths) for name in names},
         mixture_errors=by_tier(lambda h: abs(h.forecast - h.actual)),
         coverage_90=by_tier(lambda h: h.is_covered),
         width_90=by_tier(lambda h: h.ends[1] - h.ends[0]),
@@ -429,9 +417,7 @@ def backtest(
     Raises:
         RecordError: There are fewer than two runs that are long enough.
     """
-    logged = is_logged(schedule)
-    planned = None if logged else schedule_from(schedule, None)
-    runs = _stored_runs(Path(folder), metric, planned, rate_column(schedule), logged)
+    runs = _stored_runs(Path(folder), metric, schedule)
     if len(runs) < 2:
         raise RecordError(f"a back-test needs two or more runs of nine points, got {len(runs)} in '{folder}'")
     results = cut_results(runs)
@@ -444,15 +430,10 @@ def backtest(
     return found
 
 
-def _stored_runs(
-    folder: Path,
-    metric: str | None,
-    schedule: LearningRateSchedule | None,
-    rate: str | None,
-    is_rate_logged: bool,
-) -> list[StoredRun]:
+def _stored_runs(folder: Path, metric: str | None, schedule: Any) -> list[StoredRun]:
+    planned = None if is_logged(schedule) else schedule_from(schedule, None)
     found = []
-    for path, curve, cuts in _read_at_cuts(find_curve_files(folder), metric, rate):
+    for path, curve, cuts in _read_at_cuts(find_curve_files(folder), metric, rate_column(schedule)):
         cleaned = clean(curve)
         if cleaned is None or len(cleaned.curve) < 9:
             continue
@@ -465,7 +446,7 @@ def _stored_runs(
                 name=path.name,
                 epochs=curve.epochs,
                 errors=np.maximum(scale.errors(curve.values), 1e-9),
-                rates=_logged_rates(curve) if is_rate_logged else _planned_rates(curve, schedule),
+                rates=_logged_rates(curve) if is_logged(schedule) else _planned_rates(curve, planned),
                 kind=curve.kind,
                 metric=curve.metric,
                 span=scale.span,
@@ -491,8 +472,7 @@ def _read_at_cuts(
 
 
 def _planned_rates(curve: Curve, schedule: LearningRateSchedule | None) -> Floats | None:
-    known = schedule is not None and not schedule.follows_metric
-    return schedule.rates(curve.epochs) if schedule is not None and known else None
+    return None if schedule is None or schedule.follows_metric else schedule.rates(curve.epochs)
 
 
 def _logged_rates(curve: Curve) -> Floats | None:

@@ -191,9 +191,9 @@ def _log_of(file: Path, run: str) -> LogColumns:
     run = run or next(iter(runs), "")
     if file.suffix == ".db":
         return read_stored_run(file, runs_of_store(file).get(run, run))
-    if file.is_dir():
-        return read_mlflow_run(file) if is_mlflow_run(file) else LogColumns(columns=read_events(file))
-    if file.name.startswith(EVENTS):
+    if is_mlflow_run(file):
+        return read_mlflow_run(file)
+    if file.is_dir() or file.name.startswith(EVENTS):
         return LogColumns(columns=read_events(file))
     if (reader := _READERS.get(file.suffix)) and not _is_table(file):
         return reader(file)

@@ -418,13 +418,13 @@ def _in_best_order(jobs: Sequence[JobView], free: FreeDevices) -> list[JobView]:
     for ever. So three orders are followed to the end of all jobs, and the one with the least weighted sum of
     completions counts: time left, time left times the root of the devices, and arrival, where nobody passes another.
     """
-    powers: list[float | None] = [0.0]
-    is_wide = any(view.current is None and _width(view) > 1 for view in jobs)
-    if is_wide and len(jobs) <= _MOST_FORESEEN:
-        powers = sorted([0.0, 0.5, None], key=lambda power: _foreseen(jobs, power, free)[0])
-    if powers[0] is None:
-        return _foreseen(jobs, None, free)[1]
-    return sorted(jobs, key=lambda v: _place(v, powers[0], v.least_remaining_s, is_running=True))
+    power: float | None = 0.0
+    if len(jobs) <= _MOST_FORESEEN and any(view.current is None and _width(view) > 1 for view in jobs):
+        orders = {one: _foreseen(jobs, one, free) for one in (0.0, 0.5, None)}
+        power = min(orders, key=lambda one: orders[one][0])
+        if power is None:
+            return orders[None][1]
+    return sorted(jobs, key=lambda v: _place(v, power, v.least_remaining_s, is_running=True))
 
 
 def _width(view: JobView) -> int:
@@ -444,9 +444,7 @@ def _foreseen(jobs: Sequence[JobView], power: float | None, free: FreeDevices) -
     """
     options: dict[int, list[tuple[float, Allocation]]] = {}
     for view in jobs:
-        least = [view.smallest(kind) for kind in view.curves]
-        if view.is_held and view.current is not None:
-            least = [view.current]
+        least = [view.current] if view.is_held else [view.smallest(kind) for kind in view.curves]
         timed = [(view.remaining_s(one), one) for one in least if one is not None]
         options[view.order] = sorted(timed, key=lambda item: item[0])
     runs = {view.order: view.current for view in jobs}
@@ -587,19 +585,13 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
 def _enough(view: JobView, cluster: SharedCluster, free: FreeDevices, time_s: float) -> Allocation | None:
     """The fewest devices with which the job is done in time; None if none that fit are enough."""
     for kind in view.kinds(cluster):
-        for allocation in _sizes(view, kind, free):
+        sizes = [view.job.num_workers]
+        if view.job.is_elastic:
+            least, most = view.smallest(kind), min(view.job.max_workers, free.left[kind])
+            able = () if least is None else range(least.num_workers, most + 1)
+            sizes = [n for n in view.curves[kind].rates if n in able]
+        for allocation in (Allocation(kind, n) for n in sizes):
             restart_s = 0.0 if allocation == view.current else view.job.restart_s
             if view.remaining_s(allocation) + restart_s <= time_s and free.fits(allocation):
                 return allocation
     return None
-
-
-def _sizes(view: JobView, kind: str, free: FreeDevices) -> list[Allocation]:
-    """Allocations from small to large."""
-    most = min(view.job.max_workers, free.left[kind])
-    if not view.job.is_elastic:
-        return [view.asked(kind)]
-    curve, least = view.curves[kind], view.smallest(kind)
-    if least is None:
-        return []
-    return [Allocation(kind, n) for n in curve.rates if least.num_workers <= n <= most]

@@ -61,14 +61,13 @@ class _Nodes:
     def __init__(self, cluster: SharedCluster) -> None:
         self.cluster = cluster
         self.devices = [size for group in cluster.groups for size in group.node_sizes]
+        self._kinds = [group.device for group in cluster.groups for _ in group.node_sizes]
         # Nodes by free devices, for each kind: what is out of date is dropped when it is met.
-        self._by_devices: dict[str, list[list[int]]] = {}
-        for group in cluster.groups:
-            first = cluster.first_node(group.device)
-            heaps: list[list[int]] = [[] for _ in range(group.devices_per_node + 1)]
-            for node in range(first, first + group.num_nodes):
-                heaps[self.devices[node]].append(node)
-            self._by_devices[group.device] = heaps
+        self._by_devices: dict[str, list[list[int]]] = {
+            group.device: [[] for _ in range(group.devices_per_node + 1)] for group in cluster.groups
+        }
+        for node, (kind, size) in enumerate(zip(self._kinds, self.devices, strict=True)):
+            self._by_devices[kind][size].append(node)
 
     def keep(self, placement: Placement) -> Placement:
         """Takes the room of a job that stays where it is."""
@@ -114,17 +113,7 @@ class _Nodes:
     def _take(self, share: NodeShare, sign: int = 1) -> None:
         node = share.node
         self.devices[node] -= sign * share.num_workers
-        heapq.heappush(self._by_devices[self._kind(node)][self.devices[node]], node)
-
-    def _kind(self, node: int) -> str:
-        groups = self.cluster.groups
-        if len(groups) == 1:
-            return groups[0].device
-        for group in groups:
-            if node < group.num_nodes:
-                return group.device
-            node -= group.num_nodes
-        raise AssertionError("a node beyond the cluster")
+        heapq.heappush(self._by_devices[self._kinds[node]][self.devices[node]], node)
 
 
 def placed_remaining_s(view: JobView, given: Allocation, num_nodes: int, cluster: SharedCluster) -> float:

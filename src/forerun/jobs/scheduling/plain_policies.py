@@ -33,20 +33,14 @@ def admit_in_order(
     for view in jobs:
         if view.job.name in given:
             continue
-        choices = _choices(view, cluster) if free.has_room() else []
-        chosen = next((a for a in choices if free.fits(a)), None)
+        asked = [view.asked(kind) for kind in view.kinds(cluster)] if free.has_room() else []
+        chosen = next((one for one in asked if view.rate(one) > 0 and free.fits(one)), None)
         if chosen is not None:
             free.take(chosen)
             given[view.job.name] = chosen
         elif not may_overtake:
             break
     return given
-
-
-def _choices(view: JobView, cluster: SharedCluster) -> list[Allocation]:
-    """The requested devices, on each kind where the job runs with them."""
-    asked = [view.asked(kind) for kind in view.kinds(cluster)]
-    return [allocation for allocation in asked if view.rate(allocation) > 0]
 
 
 @policy(
@@ -71,7 +65,7 @@ def shortest_remaining(
     jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
 ) -> dict[str, Allocation]:
     """The job with the least time left on what it asks for first, by forecast; longer ones are stopped for it."""
-    order = sorted(jobs, key=lambda v: (v.asked_remaining_s(cluster) / v.job.weight, v.order))
+    order = sorted(jobs, key=lambda v: (v.asked_remaining_s / v.job.weight, v.order))
     return admit_in_order(order, cluster, may_overtake=True)
 
 
@@ -130,17 +124,9 @@ def dominant_resource_fairness(
 def _progressive_filling(
     jobs: Sequence[JobView], cluster: SharedCluster, *, until_best: bool
 ) -> dict[str, Allocation]:
-    """Starts every job, those that had least first, then gives one unit after another to the smallest share."""
+    """Starts every job, those that had least first; then units go to the smallest dominant share, by weight."""
     free = FreeDevices(cluster)
     given = start_all(least_attained_first(jobs), cluster, free)
-    _fill(jobs, free, given, until_best=until_best)
-    return given
-
-
-def _fill(
-    jobs: Sequence[JobView], free: FreeDevices, given: dict[str, Allocation], *, until_best: bool
-) -> None:
-    """One unit after another to the smallest dominant share, weights considered."""
 
     def share(view: JobView) -> float:
         return free.share(given[view.job.name]) / view.job.weight
@@ -164,6 +150,7 @@ def _fill(
             free.take(unit)
             given[name] = wanted
             heapq.heappush(heap, (share(view), order, name))
+    return given
 
 
 def _next_unit(view: JobView, present: Allocation, free: FreeDevices, until_best: bool) -> Allocation | None:
@@ -194,7 +181,7 @@ def tetris(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dic
     are not given in advance, so what its owner asks for stands for them.
     """
     free = FreeDevices(cluster)
-    shortest_first = sorted(jobs, key=lambda v: (v.asked_remaining_s(cluster), v.order))
+    shortest_first = sorted(jobs, key=lambda v: (v.asked_remaining_s, v.order))
     given = start_all(shortest_first, cluster, free)
     rank = {view.job.name: 1 - i / len(jobs) for i, view in enumerate(shortest_first)}
     open_views = [view for view in jobs if view.job.name in given and not view.is_held]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from math import inf
 from typing import TypeVar
@@ -14,7 +15,7 @@ from forerun.jobs.scheduling.job import Allocation, ScheduledJob, SharedCluster
 from forerun.jobs.scheduling.speed import RateCurve
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class JobView:
     """A job as a policy sees it at one moment; speeds and remaining work are forecasts.
 
@@ -39,18 +40,14 @@ class JobView:
     current: Allocation | None = None
     is_held: bool = False
     is_urgent: bool = False
-    _least_rate: float | None = field(default=None, repr=False)
-    _asked_s: float | None = field(default=None, repr=False)
     _fair_shares: dict[int, Allocation | None] = field(default_factory=dict, repr=False)
 
-    @property
+    # Policies ask for it at every comparison of a decision.
+    @cached_property
     def least_rate(self) -> float:
         """Rate with the least it runs with, on the kind of devices where that is highest; 0 if it runs nowhere."""
-        # Policies ask for it at every comparison of a decision.
-        if self._least_rate is None:
-            least = [self.smallest(kind) for kind in self.curves]
-            self._least_rate = max((self.rate(one) for one in least if one is not None), default=0.0)
-        return self._least_rate
+        least = [self.smallest(kind) for kind in self.curves]
+        return max((self.rate(one) for one in least if one is not None), default=0.0)
 
     @property
     def least_remaining_s(self) -> float:
@@ -76,11 +73,10 @@ class JobView:
         """Devices that the owner of the job asks for."""
         return Allocation(device, self.job.num_workers)
 
-    def asked_remaining_s(self, cluster: SharedCluster) -> float:
+    @cached_property
+    def asked_remaining_s(self) -> float:
         """Time to the end with what its owner asks for, on the kind of devices where that is shortest [s]."""
-        if self._asked_s is None:
-            self._asked_s = min(self.remaining_s(self.asked(kind)) for kind in self.kinds(cluster))
-        return self._asked_s
+        return min(self.remaining_s(self.asked(kind)) for kind in self.curves)
 
     def fair_share(self, cluster: SharedCluster, num_jobs: int) -> Allocation | None:
         """The fastest share that has 1/n of each kind of devices; None where no speed is known."""

@@ -1,78 +1,18 @@
-"""A job inside the simulator: its true progress, the view that a policy gets of it, and the errors of that view."""
+"""A job inside the simulator: its true progress, and the view that a policy gets of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.jobs.forecasting.laws import fit_optimus
-from forerun.jobs.scheduling.job import (
-    Allocation,
-    ScheduledJob,
-    SharedCluster,
-)
+from forerun.jobs.scheduling.job import Allocation, NodeGroup, ScheduledJob, SharedCluster
 from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import BatchEfficiency, RateCurve, offered_sizes, rate_curve
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastError:
-    """Spread of lognormal factors on what a policy is told.
-
-    Attributes:
-        speed: Standard deviation of the logarithm of the factor on speeds. Half of its
-            variance is one draw per job, the other half a draw for each number of devices, so that both the level and
-            the gains are wrong.
-        work: The same for the remaining work, one draw per job that stays to its end.
-    """
-
-    speed: float = 0.0
-    work: float = 0.0
-
-    def draw(self, seed: int, number: int) -> JobErrors:
-        """Factors of one job; the same for the same seed and number, whatever the spread."""
-        chance = np.random.default_rng([seed, number])
-        work, level = chance.standard_normal(2)
-        return JobErrors(
-            work_factor=float(np.exp(self.work * work)),
-            speed_level=float(self.speed * level / np.sqrt(2)),
-            speed_spread=float(self.speed / np.sqrt(2)),
-            seed=(seed, number),
-        )
-
-
-NO_ERROR = ForecastError()
-"""Policies are told the truth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobErrors:
-    """The drawn factors of one job.
-
-    Attributes:
-        work_factor: On the remaining work.
-        speed_level: Logarithm of the factor on all speeds.
-        speed_spread: Standard deviation of the further factor of each number of devices, in logarithm.
-        seed: Of the further factors.
-    """
-
-    work_factor: float
-    speed_level: float
-    speed_spread: float
-    seed: tuple[int, int]
-
-    def speed_factors(self, kind: int, sizes: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Factors at some numbers of devices, ascending, of the kind with this number, (sizes,)."""
-        # Drawn up to the largest asked for: a longer draw begins with the same numbers, and is seldom needed.
-        drawn = np.random.default_rng([*self.seed, 1 + kind]).standard_normal(sizes[-1] + 1)
-        return np.exp(self.speed_level + self.speed_spread * drawn[list(sizes)])
-
 
 FEWEST_POINTS = 4
 """Epochs below which a curve says nothing, and the stated epochs stand."""
@@ -129,7 +69,6 @@ class RunningJob:
         job: The job as the scheduler believes it to be.
         actual: The job as it truly is; the same where the forecasts are right.
         order: Number in the order of arrival.
-        errors: Factors on what the policy is told.
         done_samples: Work done.
         pause_s: Time until its next step [s].
         rate: Useful samples per second, now.
@@ -138,7 +77,6 @@ class RunningJob:
     job: ScheduledJob
     actual: ScheduledJob
     order: int
-    errors: JobErrors
     done_samples: float = 0.0
     pause_s: float = 0.0
     rate: float = 0.0
@@ -195,7 +133,7 @@ class RunningJob:
         return JobView(
             job=self.job,
             order=self.order,
-            remaining_samples=left * self.errors.work_factor,
+            remaining_samples=left,
             progress=progress,
             attained_device_s=self.attained_device_s,
             curves=self.curves(cluster, adapts_batch, progress),
@@ -221,18 +159,18 @@ class RunningJob:
         found = self._curves.get((adapts_batch, phase))
         if found is None:
             found = self._curves[adapts_batch, phase] = {
-                group.device: self._curve(cluster, i, adapts_batch, phase)
-                for i, group in enumerate(cluster.groups)
+                group.device: self._curve(group, adapts_batch, phase)
+                for group in cluster.groups
                 if group.device in self.job.training.speeds
             }
         return found
 
-    def _curve(self, cluster: SharedCluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
-        group, training = cluster.groups[kind], self.job.training
+    def _curve(self, group: NodeGroup, adapts_batch: bool, phase: float) -> RateCurve:
+        training = self.job.training
         most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
         most = min(group.num_devices, most, max(self.job.num_workers, MOST_DEVICES_OF_A_JOB))
         fixed = (training.batch_size, training.batch_size)
-        curve = rate_curve(
+        return rate_curve(
             training.speeds[group.device],
             training.efficiency,
             training.batch_range or fixed if adapts_batch else fixed,
@@ -240,9 +178,6 @@ class RunningJob:
             offered_sizes(group.devices_per_node, most, self.job.num_workers),
             phase,
         )
-        if not self.errors.speed_spread:
-            return curve
-        return curve.scaled(partial(self.errors.speed_factors, kind))
 
     def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
         """Takes up the true rate of what it has now."""

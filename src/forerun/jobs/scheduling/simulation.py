@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, inf, isfinite, nan, nextafter
 
 import numpy as np
 
 from forerun.base.errors import FailureError, InvalidSetupError
-from forerun.jobs.scheduling.job import (
-    Allocation,
-    ScheduledJob,
-    SharedCluster,
-    check_jobs,
-)
+from forerun.jobs.scheduling.job import Allocation, ScheduledJob, SharedCluster, check_jobs
 from forerun.jobs.scheduling.outcome import (
     Decision,
     JobOutcome,
@@ -24,9 +18,9 @@ from forerun.jobs.scheduling.outcome import (
     schedule_metrics,
 )
 from forerun.jobs.scheduling.placement import Placement, consolidate, pack
-from forerun.jobs.scheduling.policy import FreeDevices, JobView, Policy
+from forerun.jobs.scheduling.policy import JobView, Policy
 from forerun.jobs.scheduling.preemption import decide, urgent_in_s
-from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
+from forerun.jobs.scheduling.running_job import RunningJob, Standing
 from forerun.jobs.scheduling.speed import ask_together
 
 _MOST_ROUNDS = 5_000_000
@@ -43,34 +37,11 @@ _SHORTEST_ROUND_S = 0.1
 """Shortest time between two decisions; shorter rounds would be millions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationOptions:
-    """Settings of a simulation.
-
-    Attributes:
-        round_s: Time between two decisions [s].
-        seed: Of the forecast errors; the same seed gives the same schedule.
-        error: Errors of what policies are told.
-    """
-
-    round_s: float = 60.0
-    seed: int = 0
-    error: ForecastError = NO_ERROR
-
-    def __post_init__(self) -> None:
-        if not _SHORTEST_ROUND_S <= self.round_s < inf:
-            raise InvalidSetupError(
-                f"a round must last at least {_SHORTEST_ROUND_S:g} s, got {self.round_s:g}"
-            )
-        if self.seed < 0:
-            raise InvalidSetupError(f"the seed must be a whole number from 0, got {self.seed}")
-
-
 def simulate(
     jobs: Sequence[ScheduledJob],
     cluster: SharedCluster,
     policy: Policy,
-    options: SimulationOptions | None = None,
+    round_s: float = 60.0,
     actual: Mapping[str, ScheduledJob] | None = None,
     standing: Mapping[str, Standing] | None = None,
     say: Progress | None = None,
@@ -85,18 +56,20 @@ def simulate(
         jobs: The jobs as the scheduler knows them.
         cluster: The cluster that they share.
         policy: The policy that decides.
-        options: Rounds and errors.
+        round_s: Time between two decisions [s].
         actual: True speeds and work by name, where they differ from what the scheduler believes.
         standing: What jobs have at the beginning, by name.
         say: Told now and then how many jobs are done, of how many.
 
     Raises:
-        InvalidSetupError: There are no jobs, two have one name, or one does not fit the cluster.
+        InvalidSetupError: There are no jobs, two have one name, one does not fit the cluster, or rounds are too
+            short.
         FailureError: A job gets nothing although the cluster is empty.
     """
     check_jobs(tuple(jobs), {group.device: group.num_devices for group in cluster.groups})
-    state = _Simulation(jobs, cluster, policy, options or SimulationOptions(), actual or {}, standing or {})
-    return state.run(say)
+    if not _SHORTEST_ROUND_S <= round_s < inf:
+        raise InvalidSetupError(f"a round must last at least {_SHORTEST_ROUND_S:g} s, got {round_s:g}")
+    return _Simulation(jobs, cluster, policy, round_s, actual or {}, standing or {}).run(say)
 
 
 class _Simulation:
@@ -107,21 +80,14 @@ class _Simulation:
         jobs: Sequence[ScheduledJob],
         cluster: SharedCluster,
         policy: Policy,
-        options: SimulationOptions,
+        round_s: float,
         actual: Mapping[str, ScheduledJob],
         standing: Mapping[str, Standing],
     ) -> None:
-        self.cluster, self.policy, self.options = cluster, policy, options
+        self.cluster, self.policy, self.round_s = cluster, policy, round_s
         ordered = sorted(jobs, key=lambda job: job.arrival_s)
         self.all = [
-            RunningJob(
-                job=job,
-                actual=actual.get(job.name, job),
-                order=i,
-                # Drawn by the number of the job, so that every policy meets the same errors.
-                errors=options.error.draw(options.seed, i),
-            )
-            for i, job in enumerate(ordered)
+            RunningJob(job=job, actual=actual.get(job.name, job), order=i) for i, job in enumerate(ordered)
         ]
         self.by_name = {state.job.name: state for state in self.all}
         for name, found in standing.items():
@@ -180,13 +146,13 @@ class _Simulation:
     def _round_from(self, time_s: float) -> float:
         """Start of the first round at or after a time."""
         # A moment that rounding puts just behind the start of a round belongs to that round.
-        return ceil(time_s / self.options.round_s - 1e-9) * self.options.round_s
+        return ceil(time_s / self.round_s - 1e-9) * self.round_s
 
     def _admit(self, now_s: float) -> int:
         """Lets jobs in that have come; the number of them, which are the last of the active ones."""
         came = 0
         # More than ``_round_from`` takes off, or a job a moment after a round would never be let in.
-        until_s = now_s + 2e-9 * self.options.round_s
+        until_s = now_s + 2e-9 * self.round_s
         while self.coming and self.coming[-1].job.arrival_s <= until_s:
             state = self.coming.pop()
             self.active.append(state)
@@ -198,13 +164,13 @@ class _Simulation:
 
     def _next_round_s(self, now_s: float) -> float:
         """End of this round, or of the last one in which nothing changes."""
-        next_s = now_s + self.options.round_s
+        next_s = now_s + self.round_s
         if self._has_happened:
             self._quiet_from_s, self._has_happened = now_s, False
         # Other policies are asked in each round.
         quiet_s, latest_s = now_s - self._quiet_from_s, inf
         if not self.policy.is_stable or self._is_urgent:
-            latest_s = now_s + quiet_s * _QUIET_SHARE * (quiet_s > _QUIET_ROUNDS * self.options.round_s)
+            latest_s = now_s + quiet_s * _QUIET_SHARE * (quiet_s > _QUIET_ROUNDS * self.round_s)
         if latest_s <= next_s:
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
@@ -226,7 +192,7 @@ class _Simulation:
                 if state.rate > 0 and state.next_phase_samples() >= state.left_samples
             ]
         # An end that rounding puts at this very moment would never come.
-        return max(min(times), now_s + 1e-9 * self.options.round_s, nextafter(now_s, inf))
+        return max(min(times), now_s + 1e-9 * self.round_s, nextafter(now_s, inf))
 
     def _until_urgent_s(self, waiting: Sequence[RunningJob], now_s: float) -> list[float]:
         """Time until each of those that wait has waited too long for a bound on fairness [s]; none without a bound."""
@@ -236,11 +202,8 @@ class _Simulation:
 
     def _can_start(self) -> bool:
         """True if there may be room for a job that waits."""
-        free = FreeDevices(self.cluster)
-        for state in self.active:
-            if state.current is not None:
-                free.take(state.current)
-        return any(state.current is None and free.has_room() for state in self.active)
+        held = [state.current.num_workers for state in self.active if state.current is not None]
+        return len(held) < len(self.active) and sum(held) < self.cluster.num_devices
 
     def _decide(self, now_s: float, *, is_round: bool = True) -> None:
         """Carries out what the policy wants; inside a round all jobs that run are held."""
@@ -251,7 +214,7 @@ class _Simulation:
         for view in () if is_round else views:
             view.is_held |= view.current is not None
         held = [view.is_held for view in views]
-        given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
+        given = decide(self.policy, views, self.cluster, now_s, self.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {
             name: self.by_name[name].placement
@@ -284,9 +247,8 @@ class _Simulation:
 
     def _explain(self, view: JobView, state: RunningJob) -> Decision:
         given = state.current
-        batch = None
-        if given is not None and given.device in view.curves:
-            batch = view.curves[given.device].batch_size(given.num_workers)
+        curve = None if given is None else view.curves.get(given.device)
+        batch = None if given is None or curve is None else curve.batch_size(given.num_workers)
         reason = self.policy.reason(view, given)
         return Decision(
             job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason

@@ -130,6 +130,24 @@ class MeasuredSpeed:
         return np.broadcast_to(found[:, None], (len(found), len(batch_sizes)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledSpeed:
+    """A speed model times a factor, by number of devices from 0; the last holds for all beyond."""
+
+    model: SpeedModel
+    factors: tuple[float, ...]
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        """Samples per second."""
+        factor = self.factors[min(num_devices, len(self.factors) - 1)]
+        return factor * self.model(num_devices, num_nodes, batch_size)
+
+    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+        """Samples per second of many sizes at many batches, (sizes, batches)."""
+        factors = np.asarray(self.factors)[np.minimum(num_devices, len(self.factors) - 1), None]
+        return np.asarray(factors * speeds_on_grid(self.model, num_devices, num_nodes, batch_sizes))
+
+
 _SMALLEST_S = 1e-8
 
 
@@ -256,59 +274,40 @@ _PIECES = (1, 8)
 """Ends of the parts in which rates are asked for, from the smallest number of devices: most of a long queue asks for no
 more than the first, and most of the rest for a few."""
 
-RatesOf = Callable[[tuple[int, ...]], tuple[Sequence[float], Sequence[float]]]
-"""Rates on some numbers of devices [1/s], and the global batches that give them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RatesOf:
-    """Rates by the speed of a job on one kind of device, each at its best batch; arguments as in ``rate_curve``."""
-
-    speed: SpeedModel
-    devices_per_node: int
-    batches: Floats
-    worth: Floats
-
-    def __call__(self, sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
-        rates, batches = self.best(sizes)
-        return rates.tolist(), batches.tolist()
-
-    def best(self, sizes: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Rates and batches on some numbers of devices, (..., sizes)."""
-        counts = np.asarray(sizes)
-        speeds = speeds_on_grid(self.speed, counts, -(-counts // self.devices_per_node), self.batches)
-        found = speeds * self.worth
-        chosen = np.argmax(found, axis=-1)[..., None]
-        batches = np.broadcast_to(self.batches, found.shape)
-        rates, best = (np.take_along_axis(one, chosen, axis=-1)[..., 0] for one in (found, batches))
-        return rates, best
-
 
 class RateCurve:
     """Useful samples per second against the number of devices of one kind, packed on as few nodes as they need.
 
+    Rates are those at the best batch of each number of devices, and are asked for when they are needed.
+
     Args:
+        speed: Speed of the job there.
+        devices_per_node: Devices of a node.
         sizes: Numbers of devices, ascending.
-        rates_of: Rates and batches on some of them, asked for when they are needed.
-        base: Curve that ``rates_of`` asks in turn.
+        tried: Global batches to choose from, and the worth of a sample of each, (2, batches).
     """
 
-    def __init__(self, sizes: tuple[int, ...], rates_of: RatesOf, base: RateCurve | None = None) -> None:
+    def __init__(
+        self, speed: SpeedModel, devices_per_node: int, sizes: tuple[int, ...], tried: Floats
+    ) -> None:
+        self._speed, self._devices_per_node, self._sizes, self._tried = speed, devices_per_node, sizes, tried
+        self._num_asked = 0
         self._rates: dict[int, float] = {}
         self._batches: dict[int, float] = {}
-        self._sizes, self._rates_of, self._base = sizes, rates_of, base
-        self._num_asked = 0
 
     def _next(self) -> tuple[int, ...]:
         """Numbers of devices whose rates are asked for next."""
         end = next((end for end in _PIECES if end > self._num_asked), None)
         return self._sizes[self._num_asked : end]
 
-    def _add(self, found: tuple[Sequence[float], Sequence[float]]) -> None:
+    def _ask(self) -> None:
+        self._add(*_best(self._speed, self._devices_per_node, self._next(), self._tried))
+
+    def _add(self, rates: Floats, batches: Floats) -> None:
         """Takes up the rates of the next numbers of devices."""
         sizes = self._next()
         self._num_asked += len(sizes)
-        for n, rate, batch in zip(sizes, *found, strict=True):
+        for n, rate, batch in zip(sizes, rates.tolist(), batches.tolist(), strict=True):
             if rate > 0:
                 self._rates[n], self._batches[n] = rate, batch
 
@@ -320,7 +319,7 @@ class RateCurve:
     def _within(self, num_devices: int) -> Mapping[int, float]:
         """The same; beyond so many devices it may lack some."""
         while self._num_asked < len(self._sizes) and self._sizes[self._num_asked] <= num_devices:
-            self._add(self._rates_of(self._next()))
+            self._ask()
         return self._rates
 
     @cached_property
@@ -340,7 +339,7 @@ class RateCurve:
     def fewest(self) -> int:
         """Fewest devices the job runs on at all; 0 if it cannot run here."""
         while not self._rates and self._num_asked < len(self._sizes):
-            self._add(self._rates_of(self._next()))
+            self._ask()
         return next(iter(self._rates), 0)
 
     def best_within(self, num_devices: int) -> int:
@@ -357,15 +356,19 @@ class RateCurve:
         """The next larger number of devices, at most so many; None if there is none."""
         return next((n for n in self._within(most) if num_devices < n <= most), None)
 
-    def scaled(self, factors_of: Callable[[tuple[int, ...]], Floats]) -> RateCurve:
-        """The same curve with the rates on some numbers of devices multiplied by these factors."""
 
-        def rates_of(sizes: tuple[int, ...]) -> tuple[Sequence[float], Sequence[float]]:
-            known, factors = self._within(sizes[-1]), factors_of(sizes).tolist()
-            rates = [known.get(n, 0.0) * factor for n, factor in zip(sizes, factors, strict=True)]
-            return rates, [self._batches.get(n, 0.0) for n in sizes]
-
-        return RateCurve(self._sizes, rates_of, self)
+def _best(
+    speed: SpeedModel, devices_per_node: int, sizes: tuple[int, ...], tried: Floats
+) -> tuple[Floats, Floats]:
+    """Rates at the best batch of each number of devices, and these batches, (..., sizes)."""
+    counts, (batches, worth) = np.asarray(sizes), tried
+    found = speeds_on_grid(speed, counts, -(-counts // devices_per_node), batches) * worth
+    chosen = np.argmax(found, axis=-1)[..., None]
+    rates, best = (
+        np.take_along_axis(of, chosen, axis=-1)[..., 0]
+        for of in (found, np.broadcast_to(batches, found.shape))
+    )
+    return rates, best
 
 
 def ask_together(curves: Iterable[RateCurve]) -> None:
@@ -373,29 +376,21 @@ def ask_together(curves: Iterable[RateCurve]) -> None:
 
     A curve by itself costs some fifteen calls of NumPy, and a decision about ten thousand jobs has thirty thousand.
     """
-    alike: dict[tuple[tuple[int, ...], int, int], list[tuple[RateCurve, _RatesOf]]] = {}
-    for one in curves:
-        curve = one._base or one
-        asked = curve._rates_of
-        if curve._num_asked or not isinstance(asked, _RatesOf):
-            continue
-        if isinstance(asked.speed, DataParallelSpeed):
-            key = (curve._next(), asked.devices_per_node, len(asked.batches))
-            alike.setdefault(key, []).append((curve, asked))
+    alike: dict[tuple[tuple[int, ...], int, int], dict[RateCurve, DataParallelSpeed]] = {}
+    for curve in curves:
+        if not curve._num_asked and isinstance(curve._speed, DataParallelSpeed):
+            key = (curve._next(), curve._devices_per_node, curve._tried.shape[1])
+            alike.setdefault(key, {})[curve] = curve._speed  # jobs may share a curve
     for (sizes, devices_per_node, _), found in alike.items():
         # The law is one of numbers and arrays alike: here each parameter is that of all jobs, (jobs, 1, 1).
         parameters: dict[str, Any] = {
-            field.name: np.asarray([getattr(asked.speed, field.name) for _, asked in found])[:, None, None]
+            field.name: np.asarray([getattr(speed, field.name) for speed in found.values()])[:, None, None]
             for field in fields(DataParallelSpeed)
         }
-        batches, worth = (
-            np.stack([getattr(asked, name) for _, asked in found])[:, None] for name in ("batches", "worth")
-        )
-        together = _RatesOf(DataParallelSpeed(**parameters), devices_per_node, batches, worth)
-        for (curve, _), *answer in zip(found, *(a.tolist() for a in together.best(sizes)), strict=True):
-            # Jobs may share a curve.
-            if not curve._num_asked:
-                curve._add((answer[0], answer[1]))
+        tried = np.stack([curve._tried for curve in found], axis=1)[:, :, None]
+        together = _best(DataParallelSpeed(**parameters), devices_per_node, sizes, tried)
+        for curve, rates, batches in zip(found, *together, strict=True):
+            curve._add(rates, batches)
 
 
 def upper_hull(rates: Mapping[int, float]) -> tuple[int, ...]:
@@ -444,18 +439,13 @@ def offered_sizes(devices_per_node: int, max_devices: int, asked: int = 1) -> tu
     return tuple(sorted(n for n in sizes if n <= max_devices))
 
 
-@lru_cache(maxsize=1024)
-def _batches_tried(low: float, high: float) -> Floats:
-    return np.asarray([low]) if low == high else np.geomspace(low, high, NUM_BATCHES_TRIED)
-
-
 @lru_cache(maxsize=20_000)
-def _worth(efficiency: Efficiency | None, batch_range: tuple[float, float], progress: float) -> Floats:
-    """Worth of a sample of each batch that is tried, (batches,)."""
-    tried = _batches_tried(*batch_range)
-    return np.asarray(
-        [1.0 if efficiency is None else efficiency(batch, progress) for batch in tried.tolist()]
-    )
+def _tried(efficiency: Efficiency | None, batch_range: tuple[float, float], progress: float) -> Floats:
+    """Global batches that are tried, and the worth of a sample of each, (2, batches)."""
+    low, high = batch_range
+    batches = np.asarray([low]) if low == high else np.geomspace(low, high, NUM_BATCHES_TRIED)
+    worth = [1.0 if efficiency is None else efficiency(batch, progress) for batch in batches.tolist()]
+    return np.stack([batches, worth])
 
 
 @lru_cache(maxsize=40_000)
@@ -477,8 +467,7 @@ def rate_curve(
         sizes: Numbers of devices, ascending, see ``offered_sizes``.
         progress: Share of the job that is done; the efficiency may depend on it.
     """
-    worth = _worth(efficiency, batch_range, progress)
-    return RateCurve(sizes, _RatesOf(speed, devices_per_node, _batches_tried(*batch_range), worth))
+    return RateCurve(speed, devices_per_node, sizes, _tried(efficiency, batch_range, progress))
 
 
 def speeds_on_grid(speed: SpeedModel, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:

@@ -352,11 +352,6 @@ class _Queue:
     def _wait(self, i: int) -> None:
         heapq.heappush(self.waiting.setdefault(self.jobs[i].num_devices, []), self._key(i))
 
-    def _start(self, i: int, now_s: float) -> None:
-        self.free -= self.jobs[i].num_devices
-        self.num_starts[i] += 1
-        self._run_on(i, now_s)
-
     def _run_on(self, i: int, now_s: float) -> None:
         """Enters a running job in its place, with its next event: its end, or a threshold before."""
         self.since_s[i] = now_s
@@ -396,7 +391,9 @@ class _Queue:
             # The last of the order stop first: they would be stopped for any other job, too.
             while self.free < size:
                 self._stop(self.running[-1][2], now_s)
-            self._start(key[2], now_s)
+            self.free -= size
+            self.num_starts[key[2]] += 1
+            self._run_on(key[2], now_s)
 
     def _next_size(self, now_s: float) -> int | None:
         """Size of the waiting job to start next: the first in order that fits once later ones are stopped."""

@@ -327,7 +327,7 @@ class _Themis:
         def place(item: tuple[int, JobView]) -> tuple[bool, bool, float, int]:
             rank, view = item
             is_kept = is_leased and view.current is not None
-            return not is_kept, rank >= offered, view.asked_remaining_s(cluster), view.order
+            return not is_kept, rank >= offered, view.asked_remaining_s, view.order
 
         order = [view for _, view in sorted(enumerate(worst), key=place)]
         return admit_in_order(order, cluster, may_overtake=True)
