@@ -64,7 +64,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()  # what a link leads to is replaced, not the link
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         yield partial
         partial.replace(path)

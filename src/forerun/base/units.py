@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from forerun.base.errors import InvalidSetupError
 
@@ -32,6 +32,11 @@ def _three_digits(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def _in_largest(value: float, units: Iterable[tuple[float, str]]) -> str | None:
+    """A value in the first unit that is no larger; None where it is smaller than all."""
+    return next((f"{_three_digits(value / size)} {name}" for size, name in units if abs(value) >= size), None)
+
+
 def format_duration_s(duration_s: float) -> str:
     """A duration in words: '12.3 ms', '4.20 min', '2.10 d'."""
     for unit_s, upper_s, name in _DURATIONS:
@@ -42,17 +47,11 @@ def format_duration_s(duration_s: float) -> str:
 
 def format_bytes(size_bytes: float) -> str:
     """A size in binary units: '23.7 GiB'."""
-    for unit_bytes, name in _BYTES:
-        if abs(size_bytes) >= unit_bytes:
-            return f"{_three_digits(size_bytes / unit_bytes)} {name}"
-    return f"{size_bytes:.0f} B"
+    return _in_largest(size_bytes, _BYTES) or f"{size_bytes:.0f} B"
 
 
 def _format_decimal(value: float, unit: str) -> str:
-    for factor, prefix in _DECIMAL:
-        if abs(value) >= factor:
-            return f"{_three_digits(value / factor)} {prefix}{unit}".rstrip()
-    return f"{_three_digits(value)} {unit}".rstrip()
+    return f"{_in_largest(value, _DECIMAL) or f'{_three_digits(value)} '}{unit}".rstrip()
 
 
 def format_count(count: float) -> str:
@@ -65,13 +64,12 @@ def format_flops_per_s(flops_per_s: float) -> str:
     return _format_decimal(flops_per_s, "FLOP/s")
 
 
-_ENERGIES = ((3.6e6, "kWh"), (3600.0, "Wh"), (0.0, "J"))
+_ENERGIES = ((3.6e6, "kWh"), (3600.0, "Wh"))
 
 
 def format_energy_j(energy_j: float) -> str:
     """An energy: '12.0 J' below a Wh, '45.1 Wh', '7.28 kWh'."""
-    unit_j, name = next(unit for unit in _ENERGIES if abs(energy_j) >= unit[0])
-    return f"{_three_digits(energy_j / (unit_j or 1.0))} {name}"
+    return _in_largest(energy_j, _ENERGIES) or f"{_three_digits(energy_j)} J"
 
 
 _SIZES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 import zipfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import TraceError, UsageError
+from forerun.base.kept import whole_file
 from forerun.base.received import DAMAGE, LARGEST_FILE_BYTES, in_a_line, read_member
 
 if TYPE_CHECKING:
@@ -238,18 +238,14 @@ class Capture:
         Raises:
             OSError: The folder cannot be written.
         """
-        from forerun.graph.file import write_graph
+        from forerun.graph.file import graph_bytes
 
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         header = {"format_version": CAPTURE_FORMAT_VERSION, "facts": asdict(self.facts)}
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as folder:
-            graph_file, whole = Path(folder) / _GRAPH, Path(folder) / "capture"
-            write_graph(replace(self.graph, model=self.name), graph_file)
-            with zipfile.ZipFile(whole, "w") as archive:
-                archive.writestr(_FACTS, json.dumps(header, indent=1))
-                archive.write(graph_file, _GRAPH)
-            whole.replace(target)
+        with whole_file(target) as partial, zipfile.ZipFile(partial, "w") as archive:
+            archive.writestr(_FACTS, json.dumps(header, indent=1))
+            archive.writestr(_GRAPH, graph_bytes(replace(self.graph, model=self.name)))
         return target
 
     @property

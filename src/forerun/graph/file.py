@@ -1,4 +1,4 @@
-"""Graphs on disk: one compressed NumPy archive, written atomically, no pickle.
+"""Graphs on disk: one compressed NumPy archive, no pickle.
 
 Every column is held against its declaration before anything is computed with it. A file may come from a stranger, and
 its indices reach code that does not look again. A column says beside its name which values it may have
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
@@ -20,6 +19,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import TraceError
+from forerun.base.kept import write_whole
 from forerun.base.received import DAMAGE, LARGEST_FILE_BYTES, check_array, refuse_row
 from forerun.graph.graph import Graph, MemoryEvent, MemoryStream, OpClass, OpTable, Within, within_of
 
@@ -35,6 +35,12 @@ def write_graph(graph: Graph, path: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, graph_bytes(graph))
+
+
+def graph_bytes(graph: Graph) -> bytes:
+    """The content of a graph's file."""
     names = [field.name for field in fields(graph) if field.name not in ("ops", "memory", "eager_memory")]
     header = {name: getattr(graph, name) for name in names}
     header |= {name: getattr(graph.ops, name) for name in _TEXTS}
@@ -46,15 +52,9 @@ def write_graph(graph: Graph, path: Path) -> None:
             value = getattr(table, field.name)
             if isinstance(value, np.ndarray):
                 arrays[f"{prefix}.{field.name}"] = value
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
-    try:
-        with open(handle, "wb") as file:  # noqa: PTH123 - opens a descriptor, not a path
-            np.savez_compressed(file, **arrays)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    return content.getvalue()
 
 
 def read_graph(path: Path | BinaryIO) -> Graph | None:

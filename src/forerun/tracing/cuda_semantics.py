@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -27,6 +27,7 @@ from torch.library import Library
 
 from forerun.tracing.calls import operation_facts
 from forerun.tracing.device_ops import define
+from forerun.tracing.meta_results import mapped_tensors
 from forerun.tracing.op_rules.products import NUM_GATES
 
 
@@ -182,15 +183,19 @@ class _FollowedRegion:
 _region: _Region | _FollowedRegion | None = None
 _libraries: list[Library] = []
 
+_Values = TypeVar("_Values")
+
 
 def _is_castable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
-def _cast(value: Any, dtype: torch.dtype, region: _Region | _FollowedRegion) -> Any:
-    if isinstance(value, (list, tuple)):
-        parts = [_cast(item, dtype, region) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+def _cast(values: _Values, dtype: torch.dtype, region: _Region | _FollowedRegion) -> _Values:
+    found: _Values = mapped_tensors(values, lambda tensor: _cast_tensor(tensor, dtype, region))
+    return found
+
+
+def _cast_tensor(value: torch.Tensor, dtype: torch.dtype, region: _Region | _FollowedRegion) -> torch.Tensor:
     if not _is_castable(value) or value.dtype == dtype:
         return value
     # PyTorch keeps the casts of such weights alone (``cached_cast`` in autocast_mode.cpp).
@@ -202,15 +207,6 @@ def _cast(value: Any, dtype: torch.dtype, region: _Region | _FollowedRegion) -> 
         # With the weight itself, so that no other tensor gets its id.
         known = region.cast_weights[id(value)] = (value, value.to(dtype))
     return known[1]
-
-
-def _cast_all(
-    dtype: torch.dtype, region: _Region | _FollowedRegion, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
-    return (
-        tuple(_cast(value, dtype, region) for value in args),
-        {name: _cast(value, dtype, region) for name, value in kwargs.items()},
-    )
 
 
 def _float_dtypes(values: Any) -> Iterator[torch.dtype]:
@@ -252,12 +248,12 @@ def _casts(rule: _Cast) -> Callable[[Any], Callable[..., Any]]:
 
 def _lower_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     casting = _casting(args)
-    return _cast_all(*casting, args, kwargs) if casting else (args, kwargs)
+    return _cast((args, kwargs), *casting) if casting else (args, kwargs)
 
 
 def _full_precision(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     casting = _casting(args)
-    return _cast_all(torch.float32, casting[1], args, kwargs) if casting else (args, kwargs)
+    return _cast((args, kwargs), torch.float32, casting[1]) if casting else (args, kwargs)
 
 
 def _full_precision_output(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -273,7 +269,7 @@ def _widest(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not casting or len(dtypes) < 2:
         return args, kwargs
     wide = torch.float32 if torch.float32 in dtypes else casting[0]
-    return _cast_all(wide, casting[1], args, kwargs)
+    return _cast((args, kwargs), wide, casting[1])
 
 
 def _attention(
@@ -288,21 +284,15 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention as CUDA dispatches scaled_dot_product_attention: flash without a mask in half precision."""
-    if not _covers((query,)):
-        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-            op = torch.ops.aten.scaled_dot_product_attention.default
-            return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    is_covered, is_fused = _covers((query,)), _region is None or _region.fused_attention
     # Older releases have no fused kernel: attention was a chain of products and a softmax, which keeps the
     # scores.
-    if _region is not None and not _region.fused_attention and not (is_causal or enable_gqa):
+    if is_covered and not (is_fused or is_causal or enable_gqa):
         return _attention_in_pieces(query, key, value, attn_mask, dropout_p, scale)
     with _C._ExcludeDispatchKeyGuard(_KEY_SET):
-        if _region is not None and _region.autocast_dtype is not None:
-            query, key, value = _cast((query, key, value), _region.autocast_dtype, _region)
-            if attn_mask is not None:
-                attn_mask = _cast(attn_mask, _region.autocast_dtype, _region)
-        fused = _region is None or _region.fused_attention
-        if not fused or query.dim() != 4 or query.dtype == torch.float64:
+        if casting := _casting((query,)):
+            query, key, value, attn_mask = _cast((query, key, value, attn_mask), *casting)
+        if not (is_covered and is_fused) or query.dim() != 4 or query.dtype == torch.float64:
             op = torch.ops.aten.scaled_dot_product_attention.default
             return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if enable_gqa and key.shape[1] != query.shape[1]:
@@ -358,7 +348,7 @@ def _recurrent(op: Any, mode: str) -> Callable[..., Any]:
             if not _covers(args):
                 return op(*args)
             if casting := _casting(args):
-                args, _ = _cast_all(*casting, args, {})
+                args = _cast(args, *casting)
             return make(mode, *args)
 
     return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ delta_rule_backward = define(
 )
 """Gradients of all inputs of the gated delta rule."""
 
-causal_convolution = define("causal_convolution(Tensor source, Tensor weight) -> Tensor", _like)
+causal_convolution: Callable[..., torch.Tensor] = define(
+    "causal_convolution(Tensor source, Tensor weight) -> Tensor", _like
+)
 """Channels over the last few tokens, with their activation; one kernel."""
 
 causal_convolution_backward = define(
@@ -59,19 +62,19 @@ causal_convolution_backward = define(
 )
 """Gradients of the channels and of the weights; one kernel."""
 
-dequantize = define(
+dequantize: Callable[..., torch.Tensor] = define(
     "dequantize_weight(Tensor packed, Tensor scales, int num_rows, int num_columns, ScalarType dtype) -> Tensor",
     lambda packed, _scales, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
 )
 """A quantized weight written out in another type; one kernel."""
 
-eight_bit_product = define(
+eight_bit_product: Callable[..., torch.Tensor] = define(
     "eight_bit_product(Tensor left, Tensor right, ScalarType dtype) -> Tensor",
     lambda left, right, dtype: left.new_empty((left.shape[0], right.shape[1]), dtype=dtype),
 )
 """(m, k) x (k, n) with operands of 8 bits and the result in another type."""
 
-grouped_eight_bit_product = define(
+grouped_eight_bit_product: Callable[..., torch.Tensor] = define(
     "grouped_eight_bit_product(Tensor left, Tensor right, Tensor ends, ScalarType dtype) -> Tensor",
     _grouped_product,
 )
@@ -83,7 +86,7 @@ to_eight_bits = define(
 )
 """A tensor in 8 bits with a scale: one kernel that looks for the largest value, one that writes."""
 
-to_eight_bits_twice = define(
+to_eight_bits_twice: Callable[..., tuple[torch.Tensor, torch.Tensor]] = define(
     "to_eight_bits_twice(Tensor source, ScalarType dtype, bool looks) -> (Tensor, Tensor)",
     lambda source, dtype, _looks: tuple(torch.empty_like(source, dtype=dtype) for _ in range(2)),
 )
@@ -131,7 +134,7 @@ rms_norm_backward = define(
 rotate = define("rotate_(Tensor(a!) queries, Tensor(b!) keys, Tensor cosines, Tensor sines) -> ()", _nothing)
 """Rotary embedding of queries and keys in place, or its gradient; one kernel."""
 
-gated = define("gated(Tensor gate, Tensor other) -> Tensor", _like)
+gated: Callable[..., torch.Tensor] = define("gated(Tensor gate, Tensor other) -> Tensor", _like)
 """Activation of the gate times the other; one kernel."""
 
 gated_backward = define("gated_backward_(Tensor(a!) gate, Tensor(b!) other, Tensor gradient) -> ()", _nothing)

@@ -8,7 +8,7 @@ a shortcut returns ``NotImplemented`` when its case does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,19 @@ def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from nested_tensors(item)
 
 
+def mapped_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with each tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        parts = [mapped_tensors(item, change) for item in value]
+        # A named tuple takes its fields one by one.
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping):
+        return {name: mapped_tensors(item, change) for name, item in value.items()}
+    return value
+
+
 def _made(form: Any) -> Any:
     if isinstance(form, _Empty):
         return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
@@ -182,31 +195,27 @@ def _ctc_loss(scores: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any) -
     return scores.new_empty((texts,)), scores.new_empty((texts, frames, places))
 
 
-def _overloads(names: Sequence[str], overload: str) -> list[Any]:
-    packets = (getattr(torch.ops.aten, name) for name in names)
-    return [getattr(packet, overload) for packet in packets if overload in packet.overloads()]
-
-
 SHORTCUTS: dict[Any, Shortcut] = {
     torch.ops.aten.convolution.default: _convolution,
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
     **dict.fromkeys((torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor), _ctc_loss),
 }
-for _overload in ("default", "Tensor"):
-    SHORTCUTS.update(
-        dict.fromkeys(
-            _overloads(["_ctc_loss_backward"], _overload),
-            lambda _, scores, *__: scores.new_empty(scores.shape),
-        )
-    )
-# Where gradient and input lie in memory in different orders, some of CUDA's kernels take that of the input; the weights
-# of the cost model were fitted with that of the gradient.
-for _overload in ("default", "grad_input"):
-    _found = _overloads(operation_facts()["like_their_gradient"], _overload)
-    SHORTCUTS.update(dict.fromkeys(_found, lambda first, *_, **__: torch.empty_like(first)))
-SHORTCUTS.update(dict.fromkeys(_overloads(operation_facts()["written_in_place"], "default"), _written))
-SHORTCUTS.update(dict.fromkeys(_overloads(["add_", "mul_", "sub_", "div_"], "Tensor"), _written))
-for _overload in ("List", "Scalar", "ScalarList", "Tensor", "default"):
-    _found = _overloads(operation_facts()["written_lists"], _overload)
-    SHORTCUTS.update(dict.fromkeys(_found, lambda *_, **__: None))
+_FACTS = operation_facts()
+for _names, _given, _shortcut in (
+    (["_ctc_loss_backward"], ("default", "Tensor"), lambda _, scores, *__: scores.new_empty(scores.shape)),
+    # Where gradient and input lie in memory in different orders, some of CUDA's kernels take that of the input; the
+    # weights of the cost model were fitted with that of the gradient.
+    (
+        _FACTS["like_their_gradient"],
+        ("default", "grad_input"),
+        lambda first, *_, **__: torch.empty_like(first),
+    ),
+    (_FACTS["written_in_place"], ("default",), _written),
+    (["add_", "mul_", "sub_", "div_"], ("Tensor",), _written),
+    (_FACTS["written_lists"], ("List", "Scalar", "ScalarList", "Tensor", "default"), lambda *_, **__: None),
+):
+    _packets = (getattr(torch.ops.aten, name) for name in _names)
+    SHORTCUTS |= {
+        getattr(packet, one): _shortcut for packet in _packets for one in _given if one in packet.overloads()
+    }

@@ -13,6 +13,7 @@ import torch
 from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
 from forerun.question.setup import Layout, Phase, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
+from forerun.tracing.meta_results import mapped_tensors
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.models.meta_build import FiniteNumbers
 from forerun.tracing.op_rules.products import attention_as
@@ -90,22 +91,15 @@ def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> 
     if setup.layout is Layout.NHWC:
         built.module.to(memory_format=torch.channels_last)
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if dtype is not None and value.is_floating_point():
-                value = value.to(dtype)
-            if setup.layout is Layout.NHWC and value.dim() == 4:
-                value = value.contiguous(memory_format=torch.channels_last)
-            return value
-        if isinstance(value, (list, tuple)):
-            parts = [convert(item) for item in value]
-            # A named tuple takes its fields one by one.
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if isinstance(value, dict):
-            return {name: convert(item) for name, item in value.items()}
-        return value
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        if setup.layout is Layout.NHWC and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
 
-    return {name: convert(value) for name, value in built.make_batch(batch_size).items()}
+    batch: dict[str, Any] = mapped_tensors(built.make_batch(batch_size), convert)
+    return batch
 
 
 def _watch_static(

@@ -442,7 +442,7 @@ def _evict(folder: Path) -> None:
     for entry in os.scandir(folder):
         with contextlib.suppress(OSError):
             status = entry.stat()
-            if entry.name.startswith(".partial-") and time.time() - status.st_mtime > _PARTIAL_S:
+            if entry.name.endswith(".partial") and time.time() - status.st_mtime > _PARTIAL_S:
                 Path(entry.path).unlink()  # its writer was killed
                 continue
             found.append((max(status.st_atime, status.st_mtime), status.st_size, entry.path))

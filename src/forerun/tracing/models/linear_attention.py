@@ -93,8 +93,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(source, weight)
-        found: torch.Tensor = causal_convolution(source, weight)
-        return found
+        return causal_convolution(source, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

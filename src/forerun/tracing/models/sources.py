@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -125,7 +124,9 @@ def _unknown(spec: str) -> UnknownModelError:
     exact += [f"{prefix}:{own}" for prefix, source in sources if source for own in source.like(name)]
     if exact:
         return UnknownModelError(f"no model {spec!r}; did you mean {' or '.join(exact)}?")
-    other = next((way for way in _others() if re.search(way["words"], name.lower())), None)
+    # Names of models of libraries that forerun does not know, and the way to an answer.
+    others = own_table(__file__, "names.toml")["other"]
+    other = next((way for way in others if re.search(way["words"], name.lower())), None)
     if other is not None:
         says = other["says"].replace("{name}", name.lower().rpartition("/")[2])
         return UnknownModelError(f"no model {spec!r}; {says}")
@@ -139,13 +140,6 @@ def _unknown(spec: str) -> UnknownModelError:
             or f"; a model is {_FORMS}"
         )
     return UnknownModelError(f"no model {spec!r}{found}{hub}")
-
-
-@cache
-def _others() -> list[dict[str, str]]:
-    """Names of models of libraries that forerun does not know, and the way to an answer."""
-    others: list[dict[str, str]] = own_table(__file__, "names.toml")["other"]
-    return others
 
 
 def _squeezed(name: str) -> str:

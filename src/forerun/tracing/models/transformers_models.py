@@ -102,9 +102,10 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
             notes = (*notes, INFERRED_LOSS_NOTE)
         elif "labels" in parameters and are_lists(parameters["labels"]):
             notes = (*notes, OTHER_LOSS_NOTE)
+        # Of parts that libraries compute with kernels of their own.
         notes += tuple(
             kernel["says"]
-            for kernel in _plain_kernels()
+            for kernel in own_table(__file__, "plain_kernels.toml")["kernel"]
             if config.model_type.startswith(tuple(kernel["types"]))
         )
     return BuiltModel(
@@ -117,13 +118,6 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
         tokens_per_sample=inputs.num_tokens,
         may_be_kept=True,
     )
-
-
-@functools.cache
-def _plain_kernels() -> list[dict[str, Any]]:
-    """Notes on parts that libraries compute with kernels of their own, by the beginning of the model's type."""
-    kernels: list[dict[str, Any]] = own_table(__file__, "plain_kernels.toml")["kernel"]
-    return kernels
 
 
 _offline = functools.partial(

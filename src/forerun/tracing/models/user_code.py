@@ -36,7 +36,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.tracing.meta_results import nested_tensors
+from forerun.tracing.meta_results import mapped_tensors, nested_tensors
 from forerun.tracing.models.built_model import (
     INFERRED_LOSS_NOTE,
     BuiltModel,
@@ -121,19 +121,13 @@ def factory_of(path_text: str, factory_name: str) -> Iterator[Any]:
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():
         raise UnknownModelError(f"there is no file {path_text!r}; give path/to/file.py:factory")
-    with _importable(path.parent):
-        yield _look_up(_run_file(path, path_text), factory_name, path_text)
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Lets the file import its neighbours, as if it were run as a script."""
-    sys.path.insert(0, str(folder))
+    folder = str(path.parent)
+    sys.path.insert(0, folder)  # as if it were run as a script
     try:
-        yield
+        yield _look_up(_run_file(path, path_text), factory_name, path_text)
     finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _run_file(path: Path, path_text: str) -> ModuleType:
@@ -348,21 +342,15 @@ def _call_with(module: torch.nn.Module, example: Any) -> tuple[str, Any]:
 
 def _resized(value: Any, example_size: int, batch_size: int) -> Any:
     """The same structure with tensors of another batch size: on meta, or with the example's values repeated."""
-    if isinstance(value, torch.Tensor) and not is_building_on_meta() and not value.is_meta:
-        is_batched = value.dim() > 0 and value.shape[0] == example_size
-        return value[torch.arange(batch_size) % example_size] if is_batched else value
-    if isinstance(value, torch.Tensor):
-        shape = list(value.shape)
-        if shape and shape[0] == example_size:
-            shape[0] = batch_size
-        return torch.empty(shape, dtype=value.dtype, device="meta")
-    if isinstance(value, (list, tuple)):
-        parts = [_resized(item, example_size, batch_size) for item in value]
-        # A named tuple takes its parts as single arguments.
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, Mapping):
-        return {key: _resized(item, example_size, batch_size) for key, item in value.items()}
-    return value
+
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        is_batched = tensor.dim() > 0 and tensor.shape[0] == example_size
+        if not is_building_on_meta() and not tensor.is_meta:
+            return tensor[torch.arange(batch_size) % example_size] if is_batched else tensor
+        shape = (batch_size, *tensor.shape[1:]) if is_batched else tensor.shape
+        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+    return mapped_tensors(value, resized)
 
 
 def _user_loss(loss: Callable[..., torch.Tensor], *, has_target: bool) -> LossFunction:
@@ -391,7 +379,8 @@ def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> ModelIn
     if is_transformers(module):
         prepare_for_trace(module, options.training)
         return transformers_inputs(module, options, name)
-    first = _first_layer(module)
+    layers = (part for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
+    first = next(layers, None)  # in order of definition
     reads_tokens = isinstance(first, (nn.Embedding, nn.EmbeddingBag))
     shape = _sample_shape(module, first, options, name)
 
@@ -440,14 +429,6 @@ def _without_loops(module: nn.Module) -> None:
             return forward(*args, **kwargs)
 
     module.forward = without_loops
-
-
-def _first_layer(module: nn.Module) -> nn.Module | None:
-    """The first submodule, in order of definition, that has its own parameters."""
-    for child in module.modules():
-        if any(True for _ in child.parameters(recurse=False)):
-            return child
-    return None
 
 
 def _sample_shape(

@@ -59,11 +59,6 @@ def _add_product(call: Call) -> list[CostRow]:
     return _mm(replace(call, outputs=(call.tensors()[0],)))
 
 
-@rule("dot", "vdot")
-def _dot(call: Call) -> list[CostRow]:
-    return [streaming_row(call, OpClass.REDUCE, 2.0)]
-
-
 @rule("bmm", "baddbmm", "baddbmm_")
 def _bmm(call: Call) -> list[CostRow]:
     """(g, m, k) x (g, k, n): 2 g m n k FLOP."""
@@ -126,11 +121,6 @@ def _delta_rule(call: Call) -> list[CostRow]:
             elements=traffic(call)[2],
         )
     ]
-
-
-@rule("causal_convolution", "causal_convolution_backward")
-def _causal_convolution(call: Call) -> list[CostRow]:
-    return [streaming_row(call, OpClass.ACTIVATION, 10.0)]
 
 
 def _saved(call: Call) -> float:
@@ -250,28 +240,12 @@ def _to_eight_bits_twice(call: Call) -> list[CostRow]:
     return [*looked, streaming_row(call, OpClass.CAST)]
 
 
-@rule("dequantize_weight")
-def _dequantize(call: Call) -> list[CostRow]:
-    return [streaming_row(call, OpClass.CAST, 2.0)]
-
-
 @rule("adamw_8bit_")
 def _adamw_8bit(call: Call) -> list[CostRow]:
     """One kernel reads weight, gradient and state, and writes weight and state."""
     weight, _, *state = call.tensors()
     changed = (weight, *state)
     return [streaming_row(Call(call.name, call.args, changed), OpClass.OPTIMIZER, 20.0)]
-
-
-@rule("liger_cross_entropy_")
-def _liger_cross_entropy(call: Call) -> list[CostRow]:
-    """One kernel reads the logits, a second time from the cache, and overwrites them.
-
-    At one reading and one writing it has the rate of element-wise kernels: 0.74 of the bandwidth of an A100
-    (``llm/liger_kernels``, cross_entropy).
-    """
-    logits = call.tensors()[0]
-    return [streaming_row(Call(call.name, call.args, (logits,)), OpClass.ACTIVATION, 10.0)]
 
 
 def _conv_class(groups: int, channels_in: int, channels_out: int) -> OpClass:

@@ -6,9 +6,9 @@ of optimizers; and the fused kernels of Liger-Kernel and Unsloth, each of which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
+from typing import Any
 
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo, operation_facts, rule, streaming_row
@@ -54,13 +54,7 @@ def _copy(call: Call) -> list[CostRow]:
     ]
 
 
-@rule(
-    "slice_backward",
-    "select_backward",
-    "diagonal_backward",
-    "as_strided_backward",
-    "value_selecting_reduction_backward",
-)
+@rule(*operation_facts()["scattered_gradients"])
 def _scatter_gradient(call: Call) -> list[CostRow]:
     """Zeroes a tensor of the input's size, then copies the gradient into a part of it."""
     grad, full = call.tensors()[0], call.outputs[0]
@@ -91,33 +85,25 @@ def _embedding(call: Call) -> list[CostRow]:
     ]
 
 
-def _normalising_rules(op_class: OpClass, flops_per_element: float, names: Sequence[str]) -> None:
-    @rule(*names)
-    def normalise(call: Call) -> list[CostRow]:
-        source = call.tensors()[1 if "backward" in call.name else 0]
-        width = source.shape[-1] if op_class is OpClass.LAYER_NORM else prod(source.shape[2:])
-        return [streaming_row(call, op_class, flops_per_element, width=float(width))]
+def _rule_of(listed: dict[str, Any], *, normalises: bool) -> None:
+    op_class, num_changed = OpClass[listed["class"].upper()], listed.get("changed", 0)
 
-
-def _streaming_rules(op_class: OpClass, flops_per_element: float, names: Sequence[str]) -> None:
-    @rule(*names)
+    @rule(*listed["names"])
     def stream(call: Call) -> list[CostRow]:
-        return [streaming_row(call, op_class, flops_per_element)]
+        tensors, width = call.tensors(), 0.0
+        if normalises:
+            shape = tensors[1 if "backward" in call.name else 0].shape
+            width = float(shape[-1] if op_class is OpClass.LAYER_NORM else prod(shape[2:]))
+        moved = replace(call, outputs=(*call.outputs, *tensors[:num_changed]))
+        return [streaming_row(moved, op_class, listed["flops"], width=width)]
 
 
-for _kind, _register in (("streaming", _streaming_rules), ("normalising", _normalising_rules)):
+for _kind in ("streaming", "normalising"):
     for _listed in operation_facts()[_kind]:
-        _register(OpClass[_listed["class"].upper()], _listed["flops"], _listed["names"])
+        _rule_of(_listed, normalises=_kind == "normalising")
 
 
-@rule(
-    "_softmax",
-    "_log_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "_safe_softmax",
-    "_masked_softmax",
-)
+@rule(*operation_facts()["softmax"])
 def _softmax(call: Call) -> list[CostRow]:
     source = call.tensors()[0]
     dim = next((value for value in call.args if isinstance(value, int)), -1)  # after the tensor arguments
@@ -125,14 +111,7 @@ def _softmax(call: Call) -> list[CostRow]:
     return [streaming_row(call, OpClass.SOFTMAX, 5.0, width=float(width))]
 
 
-@rule(
-    "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices",
-    "max_pool3d_with_indices_backward",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool2d_backward",
-)
+@rule(*operation_facts()["max_pool"])
 def _max_pool(call: Call) -> list[CostRow]:
     """One comparison per window element. The backward kernel reads gradient and indices only."""
     window = call.args[2] if "backward" in call.name else call.args[1]
@@ -202,26 +181,6 @@ TRITON_KERNELS = {
     for name, kernel in operation_facts()["triton_kernels"].items()
 }
 """Class of other libraries' kernels, and how often each of their tensors is moved."""
-
-
-def _fused_rule(name: str, op_class: OpClass, work: float, num_changed: int = 0) -> None:
-    """Registers a kernel that writes its results, and its first tensors anew; norms have the width of the first."""
-
-    @rule(name)
-    def fused(call: Call) -> list[CostRow]:
-        tensors = call.tensors()
-        width = float(tensors[0].shape[-1]) if op_class is OpClass.LAYER_NORM else 0.0
-        outputs = (*call.outputs, *tensors[:num_changed])
-        return [streaming_row(replace(call, outputs=outputs), op_class, work, width=width)]
-
-
-_fused_rule("cross_entropy", OpClass.REDUCE, 5.0)
-_fused_rule("cross_entropy_backward_", OpClass.ACTIVATION, 5.0, 1)
-_fused_rule("rms_norm", OpClass.LAYER_NORM, 5.0)
-_fused_rule("rms_norm_backward_", OpClass.LAYER_NORM, 8.0, 1)
-_fused_rule("rotate_", OpClass.ELEMENTWISE, 4.0, 2)
-_fused_rule("gated", OpClass.ACTIVATION, 5.0)
-_fused_rule("gated_backward_", OpClass.ACTIVATION, 10.0, 2)
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")

@@ -169,8 +169,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, other)
-        found: torch.Tensor = gated(gate, other)
-        return found
+        return gated(gate, other)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -298,7 +297,7 @@ def _fuse_adapters(layer: nn.Module) -> bool:
         return False
     name = next(iter(adapted.lora_A))
     # The products of adapters stay theirs by name.
-    adapted.lora_A[name].forward = _multiplied
+    adapted.lora_A[name].forward = _multiplied  # a builtin has no signature to ask
     adapted.lora_B[name].forward = _added
 
     def forward(source: torch.Tensor) -> torch.Tensor:

@@ -123,8 +123,7 @@ class QuantizedStack(nn.Module):
         """The weights in half precision."""
         scales = _scales_in_full(packed, self.scales, self.kind)
         rows = self.shape.numel() // self.shape[-1]
-        full: torch.Tensor = dequantize(packed, scales, rows, self.shape[-1], torch.bfloat16)
-        return full.view(self.shape)
+        return dequantize(packed, scales, rows, self.shape[-1], torch.bfloat16).view(self.shape)
 
 
 def stacked_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -206,8 +205,7 @@ def _scales_in_full(weight: torch.Tensor, scales: torch.Tensor, kind: Quantizati
     if kind is not Quantization.NF4_DQ:
         return scales
     number = -(-2 * weight.numel() // NF4_BLOCK)
-    full: torch.Tensor = dequantize(scales[:number], scales[number:], number, 1, torch.float32)
-    return full + 1.0
+    return dequantize(scales[:number], scales[number:], number, 1, torch.float32) + 1.0
 
 
 class _EightBits(_FourBits):
@@ -231,9 +229,7 @@ def _times_weight(
     packed: torch.Tensor, scales: torch.Tensor, out_features: int, gradient: torch.Tensor
 ) -> torch.Tensor:
     number = packed.numel() * (2 if packed.dtype == torch.uint8 else 1)
-    full = dequantize(packed, scales, out_features, number // out_features, gradient.dtype)
-    found: torch.Tensor = gradient @ full
-    return found
+    return gradient @ dequantize(packed, scales, out_features, number // out_features, gradient.dtype)
 
 
 # ``torch._scaled_mm`` takes no other sizes.
@@ -340,7 +336,9 @@ class _DynamicProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(source, weight)
-        return _product(to_eight_bits(source, _FORWARD), to_eight_bits(weight, _FORWARD).t(), source.dtype)
+        return eight_bit_product(
+            to_eight_bits(source, _FORWARD), to_eight_bits(weight, _FORWARD).t(), source.dtype
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -348,9 +346,9 @@ class _DynamicProduct(torch.autograd.Function):
         small = to_eight_bits(gradient, _BACKWARD)
         of_source = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_source = _product(small, to_eight_bits(weight, _FORWARD), gradient.dtype)
+            of_source = eight_bit_product(small, to_eight_bits(weight, _FORWARD), gradient.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = _product(small.t(), to_eight_bits(source, _FORWARD), gradient.dtype)
+            of_weight = eight_bit_product(small.t(), to_eight_bits(source, _FORWARD), gradient.dtype)
         return of_source, of_weight
 
 
@@ -364,7 +362,7 @@ class _HeldProduct(torch.autograd.Function):
         by_rows, by_columns = to_eight_bits_twice(source, _FORWARD, looks)
         ctx.save_for_backward(by_columns if weight.requires_grad else None, held)
         ctx.looks = looks
-        return _product(by_rows, held.t(), source.dtype)
+        return eight_bit_product(by_rows, held.t(), source.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -372,9 +370,9 @@ class _HeldProduct(torch.autograd.Function):
         by_rows, transposed = to_eight_bits_twice(gradient, _BACKWARD, ctx.looks)
         of_source = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_source = _product(by_rows, held, gradient.dtype)
+            of_source = eight_bit_product(by_rows, held, gradient.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = _product(transposed.t(), by_columns, gradient.dtype)
+            of_weight = eight_bit_product(transposed.t(), by_columns, gradient.dtype)
         return of_source, of_weight, None, None
 
 
@@ -396,8 +394,7 @@ class _HeldGroups(torch.autograd.Function):
         ctx.save_for_backward(by_columns if weight.requires_grad else None, held, ends)
         ctx.is_turned, ctx.looks, ctx.is_cast = is_turned, looks, casts[1]
         right = held.transpose(-2, -1) if is_turned else held
-        result: torch.Tensor = grouped_eight_bit_product(by_rows, right, ends, source.dtype)
-        return result
+        return grouped_eight_bit_product(by_rows, right, ends, source.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -419,8 +416,7 @@ def _cast_twice(
     """A matrix in 8 bits by rows and by columns; without a kernel where another one has cast it."""
     if is_cast:
         return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
-    found: tuple[torch.Tensor, torch.Tensor] = to_eight_bits_twice(source, dtype, looks)
-    return found
+    return to_eight_bits_twice(source, dtype, looks)
 
 
 class _FusedGate(torch.autograd.Function):
@@ -435,8 +431,3 @@ class _FusedGate(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (both,) = ctx.saved_tensors
         return torch.empty_like(both)
-
-
-def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    result: torch.Tensor = eight_bit_product(left, right, dtype)
-    return result
