@@ -102,10 +102,12 @@ def columns_of(path: Path) -> set[str]:
     """Columns of a CSV or Parquet file; none where it is neither, or damaged, which its reader reports."""
     if path.suffix not in (".csv", ".parquet") or not path.is_file():
         return set()
-    rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
+    if path.suffix == ".csv":  # in any encoding: its reader finds out which
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            return {name.strip() for name in next(csv.reader(file), [])}
     try:
-        return {name.strip() for name in next(rows)}
-    except (OSError, ValueError, csv.Error, RecordError):
+        return set(next(_parquet_rows(path)))
+    except (OSError, RecordError):
         return set()
 
 
