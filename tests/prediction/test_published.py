@@ -17,7 +17,7 @@ from forerun.prediction.published import (
     published_rows,
     rows_of_architecture,
 )
-from forerun.prediction.step import points_of, predict_intervals, predict_steps, prepare
+from forerun.prediction.step import points_of, predict_steps, prepare, timed_steps
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.saving import Saving
@@ -137,7 +137,7 @@ def test_half_precision_throughout_is_no_slower_than_autocast(name):
             setup = TrainingSetup(precision=precision, layout=layout, compile=compiles, phase=phase)
             model = prepare(trace(ModelRequest(model=f"torchvision:{name}"), setup))
             sizes = [replace(setup, batch_size_per_device=size) for size in (8, 128) for _ in devices]
-            steps.append(predict_intervals(model, devices * 2, sizes, weights)[0])
+            steps.append(timed_steps(model, devices * 2, sizes, weights).step_s)
             points = points_of(model, devices * 2, sizes, None)
             measured.append(np.array([weights.knows_settings(point) for point in points]))
         # Machines that measured one format alone are slower than those of the other, or quicker: theirs hold.
@@ -163,7 +163,7 @@ def test_boards_that_differ_in_their_size_of_memory_alone_answer_alike():
     boards = [find_device(name) for name in ("v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-32gb")]
     for precision in ("amp", "fp32", "fp16"):
         setups = [replace(AMP, precision=precision, batch_size_per_device=64)] * len(boards)
-        value, low, high = predict_intervals(model, boards, setups, weights)
+        value, low, high = timed_steps(model, boards, setups, weights).ends_s()
         assert (value[0], low[0], high[0]) == pytest.approx((value[1], low[1], high[1]))
     assert published_rows(model.graph, boards[1], AMP) == published_rows(model.graph, boards[0], AMP)
     assert not published_rows(model.graph, boards[2], AMP)

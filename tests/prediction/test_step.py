@@ -17,7 +17,6 @@ from forerun.prediction.step import (
     format_note,
     is_order_of_magnitude,
     layer_times,
-    predict_intervals,
     predict_steps,
     prepare,
     provenance_of,
@@ -111,7 +110,7 @@ def test_no_device_of_the_catalogue_is_faster_than_its_datasheet(name, precision
     ]
     devices, rates = zip(*known, strict=True)
     asked = [TrainingSetup(batch_size_per_device=256, precision=precision)] * len(devices)
-    _, low_s, _ = predict_intervals(model, devices, asked, shipped)
+    _, low_s, _ = timed_steps(model, devices, asked, shipped).ends_s()
     constant, slope = model.graph.model_flops
     use = (constant + slope * 256) / (low_s * rates)
     on_units = [
@@ -146,7 +145,7 @@ def test_many_points_at_once_equal_one_by_one():
     sizes = (1, 7, 64, 300)
     devices = [find_device(name) for name in DEVICES for _ in sizes]
     chosen = setups(*sizes) * len(DEVICES)
-    value, low, high = predict_intervals(model, devices, chosen, WEIGHTS)
+    value, low, high = timed_steps(model, devices, chosen, WEIGHTS).ends_s()
     for index, (device, setup) in enumerate(zip(devices, chosen, strict=True)):
         alone = predict_steps(model, device, [setup], WEIGHTS)[0].step_s
         assert (value[index], low[index], high[index]) == pytest.approx(
@@ -332,7 +331,7 @@ def test_double_precision_is_never_faster_and_its_weights_take_twice_the_bytes(t
     devices = list(load_catalog().values())[::6]
     for batch, phase in ((4, Phase.TRAIN), (256, Phase.INFERENCE)):
         asked = [TrainingSetup(batch_size_per_device=batch, phase=phase)] * len(devices)
-        short, long = (predict_intervals(model, devices, asked, shipped) for model in (single, double))
+        short, long = (timed_steps(model, devices, asked, shipped).ends_s() for model in (single, double))
         assert (long[0] >= 0.99 * short[0]).all()
         assert (long[2] / long[0] >= 10**0.5 * (1 - 1e-9)).all()  # nobody measured fp64
     asked = trace(ModelRequest(model=f"{path}:single"), TrainingSetup(precision="fp64"))
@@ -340,7 +339,7 @@ def test_double_precision_is_never_faster_and_its_weights_take_twice_the_bytes(t
         np.testing.assert_array_equal(*(getattr(ops, column.name) for ops in (asked.ops, double.graph.ops)))
     fp64 = TrainingSetup(batch_size_per_device=4, precision="fp64")
     own, said = (
-        predict_intervals(double, devices, [replace(fp64, precision=precision)] * len(devices), shipped)[0]
+        timed_steps(double, devices, [replace(fp64, precision=precision)] * len(devices), shipped).step_s
         for precision in ("fp32", "fp64")
     )
     np.testing.assert_array_equal(own, said)

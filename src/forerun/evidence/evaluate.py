@@ -33,7 +33,7 @@ from forerun.evidence.records.record_store import is_store
 from forerun.evidence.records.step_record import StepRecord
 from forerun.evidence.records.tables import read_timm_csv
 from forerun.graph.graph import Graph
-from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
+from forerun.prediction.step import PreparedModel, provenance_of, timed_steps
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
 from forerun.question.model import own_stack
@@ -178,16 +178,14 @@ def evaluate_records(
 
 def _predictions(
     steps: Sequence[Measured], cases: Sequence[tuple[Graph, Any, Any]], weights: CostModel
-) -> tuple[Floats, Floats, Floats]:
+) -> Floats:
     rows = np.empty((3, len(steps)))
     for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
         model = PreparedModel(graph=graph, ops=step.ops)
         # The era of the software is part of the law, so each row is predicted with its own version.
         version = step.record.framework_version or None
-        rows[:, index] = [
-            column[0] for column in predict_intervals(model, [device], [setup], weights, version)
-        ]
-    return rows[0], rows[1], rows[2]
+        rows[:, index] = timed_steps(model, [device], [setup], weights, version).ends_s()[:, 0]
+    return rows
 
 
 def _groups(

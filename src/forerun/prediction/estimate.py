@@ -36,6 +36,11 @@ class Interval(Answer):
     def __post_init__(self) -> None:
         assert self.low <= self.value <= self.high, f"low <= value <= high must hold, but got {self}"
 
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """Value, low and high, a column of arrays of intervals."""
+        return self.value, self.low, self.high
+
     def scaled(self, factor: float) -> Interval:
         """The interval of a quantity ``factor`` times as large, factor >= 0."""
         return Interval(self.value * factor, self.low * factor, self.high * factor)

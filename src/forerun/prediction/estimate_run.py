@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, expm1
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -427,9 +427,6 @@ def node_note(cluster: Cluster) -> str | None:
     return f"all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter{name}"
 
 
-_Times = TypeVar("_Times", float, Floats)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes:
     """Times of an epoch and of the job, and the steps of an epoch."""
@@ -442,13 +439,13 @@ class JobTimes:
 def epoch_time_s(
     job: Job,
     batch_size_global: int | Ints,
-    step_s: _Times,
-    last_step_s: _Times,
-    validation_step_s: _Times,
+    step_s: Floats,
+    last_step_s: Floats,
+    validation_step_s: Floats | float,
     *,
     validation_batch_size: int | Ints | None = None,
-) -> _Times:
-    """Time of an epoch [s], of one run or of arrays of runs whose last axis is that of the batch sizes.
+) -> Floats:
+    """Times of an epoch [s], of the ends of one run or of arrays of runs whose last axis is that of the batch sizes.
 
     epoch = full steps * step + last partial step + validation steps * forward + checkpoint
 
@@ -466,7 +463,7 @@ def epoch_time_s(
     validated = batch_size_global if validation_batch_size is None else validation_batch_size
     num_validation = np.ceil(job.num_validation_samples / validated)
     steps_s: Any = num_full * step_s + has_last * last_step_s
-    total: _Times = steps_s + num_validation * validation_step_s + job.checkpoint_s
+    total: Floats = steps_s + num_validation * validation_step_s + job.checkpoint_s
     return total
 
 
@@ -496,20 +493,15 @@ def job_times(
             "with the last partial batch dropped; choose a smaller batch"
         )
 
-    def total(end: str) -> float:
-        forward = 0.0 if validation_step_s is None else getattr(validation_step_s, end)
-        return float(
-            epoch_time_s(
-                job,
-                batch_size_global,
-                getattr(step_s, end),
-                getattr(last_step_s, end),
-                forward,
-                validation_batch_size=validation_batch_size,
-            )
-        )
-
-    epoch = Interval(total("value"), total("low"), total("high"))
+    ends_s = epoch_time_s(
+        job,
+        batch_size_global,
+        np.asarray(step_s.ends),
+        np.asarray(last_step_s.ends),
+        0.0 if validation_step_s is None else np.asarray(validation_step_s.ends),
+        validation_batch_size=validation_batch_size,
+    )
+    epoch = Interval(*ends_s.tolist())
     whole = epoch.scaled(job.num_epochs).shifted(job.startup_s) if job.num_epochs is not None else None
     return JobTimes(num_steps_per_epoch=num_full + has_last, epoch_time_s=epoch, job_time_s=whole)
 

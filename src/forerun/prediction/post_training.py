@@ -49,7 +49,6 @@ from forerun.question.job import read_lengths
 from forerun.question.model import POSITIONS, ModelRequest, find_architecture
 from forerun.question.post_training import PLAIN, Algorithm, Engine, PostTraining
 from forerun.question.run import Run
-from forerun.question.saving import Offload
 from forerun.question.setup import Phase, Precision, TrainingSetup
 
 PREFILL = "prefill"
@@ -332,10 +331,7 @@ class _Parts:
     @property
     def inference(self) -> TrainingSetup:
         """The setup of a pass without gradients: adapters and what saves memory in training have no part in it."""
-        saving = replace(self.setup.saving, recompute="none", offload=Offload.NONE, master_weights=None)
-        return replace(
-            self.setup, phase=Phase.INFERENCE, optimizer="none", saving=saving, keeps_gradients=False
-        )
+        return replace(self.setup.for_inference(), keeps_gradients=False)
 
     def with_head(self) -> _Parts:
         """The same with a head of one value."""

@@ -149,8 +149,7 @@ def fed_interval(run: Run, step_s: Interval, num_samples: int | None = None) -> 
     if run.loader is None:
         return step_s
     samples = run.batch_size_per_device if num_samples is None else num_samples
-    ends = fed_times(run, np.asarray([[step_s.value], [step_s.low], [step_s.high]]), np.asarray([samples]))
-    return Interval(*(float(end[0]) for end in ends))
+    return Interval(*fed_times(run, np.asarray([step_s.ends]).T, np.asarray([samples]))[:, 0].tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +235,7 @@ def _ratio(model: PreparedModel, run: Run, found: DividedStep, weights: CostMode
     """A column of ``_ratios``."""
     # Where the operations are those of the whole model, its step alone is known already.
     alone = found.alone if found.model is model else step_alone(model, run, run.compute_setup, weights)
-    ends = [getattr(found.step_s, end) / getattr(alone.step_s, end) for end in ("value", "low", "high")]
+    ends = np.divide(found.step_s.ends, alone.step_s.ends)
     return np.asarray(
         [*ends, found.gradient_bytes, *(activity_of(found.model, run, found) if found.stages else _ALONE)]
     )

@@ -570,18 +570,6 @@ def _steps_of_model(
     )
 
 
-def predict_intervals(
-    model: PreparedModel,
-    devices: Sequence[Device],
-    setups: Sequence[TrainingSetup],
-    weights: CostModel,
-    torch_version: str | None = None,
-) -> tuple[Floats, Floats, Floats]:
-    """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
-    value, low, high = timed_steps(model, devices, setups, weights, torch_version).ends_s()
-    return value, low, high
-
-
 def predict_steps(
     model: PreparedModel,
     device: Device,

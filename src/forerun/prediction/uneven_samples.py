@@ -154,8 +154,8 @@ def epoch_estimate(run: Run, estimate_at: Callable[[Run], Estimate]) -> Estimate
         words = f"a row of {epoch.knots[-1]:,} tokens holds {epoch.per_row:.1f} of them; samples a second are rows"
         note = f"{epoch.words}, packed: {words}"
         return replace(answers[0], notes=(note, *answers[0].notes))
-    ends = [(each.step_time_s.value, each.step_time_s.low, each.step_time_s.high) for each in answers]
-    return _told(run, answers, epoch, epoch.mean_step(run, np.asarray(ends)))
+    ends = np.asarray([each.step_time_s.ends for each in answers])
+    return _told(run, answers, epoch, epoch.mean_step(run, ends))
 
 
 def _drawn(tokens: Floats, run: Run, longest: int) -> _Batches:

@@ -375,9 +375,7 @@ class Run(Answer):
         """The setup of the validation after each epoch, None without one."""
         if self.job is None or not self.job.num_validation_samples:
             return None
-        # Nothing is updated, and nothing computed again for a backward pass.
-        saving = replace(self.setup.saving, recompute="none", offload=Offload.NONE, master_weights=None)
-        return replace(self.setup, phase=Phase.INFERENCE, optimizer="none", saving=saving)
+        return self.setup.for_inference()
 
     def over(
         self,

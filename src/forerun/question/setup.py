@@ -295,6 +295,11 @@ class TrainingSetup:
         precision = PURE_OF.get(self.precision, self.precision)
         return replace(self, precision=precision, keeps_gradients=False)
 
+    def for_inference(self) -> TrainingSetup:
+        """This setup without gradients: nothing is updated, and nothing computed again for a backward pass."""
+        saving = replace(self.saving, recompute="none", offload=Offload.NONE, master_weights=None)
+        return replace(self, phase=Phase.INFERENCE, optimizer="none", saving=saving)
+
     @property
     def widens_unquantized(self) -> bool:
         """True if the weights beside quantized ones are fp32."""

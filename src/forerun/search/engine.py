@@ -9,7 +9,6 @@ import numpy as np
 
 from forerun.cost.memory.peak import (
     MemoryWidth,
-    estimate_memory,
     memory_width,
     visible_memory_bytes,
 )
@@ -159,7 +158,7 @@ class Engine:
         steps_s = np.stack([table.values["step_time_s"] for table in tables])
         runs = [self._run(*longest.key(row)) for row in range(len(longest))]
         means = [epoch.mean_step(run, steps_s[:, :, row]) for row, run in enumerate(runs)]
-        step_s = np.asarray([[mean.time_s.value, mean.time_s.low, mean.time_s.high] for mean in means]).T
+        step_s = np.asarray([mean.time_s.ends for mean in means]).T
         samples = np.asarray([mean.samples for mean in means])
         ratio = step_s[VALUE] / steps_s[-1, VALUE]
         per_epoch = ratio * np.asarray([run.batch_size_global for run in runs]) / samples
@@ -168,9 +167,9 @@ class Engine:
         }
         peaks = longest.values["peak_memory_bytes"].T
         held = zip(runs, peaks, longest.device_memory_bytes, strict=True)
-        ends = [epoch.peak(run, Interval(*peak), device_bytes) for run, peak, device_bytes in held]
+        ends = [epoch.peak(run, Interval(*peak), device_bytes).ends for run, peak, device_bytes in held]
         values |= {
-            "peak_memory_bytes": np.asarray([(end.value, end.low, end.high) for end in ends]).T,
+            "peak_memory_bytes": np.asarray(ends).T,
             "step_time_s": step_s,
             # The longest step has the least throughput: the ends change places.
             "throughput_samples_per_s": samples / step_s[[VALUE, HIGH, LOW]],
@@ -359,19 +358,14 @@ class Engine:
     def _replays_of(self, number: int, model: PreparedModel, run: Run, sizes: Ints) -> Floats:
         return np.stack([self._replayed(number, model, run, int(size)) for size in sizes], axis=1)
 
-    def _replayed(self, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
-        """Value, low and high of the peak, (3,)."""
-        constants = self._constants[number]
-        if run.uses_layout:
-            of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
-            peak = worst_memory(model, of_size, 0.0, constants).peak_bytes
-            return np.asarray([peak.value, peak.low, peak.high])
-        found = estimate_memory(model.graph, replace(run.setup, batch_size_per_device=size), constants)
-        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes])
-        if run.cluster.num_devices == 1:
-            return ends
-        (one,) = one_steps(model, run, [size], self.weights_of(self._options[number]))
-        return ends + replica_bytes(run, one.gradient_bytes)
+    def _replayed(self, number: int, model: PreparedModel, run: Run, size: int) -> tuple[float, float, float]:
+        """Value, low and high of the peak."""
+        gradient_bytes = 0.0
+        if run.cluster.num_devices > 1 and not run.uses_layout:
+            (one,) = one_steps(model, run, [size], self.weights_of(self._options[number]))
+            gradient_bytes = one.gradient_bytes
+        of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
+        return worst_memory(model, of_size, gradient_bytes, self._constants[number]).peak_bytes.ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,8 +229,7 @@ def layout_point(
         return None
     step, step_s, samples = steps[-1], steps[-1].step_s, float(run.batch_size_global)
     if epoch is not None and len(equal) > 1:
-        ends = np.asarray([(each.step_s.value, each.step_s.low, each.step_s.high) for each in steps])
-        mean = epoch.mean_step(run, ends)
+        mean = epoch.mean_step(run, np.asarray([each.step_s.ends for each in steps]))
         step_s, samples = mean.time_s, mean.samples
     worst = worst_memory(model_of[-1], equal[-1], step.gradient_bytes, constants)
     peak, layout = worst.peak_bytes, run.layout
@@ -338,10 +337,10 @@ def resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Ru
         raise InvalidSetupError(
             "--strategy auto finds the layout itself; leave --parallel out, or name a strategy"
         )
-    if run.cluster.num_devices == 1:
-        return replace(run, sharing=replace(run.sharing, strategy=Strategy.DDP))
-    points, _ = search_layouts(run, models, cost_model, None, (run.setup.saving.recompute,))
-    if not points:  # its batch cannot be divided: the devices have copies of the model
+    points: list[LayoutPoint] = []
+    if run.cluster.num_devices > 1:
+        points, _ = search_layouts(run, models, cost_model, None, (run.setup.saving.recompute,))
+    if not points:  # one device, or a batch that cannot be divided: the devices have copies of the model
         return replace(run, sharing=replace(run.sharing, strategy=Strategy.DDP))
     best, _ = chosen_points(points, 1)
     return best[0].run

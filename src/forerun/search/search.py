@@ -333,8 +333,7 @@ def searched_values(
     Raises:
         InvalidSetupError: A setting cannot be searched, or is given as well.
     """
-    parts = words.split(",") if isinstance(words, str) else words
-    names = tuple(dict.fromkeys(word.strip().lower() for word in parts if word.strip()))
+    names = tuple(dict.fromkeys(word.lower() for word in words_of(words)))
     named = {name for name in SEARCHED if given.get(f"{name}s" if name in _OWN_AXES else name) is not None}
     if _ALL in names:
         names = tuple(name for name in SEARCHED if name not in named and is_open(name, models))

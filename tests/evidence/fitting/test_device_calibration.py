@@ -21,7 +21,7 @@ from forerun.evidence.fitting.measured_steps import device_samples, layer_graph
 from forerun.evidence.records.measurement import ANCHOR_FAMILY, JobKind, Outcome, Summary
 from forerun.graph.graph import OpClass, StepPart
 from forerun.prediction.estimate import Provenance
-from forerun.prediction.step import predict_intervals, prepare, provenance_of
+from forerun.prediction.step import prepare, provenance_of, timed_steps
 from forerun.question.devices import find_device
 from made_measurements import measurement
 from op_models import graph_named
@@ -157,7 +157,7 @@ def test_a_measured_step_is_predicted_as_it_was_measured_and_more_surely(samples
     setup = one.point.setup
 
     def width(model_weights):
-        _, low, high = predict_intervals(model, [DEVICE], [setup], model_weights)
+        _, low, high = timed_steps(model, [DEVICE], [setup], model_weights).ends_s()
         return float(high[0] / low[0])
 
     measured = replace(

@@ -13,7 +13,7 @@ from forerun.base.errors import RecordError
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import Graph, OpClass, at_batch
 from forerun.prediction.estimate_run import peak_of_precision
-from forerun.prediction.step import predict_intervals, prepare
+from forerun.prediction.step import prepare, timed_steps
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -158,8 +158,7 @@ def whole_model_features(cases: Sequence[Case], *, with_op_times: bool = False) 
 
 def _op_time_s(graph: Graph, device: Device, setup: TrainingSetup) -> float:
     weights = load_weights(shipped_weights_path())
-    value, _, _ = predict_intervals(prepare(graph), [device], [setup], weights)
-    return float(value[0])
+    return float(timed_steps(prepare(graph), [device], [setup], weights).step_s[0])
 
 
 def _column(cases: Sequence[Case], figure: Callable[[Graph, Device, TrainingSetup], float]) -> Floats:

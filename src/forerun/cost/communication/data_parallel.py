@@ -203,7 +203,6 @@ def data_parallel_step(
     num_devices: int,
     *,
     num_accumulation_steps: int = 1,
-    overlap: bool = True,
     slowdown: float = 0.0,
     coefficient_of_variation: float = 0.0,
     overhead_s: float = 0.0,
@@ -222,7 +221,6 @@ def data_parallel_step(
         all_reduce_s: Function from a number of bytes to the time of their all-reduce over these devices [s].
         num_devices: Devices, n.
         num_accumulation_steps: Micro-steps of a step, k.
-        overlap: Whether collectives run beside the backward pass.
         slowdown: Time that a second of hidden communication costs the backward pass, from 0 to 1.
         coefficient_of_variation: Scatter of the step time between devices.
         overhead_s: Further work of each step of several devices [s].
@@ -233,7 +231,7 @@ def data_parallel_step(
     if num_devices == 1:
         return DataParallelStep(compute_s=compute_s)
     schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
-    exposed_s = schedule.exposed_s if overlap else schedule.busy_s
+    exposed_s = schedule.exposed_s
     batch_norm_s = (
         # Statistics are needed at once: in the forward pass, and again for the gradients of the backward pass.
         2 * num_accumulation_steps * num_batch_norms * all_reduce_s(batch_norm_bytes)
@@ -244,7 +242,7 @@ def data_parallel_step(
     return DataParallelStep(
         compute_s=compute_s,
         exposed_s=exposed_s + batch_norm_s,
-        contention_s=slowdown * max(0.0, schedule.busy_s - exposed_s) if overlap else 0.0,
+        contention_s=slowdown * max(0.0, schedule.busy_s - exposed_s),
         # Devices scatter in what they compute; a collective takes as long for all of them.
         straggler_s=waiting * compute_s,
         overhead_s=overhead_s,

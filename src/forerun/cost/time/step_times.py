@@ -253,13 +253,7 @@ def _no_quicker_than_on_vectors(
     tried = _times_at(_single_of(ops), single, weights, offsets[:, rows], with_kernels)
     is_training = np.asarray([point.setup.phase is Phase.TRAIN for point in single])
     share = np.where(is_training, *_LEAST_OF_SINGLE)
-    least = replace(
-        tried,
-        step_s=tried.step_s * share,
-        device_s=tried.device_s * share,
-        memory_bound_s=tried.memory_bound_s * share,
-        kernel_s=None if tried.kernel_s is None else tried.kernel_s * share[:, None],
-    )
+    least = replace(scaled(tried, share), host_s=tried.host_s, launch_s=tried.launch_s)
     return with_rows(found, rows, least, least.step_s > found.step_s[rows])
 
 

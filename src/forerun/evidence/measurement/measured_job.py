@@ -6,13 +6,13 @@ The job runs in a fresh process, so that it can affect neither the session nor t
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forerun.base.errors import ForerunError, MeasurementError
+from forerun.base.errors import ForerunError
+from forerun.base.extras import loaded
 from forerun.base.isolation import Child, EndedError, LateError, fork_server, tell
 from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of, preloaded_by
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult, job_key
@@ -122,20 +122,9 @@ def _prepare(num_threads: int | None) -> None:
 
 def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
-        return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
+        return ChildReport(outcome=Outcome.DONE, result=loaded(run)(job, device_index, protocol))
     except Exception as error:  # any exception of a job is its report
         return ChildReport(outcome=_outcome_of(error), reason=_reason_of(error))
-
-
-def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
-    module, _, name = run.partition(":")
-    try:
-        function: Callable[[MeasurementJob, str, Protocol], RunResult] = getattr(
-            importlib.import_module(module), name
-        )
-    except (ImportError, AttributeError) as error:
-        raise MeasurementError(f"expected a function as module:function, got '{run}': {error}") from error
-    return function
 
 
 def _outcome_of(error: Exception) -> Outcome:

@@ -102,15 +102,12 @@ def columns_of(path: Path) -> set[str]:
     """Columns of a CSV or Parquet file; none where it is neither, or damaged, which its reader reports."""
     if path.suffix not in (".csv", ".parquet") or not path.is_file():
         return set()
-    if path.suffix == ".csv":
+    if path.suffix == ".csv":  # in any encoding: its reader finds out which
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             return {name.strip() for name in next(csv.reader(file), [])}
-    with needing("a Parquet file"):
-        import pyarrow.parquet as parquet
-
     try:
-        return set(parquet.read_schema(path).names)
-    except (OSError, ValueError):
+        return set(next(_parquet_rows(path)))
+    except (OSError, RecordError):
         return set()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -125,43 +124,21 @@ scale = Verbs(
 )
 
 
-@dataclass(frozen=True)
-class _Layouts:
-    """The layouts, and the framework whose file alone is wanted."""
-
-    plan: LayoutPlan
-    framework: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The layouts as plain data."""
-        return self.plan.as_dict()
-
-
-def _page(found: _Layouts) -> Any:
-    if found.framework:
-        return found.plan.files[found.framework].removesuffix("\n")
-    from forerun.surface.report.scale_page import layouts_page
-
-    return layouts_page(found.plan)
-
-
 @verb(
     "Find the best way to divide a model among devices.",
     options=LayoutOptions,
-    page=_page,
+    page="forerun.surface.report.scale_page:layouts_page",
     traces=True,
-    rows=lambda found: found.plan,
     examples=(
         "forerun layouts llama-3.1-70b --on 8x8xh100-sxm --inter infiniband-ndr --global-batch 512 "
         "--sequence-length 4096",
     ),
 )
-def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
+def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> LayoutPlan:
     """Find the best way to divide MODEL among the devices of a cluster."""
     import forerun
 
-    plan = forerun.layouts(model, device=on, use_cache=use_cache, **settings)
-    return _Layouts(plan, settings.get("write"))
+    return forerun.layouts(model, device=on, use_cache=use_cache, **settings)
 
 
 @verb(

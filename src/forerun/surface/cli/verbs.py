@@ -89,7 +89,6 @@ class _Shown:
         plot: Function that draws the answer to a file, for ``--plot``.
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
-        rows: Function from the answer to the part of it that has the rows of ``--format csv``.
         money: Whether the page has amounts of money, which ``--currency`` shows in another one.
         job_formats: Help of ``--format`` where the answer is also written as a job, see ``forerun.formats``.
     """
@@ -99,7 +98,6 @@ class _Shown:
     plot: str | Callable[[Path, Any], None] | None = None
     width: int = TABLE_WIDTH_IN_A_PIPE
     after: Callable[[Any], None] | None = None
-    rows: Callable[[Any], Any] = lambda answer: answer
     money: bool = False
     job_formats: str = ""
 
@@ -225,7 +223,7 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         if path is not None and shown.plot is not None:
             loaded(shown.plot)(path, answer)
     if form not in FORMATS:
-        typer.echo(format_of_job(form, shown.rows(answer)))
+        typer.echo(format_of_job(form, answer))
     elif form == "table":
         with nullcontext() if currency is None else _in_currency(currency):
             for part in _parts(loaded(shown.page), answer, debug=debug):
@@ -241,7 +239,7 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
             else:
                 from forerun.surface.report.objects import rows_of, rows_text
 
-                text = rows_text(rows_of(shown.rows(answer), as_dict), form)
+                text = rows_text(rows_of(answer, as_dict), form)
         sys.stdout.write(text)
     if path is not None:
         typer.echo(f"plot written to {path}", err=True)

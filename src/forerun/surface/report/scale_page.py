@@ -162,7 +162,13 @@ def _gain_words(gain: float) -> str:
 
 
 def layouts_page(plan: LayoutPlan) -> Iterator[RenderableType]:
-    """The best layouts, the front, what to change first, and the best layout in the words of frameworks."""
+    """The best layouts, the front, what to change first, and the best layout in the words of frameworks.
+
+    Of a plan for one framework (``--write``) its file alone, to be kept.
+    """
+    if len(plan.files) == 1:
+        yield from (text.removesuffix("\n") for text in plan.files.values())
+        return
     head = f"{plan.model} on {plan.cluster}, global batch {plan.global_batch}"
     parts: list[RenderableType] = [
         Text(head, style="bold"),

@@ -387,10 +387,8 @@ def _add_errors(app: FastAPI, limit_s: float) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        known = [
-            form.model_fields for kind, (form, _) in _QUESTIONS.items() if request.url.path == f"/{kind}"
-        ]
-        return problem(422, wrong_values(error.errors(), *known or [{}]))
+        form = next((form for kind, (form, _) in _QUESTIONS.items() if request.url.path == f"/{kind}"), None)
+        return problem(422, wrong_values(error.errors(), form.model_fields if form else ()))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
