@@ -85,16 +85,19 @@ def logs_of(rows: Sequence[MeasuredLayout], table: LayoutTable) -> Floats:
     return np.asarray(found)
 
 
-def _stalls_s(rows: Sequence[MeasuredLayout], table: LayoutTable) -> list[float]:
-    """Time of each exchange of a stage beyond the prediction, of pipelines that took much longer [s]."""
-    found = []
+def _with_stalls(rows: Sequence[MeasuredLayout], constants: LayoutConstants) -> tuple[LayoutConstants, int]:
+    """Constants with the time of a stalled exchange and the nodes from which on most stall; the number of stalls."""
+    found, stalled = [], dict[int, list[bool]]()
+    table = LayoutTable(constants=constants, log_spread=0.0, provenance={})
     for row, log in zip(rows, logs_of(rows, table), strict=True):
         assert row.step_s is not None
+        stalled.setdefault(row.run.cluster.num_nodes, []).append(bool(np.exp(-log) > _STALLED))
         stages, micro_steps = row.run.layout.pipeline, row.run.sharing.num_accumulation_steps
         exchanges = (micro_steps + stages - 1) * min(4, 2 * stages - 2)
         if np.exp(-log) > _STALLED:
             found.append(row.step_s * float(1 - np.exp(log)) / exchanges)
-    return found
+    nodes = min(number for number, rows_stalled in stalled.items() if np.mean(rows_stalled) > 0.5)
+    return replace(constants, stall_s=float(np.median(found)), stall_nodes=nodes), len(found)
 
 
 def fit_layouts(folder: Path) -> LayoutTable:
@@ -144,15 +147,12 @@ def fit_layouts(folder: Path) -> LayoutTable:
     ):
         grid = [replace(constants, **dict[str, Any]({name: value})) for value in values]
         constants = grid[int(np.argmin([error_of(told, tried) for tried in grid]))]
-    stalled_s = _stalls_s(pipelines, LayoutTable(constants=constants, log_spread=0.0, provenance={}))
-    constants = replace(constants, stall_s=float(np.median(stalled_s)))
+    constants, num_stalled = _with_stalls(pipelines, constants)
     table = LayoutTable(constants=constants, log_spread=0.0, provenance={})
-    squares = [
-        np.square(
-            logs_of([row for row in measured_layouts(steps, name) if row.step_s is not None], table)
-        ).mean()
-        for name in _LEFT_OUT
-    ]
+    left_out = (
+        [row for row in measured_layouts(steps, name) if row.step_s is not None] for name in _LEFT_OUT
+    )
+    squares = [np.square(logs_of(own, table)).mean() for own in left_out]
     return replace(
         table,
         # A user's runs are one more source: its spread may be that of the worst of those that no fit has seen.
@@ -167,7 +167,7 @@ def fit_layouts(folder: Path) -> LayoutTable:
             f"{error_of(pipelines, constants):.3f}",
             "slices": f"{len(sliced)} rows of nanotron's smallest model with ZeRO and no pipeline; mean error "
             f"{error_of(sliced, constants):.3f}",
-            "stall": f"{len(stalled_s)} of the rows of blocked that took {_STALLED} times as long",
+            "stall": f"{num_stalled} of the rows of blocked that took {_STALLED} times as long",
             "launch": f"{len(one_node)} rows of nanotron with tensor parallelism inside a node; mean error "
             f"{error_of(one_node, constants):.3f}",
             "spread": f"all rows of {', '.join(_LEFT_OUT)}, of which none is in the fit",

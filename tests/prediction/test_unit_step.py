@@ -268,6 +268,12 @@ def test_hosts_that_wait_at_every_handover_slow_pipelines_over_nodes() -> None:
     assert len({(step.value, step.high) for step in steps("tp=4,pp=2", device="8xh100-sxm")}) == 1
     assert told["tp=8,pp=2"] == [True, False, False]
     assert told["tp=4,pp=2"] == [False] * 3
+    run = run_of("2x8xh100-sxm", inter="infiniband-ndr", parallel="tp=8,pp=2", handover="blocking")
+    table, model, weights = load_layout_table(), DividedModel.of(MODELS.of(run)), cost_model_of(run)
+    tables = [replace(table, constants=replace(table.constants, stall_nodes=number)) for number in (3, 2)]
+    some, most = (layout_step(model, run, weights, each).step_s for each in tables)
+    assert some.value < most.low
+    assert most.high == pytest.approx(some.high)
 
 
 def test_a_ring_of_tokens_carries_the_keys_that_attention_reads() -> None:

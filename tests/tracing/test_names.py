@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama-3.2-1b", "bert-base", "t5-small", "whisper-tiny", "vit-base", "gemma-2b",
      "llama-4-scout", "deepseek-v3.2", "qwen3.5-9b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b",
-     "moonlight-16b-a3b", "qwen3-vl-30b-a3b", "exaone-4.0-32b"],
+     "moonlight-16b-a3b", "qwen3-vl-30b-a3b", "exaone-4.0-1.2b", "ministral-3-3b", "granite-4.0-h-1b"],
 )  # fmt: skip
 def test_networks_have_the_published_number_of_parameters(name):
     module = build_model(name).module

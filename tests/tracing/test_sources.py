@@ -765,6 +765,7 @@ def test_our_own_errors_pass_through():
         ("fasterrcnn_resnet50_fpn", UnknownModelError, "ask for its backbone, such as torchvision:resnet50"),
         ("THUDM/CogVideoX-5b", UnknownModelError, r"did you mean diffusers:cogvideox-5b\?"),
         ("lstm", UnknownModelError, "forerun predict mine.py:make"),
+        ("google/gemma-3n-E4B", UnknownModelError, "gemma-3-4b .*; hf:google/gemma-3n-E4B"),
         ("torchvision:resnet51", UnknownModelError, "did you mean resnet50"),
         ("timm:resnet51", UnknownModelError, "did you mean resnet51q|resnet50"),
         ("timm:hf-hub:org/name", UnknownModelError, "timm has no model"),

@@ -154,6 +154,11 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         )
         for share in (0, 1)
     )
+    if layout.handover is Handover.BLOCKING and groups.pipeline.num_nodes > 1:
+        exchanges = (micro_steps + layout.pipeline - 1) * min(4, 2 * layout.pipeline - 2)
+        blocked_s += exchanges * table.constants.stall_s
+        if run.cluster.num_nodes >= table.constants.stall_nodes:
+            through_s = blocked_s
     reduced = {kind: _synchronised(run, times, memory, groups, units[kind_of.index(kind)]) for kind in known}
     synchronised = [reduced[kind] for kind in kind_of]
     held = every if run.sharing.strategy.stage else memory
@@ -186,10 +191,6 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         slowed_s,
     )
     least_s = micro_steps * times.alone.least_s / layout.pipeline
-    if layout.handover is Handover.BLOCKING and groups.pipeline.num_nodes > 1:
-        blocked_s += (
-            (micro_steps + layout.pipeline - 1) * min(4, 2 * layout.pipeline - 2) * table.constants.stall_s
-        )
     interval, slow = (
         _interval(run, model, step_s + more_s, times.alone.step_s, table.log_spread, least_s)
         for more_s in (0.0, blocked_s - through_s)
@@ -233,12 +234,8 @@ def _kinds(times: UnitTimes, memory: UnitMemory, stages: Sequence[range]) -> lis
     last = len(memory.weights) - 1
     # The ends of a model exchange other messages than its blocks, whatever they take.
     columns = [np.isin(np.arange(last + 1), (0, last))]
-    for table in (times, memory):
-        columns += [
-            value
-            for field in fields(table)
-            if isinstance(value := getattr(table, field.name), np.ndarray) and value.ndim == 1
-        ]
+    values = (getattr(table, field.name) for table in (times, memory) for field in fields(table))
+    columns += [value for value in values if isinstance(value, np.ndarray) and value.ndim == 1]
     columns += list(times.attention_s)
     found = np.stack(columns)
     return [found[:, units.start : units.stop].tobytes() for units in stages]

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class LayoutConstants:
         blocked_crossing_s: The same for each further node of the group [s].
         slice_s: Time of the host for cutting, joining and copying back one slice of a tensor, of which nanotron's ZeRO
             has one for each replica [s].
-        stall_s: Further time of each exchange of a stage in a third of such pipelines; nothing tells which [s].
+        stall_s: Further time of each exchange of a stage in some of such pipelines, the more the more nodes [s].
+        stall_nodes: Nodes from which on most of such pipelines stall.
         stage_s: Time of handing over a micro-step between two stages, beside the transfer [s].
     """
 
@@ -79,6 +80,7 @@ class LayoutConstants:
     blocked_crossing_s: float = 0.0
     slice_s: float = 0.0
     stall_s: float = 0.0
+    stall_nodes: float = inf
     stage_s: float = 0.0
 
     def intra_share_of(self, kind: str) -> float:

@@ -128,7 +128,7 @@ def _unknown(spec: str) -> UnknownModelError:
     others = own_table(__file__, "names.toml")["other"]
     other = next((way for way in others if re.search(way["words"], name.lower())), None)
     if other is not None:
-        says = other["says"].replace("{name}", name.lower().rpartition("/")[2])
+        says = other["says"].replace("{name}", name.lower().rpartition("/")[2]).replace("{hub}", hub)
         return UnknownModelError(f"no model {spec!r}; {says}")
     prefixed = {"torchvision:" + known_name for known_name in torchvision_names()}
     found = _of_family(name) or _containing(name)
