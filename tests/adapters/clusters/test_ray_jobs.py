@@ -30,7 +30,8 @@ def until(ask, what):
 def client_of():
     try:
         return JobSubmissionClient(url)
-    except ConnectionError:
+    # Every refusal of a dashboard that is still starting: no connection, a timeout, 404 or 503.
+    except (OSError, RuntimeError):
         return None
 client = until(client_of, "dashboard that answers")
 # The agent of a node, which takes jobs, enters its address here when it listens; a job sent before is refused.
@@ -42,7 +43,7 @@ def submit(name, seconds, number, points, steps):
         entrypoint=f"python -c 'import time; time.sleep({seconds})'", submission_id=name, entrypoint_num_gpus=number,
         metadata={f"forerun.{key}": str(value) for key, value in fields.items()},
     )
-submit("long", 600, 2, "2:100", 900_000)
+submit("long", 3600, 2, "2:100", 900_000)
 def started():
     state = client.get_job_status("long")
     # A job that failed to start, as its supervisor may on a busy machine, is told here rather than by the advice.
@@ -86,6 +87,7 @@ def dashboard(monkeypatch, tmp_path):
 
 
 def test_a_real_ray_is_read_and_advised(dashboard, monkeypatch):
+    monkeypatch.setattr("forerun.adapters.clusters.ray._PATIENCE_S", 300.0)
     advice = schedule_live(f"ray:{dashboard}")
     assert (advice.system, advice.cluster) == ("ray", "1x2xgpu")
     assert {item.job: str(item.action.kind) for item in advice.jobs} == {"long": "stop", "short": "start"}

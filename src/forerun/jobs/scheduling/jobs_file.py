@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +66,9 @@ _OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "v
         "precision", "optimizer", "image_size", "accumulation")  # fmt: skip
 """Settings of a run that mean something else of a job in a schedule, or nothing, or have a default here."""
 
+_DEVICES = ("num_devices", "gpus", "num_gpus", "num_gpu", "num_replicas")
+"""Names of the column of devices, also those of Tiresias, Pollux and Sia."""
+
 if TYPE_CHECKING:
     _RunSettings = BaseModel
 else:  # made from the declarations
@@ -101,7 +106,9 @@ class JobEntry(_RunSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
+    name: Annotated[
+        str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name", "job_id"))
+    ]
     model: str | None = None
     points: Annotated[dict[str, _Speeds] | None, BeforeValidator(_points)] = None
     table: Path | None = None
@@ -116,14 +123,12 @@ class JobEntry(_RunSettings):
     samples: Positive | None = None
     target: Positive | None = None
     curve: Path | None = None
-    num_devices: Annotated[
-        int, Field(ge=1, validation_alias=AliasChoices("num_devices", "gpus", "num_gpus"))
-    ] = 1
+    num_devices: Annotated[int, Field(ge=1, validation_alias=AliasChoices(*_DEVICES))] = 1
     max_devices: Annotated[int, Field(ge=1)] | None = None
     elastic: bool = True
     preemptible: bool = True
     min_run: Seconds = 0.0
-    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time"))] = 0.0
+    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time", "time"))] = 0.0
     deadline: Seconds | None = None
     weight: Positive = 1.0
     restart: Seconds = 60.0
@@ -151,7 +156,7 @@ class JobEntry(_RunSettings):
             raise ValueError(
                 f"duration stands alone, got {', '.join(sorted(more))} beside it; leave one of both out"
             )
-        number = int(next((row[name] for name in ("num_devices", "gpus", "num_gpus") if name in row), 1))
+        number = int(next((row[name] for name in _DEVICES if name in row), 1))
         fixed = {"points": {number: 1.0}, "batch_size": 1, "elastic": False}
         return {**row, **fixed, "samples": _seconds(row["duration"])}
 
@@ -192,25 +197,28 @@ class JobEntry(_RunSettings):
 
 
 def read_jobs(path: str | Path) -> list[JobEntry]:
-    """The jobs of a CSV file (a row each; empty cells are not given) or a YAML file (a list of mappings).
+    """The jobs of a CSV file (a row each; empty cells are not given), a YAML file (a list) or a trace of Gavel.
 
-    Paths in the file are relative to it.
+    Paths in the file are relative to it. Speeds of a trace stand in Gavel's ``*throughputs*.json`` beside it.
 
     Raises:
-        UsageError: There is no such file, or it is neither CSV nor YAML.
+        UsageError: There is no such file, or it is none of these.
         InvalidSetupError: There are no jobs, a value is impossible, or two jobs have one name.
     """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"expected a file of jobs at '{path}', but there is none")
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".yaml", ".yml", ".json"):
+    if suffix not in (".csv", ".yaml", ".yml", ".json", ".trace"):
         raise UsageError(
-            f"a file of jobs ends in .csv, .yaml or .json, got '{path.name}'; convert it, or, of what has run, "
-            "replay it with 'forerun schedule trace'"
+            f"a file of jobs ends in .csv, .yaml, .json or .trace (of Gavel), got '{path.name}'; convert it, or, of "
+            "what has run, replay it with 'forerun schedule trace'"
         )
     try:
-        rows = list(filter(None, csv_cells(path).values())) if suffix == ".csv" else _yaml_rows(path)
+        if suffix == ".csv":
+            rows = list(filter(None, csv_cells(path).values()))
+        else:
+            rows = _gavel_rows(path) if suffix == ".trace" else _yaml_rows(path)
     except UnicodeDecodeError as error:
         raise InvalidSetupError(f"{path.name} is no text in UTF-8: {error}; save it as such") from error
     return _checked(rows, path.parent, path.name)
@@ -257,6 +265,61 @@ def _yaml_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+_GAVEL_PLACES = {6: (3, 5, 4), 7: (4, 6, 5), 9: (4, 5, 8), 10: (5, 6, 9), 11: (5, 6, 10)}
+"""Places of steps, workers and arrival in a line of a trace, by its number of fields, of Gavel and of Shockwave."""
+
+
+def _gavel_rows(path: Path) -> list[dict[str, Any]]:
+    """Jobs of a trace of Gavel: their kinds, whose steps per second stand beside it by device, steps and workers.
+
+    Source: stanford-futuredata/gavel, scheduler/utils.py, ``parse_trace`` and ``read_all_throughputs_json_v2``.
+    """
+    files = sorted(path.parent.glob("*throughputs*.json"))
+    if len(files) != 1:
+        raise UsageError(
+            f"{path.name} tells no speeds: expected one file such as Gavel's simulation_throughputs.json beside it, "
+            f"got {', '.join(file.name for file in files) or 'none'}"
+        )
+    speeds, rows = json.loads(files[0].read_text(encoding="utf-8")), []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        cells, where = line.split("\t"), f"{path.name}, line {number}"
+        try:
+            steps, workers, arrival = (float(cells[place]) for place in _GAVEL_PLACES[len(cells)])
+            weight, goal = map(float, cells[-3:-1]) if len(cells) > 7 else (1.0, -1.0)
+        except (KeyError, ValueError):
+            raise InvalidSetupError(
+                f"{where}: expected job type, command, steps, workers and arrival in Gavel's form, got {line!r:.60}"
+            ) from None
+        if goal >= 0:
+            raise InvalidSetupError(
+                f"{where}: its SLO of {goal:g} counts from a duration that a trace does not tell; set it to -1"
+            )
+        size, command = int(workers), cells[1].rpartition("&& ")[2]
+        batch = size * int(next(iter(re.findall(r"batch size (\d+)", cells[0])), 1))
+        # Where they share a device, or are apart, their speed has other keys; what does not fit has a speed of none.
+        alone = {
+            device: (kinds.get(f"('{cells[0]}', {size})") or {}).get("null")
+            for device, kinds in speeds.items()
+        }
+        points = {device: {size: batch * speed} for device, speed in alone.items() if speed}
+        if size and not points:
+            raise InvalidSetupError(
+                f"{where}: {files[0].name} has no speed of ('{cells[0]}', {size}); add it"
+            )
+        # Gavel passes over jobs of no worker.
+        more = {
+            "num_devices": size,
+            "elastic": False,
+            "arrival": arrival,
+            "weight": weight,
+            "script": command,
+        }
+        rows += [
+            {"name": f"job-{number}", "points": points, "batch_size": batch, "steps": steps, **more}
+        ] * bool(size)
+    return rows
+
+
 def _entry(row: dict[str, Any], folder: Path, source: str, number: int) -> JobEntry:
     """One row, checked."""
     where = f"{source}, job {number}" + (f" ('{row['name']}')" if "name" in row else "")
@@ -280,6 +343,8 @@ def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
 _INSTEAD = {
     "depend": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
     "after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
+    "application": "Pollux and Sia leave its speed and work to their simulators: give model, points or table, and "
+    "steps, epochs or samples, in its place",
     "per_s": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
     "throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
 }
