@@ -17,9 +17,8 @@ for module in ("aiohttp_cors", "opencensus", "colorful"):
 CLUSTER = """
 import sys, time, ray
 from ray.experimental.internal_kv import _internal_kv_get
+from ray._private import services
 from ray.job_submission import JobSubmissionClient
-context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
-url = "http://" + context.dashboard_url
 def until(ask, what):
     end_s = time.monotonic() + 300
     while not (found := ask()):
@@ -27,6 +26,16 @@ def until(ask, what):
             sys.exit(f"Ray has no {what} after 300 s")
         time.sleep(0.5)
     return found
+# Ray itself, by a constant, gives a node 30 s to come up.
+ask = services.get_node
+def node_of(*where):
+    try:
+        return ask(*where)
+    except RuntimeError:
+        return None
+services.get_node = lambda *where: until(lambda: node_of(*where), "node")
+context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
+url = "http://" + context.dashboard_url
 def client_of():
     try:
         return JobSubmissionClient(url)

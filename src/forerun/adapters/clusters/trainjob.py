@@ -58,8 +58,6 @@ Source: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torchtune.go, ``va
 _ARGUMENTS: dict[str, str] = words_of("trainer")["arguments"]
 """Arguments of torchtune, Transformers, TRL and plain scripts, and the settings that they are."""
 
-_MODEL_ARGUMENTS = ("model_name_or_path", "model_name")
-
 _LAUNCHED: dict[str, str] = words_of("trainer")["launched"]
 """Arguments of torchrun and accelerate that follow from the size of a job."""
 
@@ -138,9 +136,7 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
 
 def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
     """Nodes and devices of each: powers of two of one node, the whole node, then powers of two of whole nodes."""
-    yield from (
-        (1, n) for n in sorted({1 << k for k in range(per_node.bit_length())} | {per_node}) if n <= per_node
-    )
+    yield from ((1, n) for n in sorted({1 << k for k in range(per_node.bit_length())} | {per_node}))
     yield from ((1 << k, per_node) for k in range(1, max_nodes.bit_length()) if 1 << k <= max_nodes)
 
 
@@ -184,7 +180,7 @@ def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
         return told["model"]
     uri = str(inside(job, "spec", "initializer", "model", "storageUri") or "")
     runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
-    argued = next((value for name, value in _words(job) if name in _MODEL_ARGUMENTS), "")
+    argued = next((value for name, value in _words(job) if name in ("model_name_or_path", "model_name")), "")
     named = (
         uri.removeprefix("hf://")
         if uri.startswith("hf://")

@@ -37,9 +37,7 @@ def _seconds(value: Any) -> Any:
 def _points(value: Any) -> Any:
     """Speeds as '1:100 2:190', for each kind of device as 't4 1:100 2:190; v100 1:300', or as a mapping."""
     if isinstance(value, Mapping):
-        if all(isinstance(inner, Mapping) for inner in value.values()):
-            return value
-        return {"": value}
+        return value if all(isinstance(inner, Mapping) for inner in value.values()) else {"": value}
     if not isinstance(value, str):
         return value
     found: dict[str, dict[str, str]] = {}
@@ -172,21 +170,16 @@ class JobEntry(_RunSettings):
             raise ValueError("epochs need a dataset or its dataset_size, one of the two")
         if self.batch_size_max is not None:
             if self.noise_scale is None:
-                raise ValueError(
-                    "batch_size_max needs noise_scale: without it the worth of a larger batch is unknown"
-                )
+                raise ValueError("batch_size_max needs noise_scale, which says what a larger batch is worth")
             if self.batch_size_max < self.batch_size:
                 raise ValueError(
                     f"batch_size_max {self.batch_size_max} must not be below batch_size {self.batch_size}"
                 )
-        if self.max_devices is not None and self.max_devices < self.num_devices:
-            raise ValueError(
-                f"max_devices {self.max_devices} must not be below num_devices {self.num_devices}"
-            )
-        if not self.elastic and self.max_devices not in (None, self.num_devices):
-            raise ValueError(
-                f"elastic: false means {self.num_devices} devices and no others, but max_devices is {self.max_devices}"
-            )
+        asked, most = self.num_devices, self.max_devices
+        if most is not None and most < asked:
+            raise ValueError(f"max_devices {most} must not be below num_devices {asked}")
+        if not self.elastic and most not in (None, asked):
+            raise ValueError(f"elastic: false means {asked} devices and no others, but max_devices is {most}")
         if not self.preemptible and self.min_run:
             raise ValueError("min_run says nothing of a job with preemptible: false, which runs to its end")
         if self.deadline is not None and self.deadline <= self.arrival:
@@ -265,8 +258,8 @@ def _yaml_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-_GAVEL_PLACES = {6: (3, 5, 4), 7: (4, 6, 5), 9: (4, 5, 8), 10: (5, 6, 9), 11: (5, 6, 10)}
-"""Places of steps, workers and arrival in a line of a trace, by its number of fields, of Gavel and of Shockwave."""
+_PLACES = {6: (3, 5, 4), 7: (4, 6, 5), 9: (4, 5, 8), 10: (5, 6, 9), 11: (5, 6, 10)}
+"""Places of steps, workers and arrival in a line of Gavel's or Shockwave's traces, by its number of fields."""
 
 
 def _gavel_rows(path: Path) -> list[dict[str, Any]]:
@@ -284,7 +277,7 @@ def _gavel_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         cells, where = line.split("\t"), f"{path.name}, line {number}"
         try:
-            steps, workers, arrival = (float(cells[place]) for place in _GAVEL_PLACES[len(cells)])
+            steps, workers, arrival = (float(cells[place]) for place in _PLACES[len(cells)])
             weight, goal = map(float, cells[-3:-1]) if len(cells) > 7 else (1.0, -1.0)
         except (KeyError, ValueError):
             raise InvalidSetupError(
@@ -294,29 +287,23 @@ def _gavel_rows(path: Path) -> list[dict[str, Any]]:
             raise InvalidSetupError(
                 f"{where}: its SLO of {goal:g} counts from a duration that a trace does not tell; set it to -1"
             )
-        size, command = int(workers), cells[1].rpartition("&& ")[2]
-        batch = size * int(next(iter(re.findall(r"batch size (\d+)", cells[0])), 1))
-        # Where they share a device, or are apart, their speed has other keys; what does not fit has a speed of none.
-        alone = {
-            device: (kinds.get(f"('{cells[0]}', {size})") or {}).get("null")
-            for device, kinds in speeds.items()
-        }
-        points = {device: {size: batch * speed} for device, speed in alone.items() if speed}
-        if size and not points:
-            raise InvalidSetupError(
-                f"{where}: {files[0].name} has no speed of ('{cells[0]}', {size}); add it"
-            )
-        # Gavel passes over jobs of no worker.
-        more = {
-            "num_devices": size,
-            "elastic": False,
-            "arrival": arrival,
+        batch = int(workers) * int((re.findall(r"batch size (\d+)", cells[0]) or [1])[0])
+        # Jobs that share a device have other keys, and what does not fit has a speed of zero.
+        kind = f"('{cells[0]}', {int(workers)})"
+        alone = {device: (kinds.get(kind) or {}).get("null") for device, kinds in speeds.items()}
+        points = {device: {int(workers): batch * speed} for device, speed in alone.items() if speed}
+        if workers and not points:
+            raise InvalidSetupError(f"{where}: {files[0].name} has no speed of {kind}; add it")
+        row = {
+            "name": f"job-{number}",
+            "points": points,
+            "batch_size": batch,
+            "steps": steps,
             "weight": weight,
-            "script": command,
         }
-        rows += [
-            {"name": f"job-{number}", "points": points, "batch_size": batch, "steps": steps, **more}
-        ] * bool(size)
+        row |= {"num_devices": int(workers), "elastic": False, "arrival": arrival}
+        # Gavel passes over jobs of no worker.
+        rows += [row | {"script": cells[1].rpartition("&& ")[2]}] if workers else []
     return rows
 
 
@@ -327,28 +314,20 @@ def _entry(row: dict[str, Any], folder: Path, source: str, number: int) -> JobEn
         entry = JobEntry.model_validate(row)
     except ValidationError as error:
         raise InvalidSetupError(f"{where}: {_first(error)}") from error
-    files = {what: _beside(folder, getattr(entry, what), where) for what in ("table", "curve")}
-    return entry.model_copy(update={what: file for what, file in files.items() if file is not None})
-
-
-def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
-    if file is None:
-        return None
-    found = folder / file
-    if not found.is_file():
-        raise InvalidSetupError(f"{where}: expected a file at '{found}', but there is none")
-    return found
+    files = {what: folder / name for what in ("table", "curve") if (name := getattr(entry, what)) is not None}
+    for file in files.values():
+        if not file.is_file():
+            raise InvalidSetupError(f"{where}: expected a file at '{file}', but there is none")
+    return entry.model_copy(update=files)
 
 
 _INSTEAD = {
-    "depend": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
-    "after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
+    "depend|after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
     "application": "Pollux and Sia leave its speed and work to their simulators: give model, points or table, and "
     "steps, epochs or samples, in its place",
-    "per_s": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
-    "throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
+    "per_s|throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
 }
-"""Advice on columns of other schedulers' tables, by a part of their name."""
+"""Advice on columns of other schedulers' tables, by parts of their names."""
 
 
 def _first(error: ValidationError) -> str:
@@ -357,7 +336,7 @@ def _first(error: ValidationError) -> str:
     # A part of a value is shown by itself.
     field = str(next(iter(first["loc"]), ""))
     if first["type"] == "extra_forbidden":
-        instead = next((words for part, words in _INSTEAD.items() if part in field.lower()), None)
+        instead = next((words for part, words in _INSTEAD.items() if re.search(part, field, re.I)), None)
         near = near_matches(field, JobEntry.model_fields)
         return f"unknown column '{field}'" + (f"; {instead}" if instead else f"{near}; remove or rename it")
     if first["type"] == "missing":

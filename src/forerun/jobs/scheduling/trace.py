@@ -80,9 +80,7 @@ def _frame(path: Path) -> pd.DataFrame:
     if path.suffix == ".parquet" or not path.is_file():
         return read_table(path)
     if path.suffix == ".trace":
-        raise RecordError(
-            f"{path.name}: traces of Gavel tell steps and no times; ask 'forerun schedule {path.name}'"
-        )
+        raise RecordError(f"{path.name} tells steps and no times: ask 'forerun schedule {path.name}'")
     with needing("reading a trace"):
         import pandas as pd
 
