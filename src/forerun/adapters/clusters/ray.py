@@ -389,13 +389,8 @@ class RayCluster:
     def _task(self, function: Callable[..., object], **options: Any) -> Any:
         needs = dict(self._needs)
         # Ray would end a worker after each task on a GPU, but this worker never touches the GPU: its children do.
-        return self.ray.remote(
-            num_cpus=needs.pop("CPU", 0),
-            num_gpus=needs.pop("GPU", 0),
-            resources=needs,
-            max_calls=0,
-            **options,
-        )(function)
+        options |= {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0)}
+        return self.ray.remote(resources=needs, max_calls=0, **options)(function)
 
     def _needed(self, resources: Mapping[str, float]) -> dict[str, float]:
         if gpu_index(self._order.device_index) is not None:
