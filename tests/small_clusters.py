@@ -3,7 +3,8 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
     The nodes, their workers and this process have the environment meanwhile, and a folder of their own in ``TMPDIR``.
     """
     pytest.importorskip("ray", reason="needs the extra 'ray'")
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
@@ -30,6 +32,7 @@ def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**environment, **own}.items():
             patch.setenv(name, value)
+        patch.setattr(services, "get_node", _patient(services.get_node))
         store_bytes = 80 * 2**20
         head = {"num_cpus": 0, "object_store_memory": store_bytes, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -39,6 +42,20 @@ def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
         yield cluster
         cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _patient(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Asks for a node that is still coming again: Ray itself, by a constant, gives it 30 s."""
+
+    def asked(*where: Any) -> Any:
+        end_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(RuntimeError):
+                return ask(*where)
+            time.sleep(0.5)
+        return ask(*where)
+
+    return asked
 
 
 def node_of(cluster: Any, pid: int) -> Any:

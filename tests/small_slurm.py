@@ -59,7 +59,7 @@ def wait_for(is_so: Callable[[], bool], what: str, patience_s: float = 300.0) ->
 
 
 def slurm(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def small_slurm(folder: Path, *, kinds: Mapping[str, int] = {"t4": 2}, more: str
         for daemon in reversed(daemons):
             daemon.terminate()
             try:
-                daemon.wait(timeout=20)
+                daemon.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
         log.close()
@@ -126,6 +126,6 @@ def small_slurm(folder: Path, *, kinds: Mapping[str, int] = {"t4": 2}, more: str
 
 def _states() -> str:
     found = subprocess.run(
-        ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, check=False, timeout=60
+        ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, check=False, timeout=300
     )
     return found.stdout

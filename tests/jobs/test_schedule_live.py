@@ -158,7 +158,7 @@ FIELDS = "forerun batch_size=10 restart=1s"
 
 def submit(folder, name, minutes, devices, points):
     words = ("sbatch", "--chdir", str(folder), "-J", name, "-t", minutes, f"--gres={devices}", "--comment")
-    slurm(*words, f"{FIELDS} {points}", "--wrap", "sleep 900")
+    slurm(*words, f"{FIELDS} {points}", "--wrap", "sleep 3600")
 
 
 def running_jobs():
@@ -204,7 +204,7 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
         ways = {"job": ["--gpus=1"], "task": ["--ntasks=1", "--gpus-per-task=1"]}
         for name, words in ways.items():
             where = f"--chdir={tmp_path}"
-            slurm("sbatch", "--hold", where, "-J", name, "-t", "5", *words, "--wrap", "sleep 900")
+            slurm("sbatch", "--hold", where, "-J", name, "-t", "30", *words, "--wrap", "sleep 3600")
         apply_commands(schedule_live("slurm"))
         wait_for(lambda: running_jobs() == ["job", "task"], "the jobs that ask by job and by task")
         cancel_all()
@@ -226,11 +226,11 @@ def test_a_real_slurm_keeps_its_dependencies_arrays_partitions_and_reservations(
         }
         for name, words in theirs.items():
             where = f"--chdir={tmp_path}"
-            slurm("sbatch", where, "-J", name, "-t", "5", "--gres=gpu:t4:1", *words, "--wrap", "sleep 900")
+            slurm("sbatch", where, "-J", name, "-t", "30", "--gres=gpu:t4:1", *words, "--wrap", "sleep 3600")
         submit(tmp_path, "short", "30", "gpu:t4:1", "points=1:100 steps=3000")
         # Held, or Slurm, which puts a released job last, would keep the devices of the short job for it.
         parts = ["--hold", "--gres=gpu:t4:1", ":", "--gres=gpu:t4:1"]
-        slurm("sbatch", f"--chdir={tmp_path}", "-J", "parts", "-t", "5", *parts, "--wrap", "sleep 900")
+        slurm("sbatch", f"--chdir={tmp_path}", "-J", "parts", "-t", "30", *parts, "--wrap", "sleep 3600")
         wait_for(lambda: running_jobs() == ["long", "tasks"], "a task of the array")
         before = slurm("squeue", "-h", "-t", "PD", "-o", "%i %j %r").splitlines()
         advice = schedule_live("slurm")

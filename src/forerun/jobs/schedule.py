@@ -431,6 +431,8 @@ def torchrun_lines(parts: Sequence[NodeDevices], script: str, port: int) -> list
     >>> torchrun_lines([NodeDevices(0, (0, 1))], "train.py", 29500)
     ['CUDA_VISIBLE_DEVICES=0,1 torchrun --standalone --nproc-per-node=2 train.py']
     """
+    # The launcher starts Python itself.
+    script = script.removeprefix("python3 ").removeprefix("python ")
     words = " ".join(shlex.quote(word) for word in shlex.split(script))
     if len(parts) == 1:
         return [

@@ -17,9 +17,8 @@ for module in ("aiohttp_cors", "opencensus", "colorful"):
 CLUSTER = """
 import sys, time, ray
 from ray.experimental.internal_kv import _internal_kv_get
+from ray._private import services
 from ray.job_submission import JobSubmissionClient
-context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
-url = "http://" + context.dashboard_url
 def until(ask, what):
     end_s = time.monotonic() + 300
     while not (found := ask()):
@@ -27,10 +26,21 @@ def until(ask, what):
             sys.exit(f"Ray has no {what} after 300 s")
         time.sleep(0.5)
     return found
+# Ray itself, by a constant, gives a node 30 s to come up.
+ask = services.get_node
+def node_of(*where):
+    try:
+        return ask(*where)
+    except RuntimeError:
+        return None
+services.get_node = lambda *where: until(lambda: node_of(*where), "node")
+context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
+url = "http://" + context.dashboard_url
 def client_of():
     try:
         return JobSubmissionClient(url)
-    except ConnectionError:
+    # Every refusal of a dashboard that is still starting: no connection, a timeout, 404 or 503.
+    except (OSError, RuntimeError):
         return None
 client = until(client_of, "dashboard that answers")
 # The agent of a node, which takes jobs, enters its address here when it listens; a job sent before is refused.
@@ -42,7 +52,7 @@ def submit(name, seconds, number, points, steps):
         entrypoint=f"python -c 'import time; time.sleep({seconds})'", submission_id=name, entrypoint_num_gpus=number,
         metadata={f"forerun.{key}": str(value) for key, value in fields.items()},
     )
-submit("long", 600, 2, "2:100", 900_000)
+submit("long", 3600, 2, "2:100", 900_000)
 def started():
     state = client.get_job_status("long")
     # A job that failed to start, as its supervisor may on a busy machine, is told here rather than by the advice.
@@ -86,6 +96,7 @@ def dashboard(monkeypatch, tmp_path):
 
 
 def test_a_real_ray_is_read_and_advised(dashboard, monkeypatch):
+    monkeypatch.setattr("forerun.adapters.clusters.ray._PATIENCE_S", 300.0)
     advice = schedule_live(f"ray:{dashboard}")
     assert (advice.system, advice.cluster) == ("ray", "1x2xgpu")
     assert {item.job: str(item.action.kind) for item in advice.jobs} == {"long": "stop", "short": "start"}

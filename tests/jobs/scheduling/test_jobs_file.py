@@ -1,5 +1,7 @@
 """Files of jobs: what is read, and one clear line for everything that cannot be meant."""
 
+import json
+
 import pytest
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
@@ -87,7 +89,19 @@ def test_no_jobs_and_names_that_occur_twice(tmp_path):
     ("name", "text", "error", "message"),
     [
         ("none.csv", None, UsageError, "expected a file of jobs at"),
-        ("jobs.txt", "a", UsageError, "ends in .csv, .yaml or .json, got 'jobs.txt'"),
+        ("jobs.txt", "a", UsageError, r"ends in \.csv, \.yaml, \.json or \.trace .* got 'jobs.txt'"),
+        (
+            "jobs.csv",
+            "name,time,application,num_replicas,batch_size\na,9.6,bert,4,320\n",
+            InvalidSetupError,
+            "'application'; Pollux and Sia leave its speed and work",
+        ),
+        (
+            "jobs.trace",
+            "",
+            UsageError,
+            "expected one file such as Gavel's simulation_throughputs.json beside it",
+        ),
         ("jobs.yaml", "a: [", InvalidSetupError, "jobs.yaml is no YAML"),
         ("jobs.yaml", "jobs: 3", InvalidSetupError, "expected a list of jobs"),
         ("jobs.yaml", "", InvalidSetupError, "expected at least one job"),
@@ -128,3 +142,36 @@ def test_jobs_of_known_duration_under_other_names_and_as_json(tmp_path):
     file.write_text('[{"name": "a", "duration": "2h", "steps": 5}]')
     with pytest.raises(InvalidSetupError, match="duration stands alone, got steps beside it"):
         read_jobs(file)
+
+
+def test_a_trace_of_gavel_runs_at_the_speeds_beside_it(tmp_path):
+    # The forms of 2019, 2020 and the artifact, by the readers of stanford-futuredata/gavel.
+    kind, command = "ResNet-50 (batch size 64)", "cd w && python3 main.py -b 64"
+    lines = [
+        f"{kind}\t{command}\t-n\t7931\t25\t2",
+        f"{kind}\t{command}\t-n\t1\t7931\t25.0\t2",
+        f"{kind}\t{command}\t-n\t1\t7931\t2\t3\t-1.0\t25",
+        f"{kind}\t{command}\tw\t-n\t1\t7931\t2\t3\t-1.000000\t25",
+        f"{kind}\t{command}\tw\t-n\t1\t7931\t2\tstatic\t3\t-1.000000\t25",
+        f"{kind}\t{command}\t-n\t1\t7931\t25.0\t0",
+    ]
+    file, speeds = tmp_path / "a.trace", tmp_path / "simulation_throughputs.json"
+    file.write_text("\n".join(lines))
+    speeds.write_text(
+        json.dumps({"v100": {f"('{kind}', 2)": {"null": 5.0}}, "k80": {f"('{kind}', 2)": {"null": 0}}})
+    )
+    jobs = read_jobs(file)
+    assert [job.name for job in jobs] == [f"job-{n}" for n in range(1, 6)]
+    assert {(job.num_devices, job.arrival, job.steps, job.batch_size, job.script) for job in jobs} == {
+        (2, 25.0, 7931.0, 128, "python3 main.py -b 64")
+    }
+    assert all(job.points == {"v100": {2: 640.0}} and not job.elastic for job in jobs)
+    assert [job.weight for job in jobs] == [1, 1, 3, 3, 3]
+    for line, message in (
+        (lines[2].replace("-1.0", "1.2"), "line 1: its SLO of 1.2 counts from a duration"),
+        (lines[2].replace("64)", "32)"), r"has no speed of \('ResNet-50 \(batch size 32\)', 2\); add it"),
+        ("a\tb", "expected job type, command, steps, workers and arrival"),
+    ):
+        file.write_text(line)
+        with pytest.raises(InvalidSetupError, match=message):
+            read_jobs(file)

@@ -70,16 +70,17 @@ def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for item in wanted_list(document, "items", "kubectl get -o json"):
         by_kind.setdefault(str(item.get("kind")), []).append(item)
-    notes: list[str] = []
-    pods = _pods_by_job(by_kind.get("Pod", []))
-    own = []
-    for item in by_kind.get("Job", []):
-        if owner := _owner(item):
-            name = f"{_namespace(item)}/{inside(item, 'metadata', 'name')}"
-            notes.append(f"job {name} is part of {owner}, which alone may change it: left alone")
-        else:
-            own.append(item)
-    ours = {(_namespace(item), str(inside(item, "metadata", "name"))) for item in own}
+    pods, owners = (
+        _pods_by_job(by_kind.get("Pod", [])),
+        [(item, _owner(item)) for item in by_kind.get("Job", [])],
+    )
+    notes = [
+        f"job {'/'.join(_key(item))} is part of {owner}, which alone may change it: left alone"
+        for item, owner in owners
+        if owner
+    ]
+    own = [item for item, owner in owners if not owner]
+    ours = {_key(item) for item in own}
     held = Counter[str]()
     for key, shares in pods.items():
         for name, devices in shares if key not in ours else []:
@@ -104,13 +105,8 @@ def _node(item: Mapping[str, Any]) -> list[LiveNode]:
     if number < 1 or inside(item, "spec", "unschedulable"):
         return []
     kind = next((str(labels[name]) for name in PRODUCT_LABELS if name in labels), "gpu")
-    return [
-        LiveNode(
-            name=str(inside(item, "metadata", "name")),
-            device=CLOUD_DEVICES.get(kind, kind).lower(),
-            num_devices=number,
-        )
-    ]
+    device = CLOUD_DEVICES.get(kind, kind).lower()
+    return [LiveNode(name=_key(item)[1], device=device, num_devices=number)]
 
 
 def declared_nodes(text: str) -> list[LiveNode]:
@@ -154,11 +150,8 @@ def _of_quota(flavor: Mapping[str, Any], labels_of: Mapping[str, Mapping[str, st
             f"flavor {name} has a quota of {GPU} and does not name them; add nodeLabels: "
             f"{{{PRODUCT_LABELS[0]}: NVIDIA-A100-SXM4-80GB}} to its ResourceFlavor"
         )
-    size, sizes = sold.num_devices if sold else _QUOTA_NODE, []
-    while left > 0:
-        sizes.append(min(size, left))
-        left -= size
-    device = CLOUD_DEVICES.get(kind, kind)
+    size, device = sold.num_devices if sold else _QUOTA_NODE, CLOUD_DEVICES.get(kind, kind)
+    sizes = [min(size, left - taken) for taken in range(0, left, size)]
     return [LiveNode(name=f"{name}-{i}", device=device, num_devices=n) for i, n in enumerate(sizes)]
 
 
@@ -170,6 +163,10 @@ _QUOTA_NODE = 8
 
 def _namespace(item: Mapping[str, Any]) -> str:
     return str(inside(item, "metadata", "namespace") or "default")
+
+
+def _key(item: Mapping[str, Any]) -> tuple[str, str]:
+    return _namespace(item), str(inside(item, "metadata", "name"))
 
 
 def _owner(item: Mapping[str, Any]) -> str:

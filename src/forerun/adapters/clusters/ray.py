@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,10 @@ def ray_cluster(jobs: Any, nodes: Any, now_s: float) -> LiveCluster:
             )
         if row["status"] not in (_WAITING, _RUNNING):
             continue
-        name = row.get("submission_id")
-        if not name:
+        if name := row.get("submission_id"):
+            found.append(_job(row, str(name), now_s, free))
+        else:
             notes.append(f"job {row.get('job_id')} was started by a driver, not submitted: left alone")
-            continue
-        found.append(_job(row, str(name), now_s, free))
     return LiveCluster(system="ray", nodes=found_nodes, jobs=tuple(found), notes=tuple(notes))
 
 
@@ -215,12 +214,7 @@ def _answered(url: str, path: str) -> Any:
     return parse_document(text, f"the answer of {url}{path}")
 
 
-def _documents(address: str) -> dict[str, Any]:
-    url = address or RAY_DASHBOARD
-    return {
-        "ray_jobs": _answered(url, "/api/jobs/"),
-        "ray_nodes": _answered(url, "/api/v0/nodes?detail=1"),
-    }
+_PATHS = {"ray_jobs": "/api/jobs/", "ray_nodes": "/api/v0/nodes?detail=1"}
 
 
 def ray_nodes(text: str) -> list[LiveNode]:
@@ -301,38 +295,26 @@ def connected_ray(address: str) -> Iterator[Any]:
         if ray.is_initialized():
             yield ray
             return
-        _check_reachable(address)
         try:
+            # Ray itself would try for minutes.
+            if address not in ("auto", "local"):
+                _connect(address.rpartition("://")[2])
             # Without an address Ray looks for a cluster of this machine and, finding none, starts one.
             ray.init(address=None if address == "auto" else address, include_dashboard=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise _no_cluster(address, error) from error
+        except (OSError, ValueError, RuntimeError) as error:
+            raise MeasurementError(
+                f"expected a Ray cluster at '{address}' (HOST:PORT), got: {str(error).splitlines()[0]}; start one "
+                "with 'ray start --head', or give 'auto' for one on this machine"
+            ) from error
         try:
             yield ray
         finally:
             ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
-    """Tries a connection first, because Ray itself would try for minutes."""
-    if address in ("auto", "local"):
-        return
-    try:
-        _connect(address.rpartition("://")[2])
-    except (OSError, ValueError) as error:
-        raise _no_cluster(address, error) from error
-
-
 def _connect(address: str) -> None:
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-
-
-def _no_cluster(address: str, error: Exception) -> MeasurementError:
-    return MeasurementError(
-        f"expected a Ray cluster at '{address}' (HOST:PORT), got: {str(error).splitlines()[0]}; start one with "
-        "'ray start --head', or give 'auto' for one on this machine"
-    )
 
 
 def first_ready(ray: Any, refs: Iterable[Any]) -> Any:
@@ -375,7 +357,11 @@ class RayCluster:
         self.ray = ray
         self._order = order
         self._needs = self._needed(resources)
-        self._nodes = [node for node in ray.nodes() if node["Alive"] and self._suits(node)]
+        self._nodes = [
+            node
+            for node in ray.nodes()
+            if node["Alive"] and all(node["Resources"].get(name, 0) >= n for name, n in self._needs.items())
+        ]
         if not self._nodes:
             needs = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
             raise MeasurementError(
@@ -386,20 +372,15 @@ class RayCluster:
     def describe(self) -> list[Circumstances]:
         """Circumstances on each node with room to answer; busy nodes are not waited for."""
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        refs = [
-            self._task(_describe_node, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
-                self._order
-            )
-            for node in self._nodes
-        ]
+        where = [affinity(node["NodeID"], soft=False) for node in self._nodes]
+        refs = [self._task(_describe_node, scheduling_strategy=one).remote(self._order) for one in where]
         ready, late = self.ray.wait(refs, num_returns=len(refs), timeout=_DESCRIBE_TIMEOUT_S)
         for ref in late:
             self.ray.cancel(ref)
         try:
-            places: list[Circumstances] = self.ray.get(ready)
+            return list(self.ray.get(ready))
         except self.ray.exceptions.RayError as error:
             raise MeasurementError(f"expected every node to describe itself: {reason_of(error)}") from error
-        return places
 
     def submit(self, job: MeasurementJob) -> Any:
         """A reference to the measurements of a job."""
@@ -408,13 +389,8 @@ class RayCluster:
     def _task(self, function: Callable[..., object], **options: Any) -> Any:
         needs = dict(self._needs)
         # Ray would end a worker after each task on a GPU, but this worker never touches the GPU: its children do.
-        return self.ray.remote(
-            num_cpus=needs.pop("CPU", 0),
-            num_gpus=needs.pop("GPU", 0),
-            resources=needs,
-            max_calls=0,
-            **options,
-        )(function)
+        options |= {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0)}
+        return self.ray.remote(resources=needs, max_calls=0, **options)(function)
 
     def _needed(self, resources: Mapping[str, float]) -> dict[str, float]:
         if gpu_index(self._order.device_index) is not None:
@@ -422,11 +398,6 @@ class RayCluster:
         with_cores = [node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]]
         return {"CPU": min((num for num in with_cores if num >= 1), default=1), **resources}
 
-    def _suits(self, node: Mapping[str, Any]) -> bool:
-        return all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs.items())
-
-
-# -- in the tasks -----------------------------------------------------------------------------------------------------
 
 _null_steps: dict[Order, Measurement] = {}
 
@@ -496,71 +467,53 @@ def run_jobs_on_ray(
         wanted = {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
         # A job has a key for each kind of node that may run it; one of them done is enough.
         done = store.done_keys([key for keys in wanted.values() for key in keys])
-        left = [job for job, keys in wanted.items() if not done.intersection(keys)]
-        tell = on_event or (lambda event: None)
-        return _Collection(store, cluster, tell, expected_s or (lambda job: 1.0)).collect(
-            [MeasurementJob.from_json(text) for text in left], len(wanted) - len(left)
-        )
+        left = [MeasurementJob.from_json(job) for job, keys in wanted.items() if not done.intersection(keys)]
+        tally = Tally(on_event or (lambda event: None))
+        work = partial(_collect, left, store, cluster, tally, expected_s or (lambda job: 1.0))
+        return tally.session(work, num_jobs=len(left), num_skipped=len(wanted) - len(left))
 
 
-@dataclass(slots=True)
-class _Collection:
+def _collect(
+    jobs: Sequence[MeasurementJob],
+    store: MeasurementSink,
+    cluster: RayCluster,
+    tally: Tally,
+    expected_s: Callable[[MeasurementJob], float],
+) -> None:
     """Takes answers as they come and writes them."""
-
-    _store: MeasurementSink
-    _cluster: RayCluster
-    _tell: Callable[[Event], None]
-    _expected_s: Callable[[MeasurementJob], float]
-    _tally: Tally = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tally = Tally(self._tell)
-
-    def collect(self, jobs: Sequence[MeasurementJob], num_skipped: int) -> SessionReport:
-        return self._tally.session(lambda: self._collect(jobs), num_jobs=len(jobs), num_skipped=num_skipped)
-
-    def _collect(self, jobs: Sequence[MeasurementJob]) -> None:
-        ray = self._cluster.ray
-        pending = {self._cluster.submit(job): job for job in jobs}
-        left_s = {ref: self._expected_s(job) for ref, job in pending.items()}
-        expected_s, began_s = sum(left_s.values()), time.monotonic()
-        try:
-            while pending:
-                ref = first_ready(ray, pending)
-                job = pending.pop(ref)
-                del left_s[ref]
-                measurement = self._take(ref, job)
-                if measurement is None:
-                    continue
-                # All nodes together are one worker: the expected work done so far took the time that has passed.
-                behind = (expected_s - sum(left_s.values()), time.monotonic() - began_s)
-                self._tell(
-                    JobFinished(
-                        job=job,
-                        index=len(jobs) - len(pending) - 1,
-                        num_jobs=len(jobs),
-                        measurement=measurement,
-                        remaining_time_s=remaining_time_s([behind], left_s.values()),
-                    )
+    ray = cluster.ray
+    pending = {cluster.submit(job): job for job in jobs}
+    left_s = {ref: expected_s(job) for ref, job in pending.items()}
+    whole_s, began_s = sum(left_s.values()), time.monotonic()
+    try:
+        while pending:
+            ref = first_ready(ray, pending)
+            job = pending.pop(ref)
+            del left_s[ref]
+            try:
+                null, measurement = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                tally.num_lost += 1
+                tally.tell(JobLost(job=job, reason=reason_of(error)))
+                continue
+            store.add(null)
+            store.add(measurement)
+            tally.null_step_s = measurement.results.get("null_step_s")
+            tally.count(measurement)
+            # All nodes together are one worker: the expected work done so far took the time that has passed.
+            behind = (whole_s - sum(left_s.values()), time.monotonic() - began_s)
+            tally.tell(
+                JobFinished(
+                    job=job,
+                    index=len(jobs) - len(pending) - 1,
+                    num_jobs=len(jobs),
+                    measurement=measurement,
+                    remaining_time_s=remaining_time_s([behind], left_s.values()),
                 )
-        finally:
-            for ref in () if is_head_gone(ray) else pending:
-                ray.cancel(ref, force=True)
-
-    def _take(self, ref: Any, job: MeasurementJob) -> Measurement | None:
-        """Writes the answer of a task; None if the task has no answer."""
-        try:
-            null, measurement = self._cluster.ray.get(ref)
-        except self._cluster.ray.exceptions.RayError as error:
-            self._tally.num_lost += 1
-            self._tell(JobLost(job=job, reason=reason_of(error)))
-            return None
-        self._store.add(null)
-        self._store.add(measurement)
-        taken: Measurement = measurement
-        self._tally.null_step_s = measurement.results.get("null_step_s")
-        self._tally.count(taken)
-        return taken
+            )
+    finally:
+        for ref in () if is_head_gone(ray) else pending:
+            ray.cancel(ref, force=True)
 
 
 _Judge = Callable[[int, float], bool]
@@ -655,9 +608,6 @@ class _Mailbox:
         self._answers[ticket].set_result(is_end)
 
 
-# -- in the tasks -----------------------------------------------------------------------------------------------------
-
-
 def _run_on_node(order: TrialOrder, configuration: ScriptConfiguration, mailbox: Any) -> TrialResult:
     if mailbox is None:
         return run_trial(order, configuration)
@@ -683,7 +633,9 @@ class RaySystem(ClusterSystem):
 RAY = RaySystem(
     name="ray",
     keys=("ray_jobs", "ray_nodes"),
-    documents=_documents,
+    documents=lambda address: {
+        key: _answered(address or RAY_DASHBOARD, path) for key, path in _PATHS.items()
+    },
     read=lambda found, now_s: ray_cluster(found["ray_jobs"], found["ray_nodes"], now_s),
     commands=lambda actions: [line for action in actions for line in ray_commands(action)],
     configured=ray_nodes,

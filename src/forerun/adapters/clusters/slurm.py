@@ -69,11 +69,10 @@ def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
         lost = [name for name, _ in job.nodes if name not in usable]
         if lost:
             notes.append(f"job {job.name} runs on {', '.join(lost)}, which takes no new jobs: left alone")
-            continue
-        if job.may_use is not None and not job.may_use:
+        elif job.may_use == frozenset():
             notes.append(f"job {job.name}: no node of its partition and features takes jobs: left alone")
-            continue
-        jobs.append(job)
+        else:
+            jobs.append(job)
     return LiveCluster(system="slurm", nodes=without(nodes, held), jobs=tuple(jobs), notes=tuple(notes))
 
 
@@ -305,9 +304,7 @@ def expand_host_list(text: str) -> list[str]:
 def _numbers(parts: Iterable[str]) -> Iterable[str]:
     for part in parts:
         low, mark, high = part.partition("-")
-        if not mark:
-            yield low
-            continue
+        high = high if mark else low
         if not (low.isdigit() and high.isdigit() and int(high) - int(low) < _MOST_NODES):
             raise RecordError(
                 f"expected a range of at most {_MOST_NODES:,} nodes such as 01-16, got '{part}'"
@@ -367,9 +364,8 @@ def _commands(action: Action) -> list[str]:
     is_typed = action.device != "gpu" and (bool(job.device) or action.kind is ActionKind.SUBMIT)
     kind = f":{action.device}" if is_typed else ""
     if action.kind is ActionKind.SUBMIT:
-        partition = (
-            f"--partition={shlex.quote(job.details['partition'])} " if "partition" in job.details else ""
-        )
+        only = job.details.get("partition")
+        partition = f"--partition={shlex.quote(only)} " if only else ""
         return [
             f"sbatch --job-name={name} {partition}--nodes={len(action.nodes)} --gres=gpu{kind}:{per_node} "
             f"--nodelist={shlex.quote(names)} --wrap {shlex.quote(action.script)}"

@@ -49,10 +49,14 @@ _RUNTIMES: dict[str, tuple[str, dict[str, str]]] = words_of("trainer")["runtimes
 Sources: kubeflow/trainer, manifests/base/runtimes/torchtune; torchtune, recipes/configs, ``MODEL_full.yaml``.
 """
 
+_MODEL_OF_ONE_NODE = re.compile(r"torchtune-(?!llama3\.3-70b)(llama3\.2-)?")
+"""Runtimes whose jobs the trainer admits on one node alone, with QLoRA of Llama 3.2 on one device alone.
+
+Source: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torchtune.go, ``validateTorchTune``.
+"""
+
 _ARGUMENTS: dict[str, str] = words_of("trainer")["arguments"]
 """Arguments of torchtune, Transformers, TRL and plain scripts, and the settings that they are."""
-
-_MODEL_ARGUMENTS = ("model_name_or_path", "model_name")
 
 _LAUNCHED: dict[str, str] = words_of("trainer")["launched"]
 """Arguments of torchrun and accelerate that follow from the size of a job."""
@@ -110,8 +114,10 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
     told = prefixed_fields(inside(job, "metadata", "annotations"))
     nodes_of, per_node, device = _offered(job, told)
     question = _settings(job, told) | {"model": _model(job, told)}
-    # Nobody knows the link between the nodes unless it is told.
-    nodes_of = nodes_of if "inter" in question else 1
+    # Nobody knows the link between the nodes unless it is told, and the trainer refuses sizes that torchtune lacks.
+    of_one_node = _MODEL_OF_ONE_NODE.match(str(inside(job, "spec", "runtimeRef", "name")))
+    nodes_of = nodes_of if "inter" in question and not of_one_node else 1
+    per_node = 1 if of_one_node and of_one_node[1] and question.get("quantize") else per_node
     for nodes, devices in _sizes(nodes_of, per_node):
         asked = question | {"device": joined_spec(nodes, devices, device)}
         if nodes * devices > 1 and "strategy" not in asked:
@@ -121,17 +127,16 @@ def _recommended(job: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
         if found["fits"] == "yes" and not any(broken_limits(found, told.get("within", ""))):
             return _changed(job, found, nodes, devices)
     limits = f" and keeps {told['within']}" if told.get("within") else ""
+    more = "" if of_one_node else ", or, for several nodes, forerun/inter: ethernet-25g"
     raise UsageError(
         f"no size up to {nodes_of} x {per_node} {device} surely fits {question['model']}{limits}; lower "
-        "forerun/batch_size, add forerun/recompute or forerun/lora, or, for several nodes, forerun/inter: ethernet-25g"
+        f"forerun/batch_size, add forerun/recompute or forerun/lora{more}"
     )
 
 
 def _sizes(max_nodes: int, per_node: int) -> Iterator[tuple[int, int]]:
     """Nodes and devices of each: powers of two of one node, the whole node, then powers of two of whole nodes."""
-    yield from (
-        (1, n) for n in sorted({1 << k for k in range(per_node.bit_length())} | {per_node}) if n <= per_node
-    )
+    yield from ((1, n) for n in sorted({1 << k for k in range(per_node.bit_length())} | {per_node}))
     yield from ((1 << k, per_node) for k in range(1, max_nodes.bit_length()) if 1 << k <= max_nodes)
 
 
@@ -175,7 +180,7 @@ def _model(job: Mapping[str, Any], told: Mapping[str, str]) -> str:
         return told["model"]
     uri = str(inside(job, "spec", "initializer", "model", "storageUri") or "")
     runtime = str(inside(job, "spec", "runtimeRef", "name") or "")
-    argued = next((value for name, value in _words(job) if name in _MODEL_ARGUMENTS), "")
+    argued = next((value for name, value in _words(job) if name in ("model_name_or_path", "model_name")), "")
     named = (
         uri.removeprefix("hf://")
         if uri.startswith("hf://")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,9 +37,7 @@ def _seconds(value: Any) -> Any:
 def _points(value: Any) -> Any:
     """Speeds as '1:100 2:190', for each kind of device as 't4 1:100 2:190; v100 1:300', or as a mapping."""
     if isinstance(value, Mapping):
-        if all(isinstance(inner, Mapping) for inner in value.values()):
-            return value
-        return {"": value}
+        return value if all(isinstance(inner, Mapping) for inner in value.values()) else {"": value}
     if not isinstance(value, str):
         return value
     found: dict[str, dict[str, str]] = {}
@@ -63,6 +63,9 @@ _OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "v
         "checkpoint_s", "num_devices", "num_nodes", "intra", "inter", "phase", "price_usd_per_hour",
         "precision", "optimizer", "image_size", "accumulation")  # fmt: skip
 """Settings of a run that mean something else of a job in a schedule, or nothing, or have a default here."""
+
+_DEVICES = ("num_devices", "gpus", "num_gpus", "num_gpu", "num_replicas")
+"""Names of the column of devices, also those of Tiresias, Pollux and Sia."""
 
 if TYPE_CHECKING:
     _RunSettings = BaseModel
@@ -101,7 +104,9 @@ class JobEntry(_RunSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name"))]
+    name: Annotated[
+        str, Field(min_length=1, validation_alias=AliasChoices("name", "job", "job_name", "job_id"))
+    ]
     model: str | None = None
     points: Annotated[dict[str, _Speeds] | None, BeforeValidator(_points)] = None
     table: Path | None = None
@@ -116,14 +121,12 @@ class JobEntry(_RunSettings):
     samples: Positive | None = None
     target: Positive | None = None
     curve: Path | None = None
-    num_devices: Annotated[
-        int, Field(ge=1, validation_alias=AliasChoices("num_devices", "gpus", "num_gpus"))
-    ] = 1
+    num_devices: Annotated[int, Field(ge=1, validation_alias=AliasChoices(*_DEVICES))] = 1
     max_devices: Annotated[int, Field(ge=1)] | None = None
     elastic: bool = True
     preemptible: bool = True
     min_run: Seconds = 0.0
-    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time"))] = 0.0
+    arrival: Annotated[Seconds, Field(validation_alias=AliasChoices("arrival", "submit_time", "time"))] = 0.0
     deadline: Seconds | None = None
     weight: Positive = 1.0
     restart: Seconds = 60.0
@@ -151,7 +154,7 @@ class JobEntry(_RunSettings):
             raise ValueError(
                 f"duration stands alone, got {', '.join(sorted(more))} beside it; leave one of both out"
             )
-        number = int(next((row[name] for name in ("num_devices", "gpus", "num_gpus") if name in row), 1))
+        number = int(next((row[name] for name in _DEVICES if name in row), 1))
         fixed = {"points": {number: 1.0}, "batch_size": 1, "elastic": False}
         return {**row, **fixed, "samples": _seconds(row["duration"])}
 
@@ -167,21 +170,16 @@ class JobEntry(_RunSettings):
             raise ValueError("epochs need a dataset or its dataset_size, one of the two")
         if self.batch_size_max is not None:
             if self.noise_scale is None:
-                raise ValueError(
-                    "batch_size_max needs noise_scale: without it the worth of a larger batch is unknown"
-                )
+                raise ValueError("batch_size_max needs noise_scale, which says what a larger batch is worth")
             if self.batch_size_max < self.batch_size:
                 raise ValueError(
                     f"batch_size_max {self.batch_size_max} must not be below batch_size {self.batch_size}"
                 )
-        if self.max_devices is not None and self.max_devices < self.num_devices:
-            raise ValueError(
-                f"max_devices {self.max_devices} must not be below num_devices {self.num_devices}"
-            )
-        if not self.elastic and self.max_devices not in (None, self.num_devices):
-            raise ValueError(
-                f"elastic: false means {self.num_devices} devices and no others, but max_devices is {self.max_devices}"
-            )
+        asked, most = self.num_devices, self.max_devices
+        if most is not None and most < asked:
+            raise ValueError(f"max_devices {most} must not be below num_devices {asked}")
+        if not self.elastic and most not in (None, asked):
+            raise ValueError(f"elastic: false means {asked} devices and no others, but max_devices is {most}")
         if not self.preemptible and self.min_run:
             raise ValueError("min_run says nothing of a job with preemptible: false, which runs to its end")
         if self.deadline is not None and self.deadline <= self.arrival:
@@ -192,25 +190,28 @@ class JobEntry(_RunSettings):
 
 
 def read_jobs(path: str | Path) -> list[JobEntry]:
-    """The jobs of a CSV file (a row each; empty cells are not given) or a YAML file (a list of mappings).
+    """The jobs of a CSV file (a row each; empty cells are not given), a YAML file (a list) or a trace of Gavel.
 
-    Paths in the file are relative to it.
+    Paths in the file are relative to it. Speeds of a trace stand in Gavel's ``*throughputs*.json`` beside it.
 
     Raises:
-        UsageError: There is no such file, or it is neither CSV nor YAML.
+        UsageError: There is no such file, or it is none of these.
         InvalidSetupError: There are no jobs, a value is impossible, or two jobs have one name.
     """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"expected a file of jobs at '{path}', but there is none")
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".yaml", ".yml", ".json"):
+    if suffix not in (".csv", ".yaml", ".yml", ".json", ".trace"):
         raise UsageError(
-            f"a file of jobs ends in .csv, .yaml or .json, got '{path.name}'; convert it, or, of what has run, "
-            "replay it with 'forerun schedule trace'"
+            f"a file of jobs ends in .csv, .yaml, .json or .trace (of Gavel), got '{path.name}'; convert it, or, of "
+            "what has run, replay it with 'forerun schedule trace'"
         )
     try:
-        rows = list(filter(None, csv_cells(path).values())) if suffix == ".csv" else _yaml_rows(path)
+        if suffix == ".csv":
+            rows = list(filter(None, csv_cells(path).values()))
+        else:
+            rows = _gavel_rows(path) if suffix == ".trace" else _yaml_rows(path)
     except UnicodeDecodeError as error:
         raise InvalidSetupError(f"{path.name} is no text in UTF-8: {error}; save it as such") from error
     return _checked(rows, path.parent, path.name)
@@ -257,6 +258,55 @@ def _yaml_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+_PLACES = {6: (3, 5, 4), 7: (4, 6, 5), 9: (4, 5, 8), 10: (5, 6, 9), 11: (5, 6, 10)}
+"""Places of steps, workers and arrival in a line of Gavel's or Shockwave's traces, by its number of fields."""
+
+
+def _gavel_rows(path: Path) -> list[dict[str, Any]]:
+    """Jobs of a trace of Gavel: their kinds, whose steps per second stand beside it by device, steps and workers.
+
+    Source: stanford-futuredata/gavel, scheduler/utils.py, ``parse_trace`` and ``read_all_throughputs_json_v2``.
+    """
+    files = sorted(path.parent.glob("*throughputs*.json"))
+    if len(files) != 1:
+        raise UsageError(
+            f"{path.name} tells no speeds: expected one file such as Gavel's simulation_throughputs.json beside it, "
+            f"got {', '.join(file.name for file in files) or 'none'}"
+        )
+    speeds, rows = json.loads(files[0].read_text(encoding="utf-8")), []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        cells, where = line.split("\t"), f"{path.name}, line {number}"
+        try:
+            steps, workers, arrival = (float(cells[place]) for place in _PLACES[len(cells)])
+            weight, goal = map(float, cells[-3:-1]) if len(cells) > 7 else (1.0, -1.0)
+        except (KeyError, ValueError):
+            raise InvalidSetupError(
+                f"{where}: expected job type, command, steps, workers and arrival in Gavel's form, got {line!r:.60}"
+            ) from None
+        if goal >= 0:
+            raise InvalidSetupError(
+                f"{where}: its SLO of {goal:g} counts from a duration that a trace does not tell; set it to -1"
+            )
+        batch = int(workers) * int((re.findall(r"batch size (\d+)", cells[0]) or [1])[0])
+        # Jobs that share a device have other keys, and what does not fit has a speed of zero.
+        kind = f"('{cells[0]}', {int(workers)})"
+        alone = {device: (kinds.get(kind) or {}).get("null") for device, kinds in speeds.items()}
+        points = {device: {int(workers): batch * speed} for device, speed in alone.items() if speed}
+        if workers and not points:
+            raise InvalidSetupError(f"{where}: {files[0].name} has no speed of {kind}; add it")
+        row = {
+            "name": f"job-{number}",
+            "points": points,
+            "batch_size": batch,
+            "steps": steps,
+            "weight": weight,
+        }
+        row |= {"num_devices": int(workers), "elastic": False, "arrival": arrival}
+        # Gavel passes over jobs of no worker.
+        rows += [row | {"script": cells[1].rpartition("&& ")[2]}] if workers else []
+    return rows
+
+
 def _entry(row: dict[str, Any], folder: Path, source: str, number: int) -> JobEntry:
     """One row, checked."""
     where = f"{source}, job {number}" + (f" ('{row['name']}')" if "name" in row else "")
@@ -264,26 +314,20 @@ def _entry(row: dict[str, Any], folder: Path, source: str, number: int) -> JobEn
         entry = JobEntry.model_validate(row)
     except ValidationError as error:
         raise InvalidSetupError(f"{where}: {_first(error)}") from error
-    files = {what: _beside(folder, getattr(entry, what), where) for what in ("table", "curve")}
-    return entry.model_copy(update={what: file for what, file in files.items() if file is not None})
-
-
-def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
-    if file is None:
-        return None
-    found = folder / file
-    if not found.is_file():
-        raise InvalidSetupError(f"{where}: expected a file at '{found}', but there is none")
-    return found
+    files = {what: folder / name for what in ("table", "curve") if (name := getattr(entry, what)) is not None}
+    for file in files.values():
+        if not file.is_file():
+            raise InvalidSetupError(f"{where}: expected a file at '{file}', but there is none")
+    return entry.model_copy(update=files)
 
 
 _INSTEAD = {
-    "depend": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
-    "after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
-    "per_s": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
-    "throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
+    "depend|after": "jobs of a file do not wait for each other: let 'arrival' be the time when the other is done",
+    "application": "Pollux and Sia leave its speed and work to their simulators: give model, points or table, and "
+    "steps, epochs or samples, in its place",
+    "per_s|throughput": "write the speed as points, such as '1:100 2:190': samples per second by number of devices",
 }
-"""Advice on columns of other schedulers' tables, by a part of their name."""
+"""Advice on columns of other schedulers' tables, by parts of their names."""
 
 
 def _first(error: ValidationError) -> str:
@@ -292,7 +336,7 @@ def _first(error: ValidationError) -> str:
     # A part of a value is shown by itself.
     field = str(next(iter(first["loc"]), ""))
     if first["type"] == "extra_forbidden":
-        instead = next((words for part, words in _INSTEAD.items() if part in field.lower()), None)
+        instead = next((words for part, words in _INSTEAD.items() if re.search(part, field, re.I)), None)
         near = near_matches(field, JobEntry.model_fields)
         return f"unknown column '{field}'" + (f"; {instead}" if instead else f"{near}; remove or rename it")
     if first["type"] == "missing":

@@ -79,6 +79,8 @@ def _frame(path: Path) -> pd.DataFrame:
     """The table of a file; cells of text stay text."""
     if path.suffix == ".parquet" or not path.is_file():
         return read_table(path)
+    if path.suffix == ".trace":
+        raise RecordError(f"{path.name} tells steps and no times: ask 'forerun schedule {path.name}'")
     with needing("reading a trace"):
         import pandas as pd
 
