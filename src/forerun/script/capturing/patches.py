@@ -266,6 +266,14 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
             )
             return fit(*args, **kwargs)
 
+        @surround(module.TorchTrainer, "_symbolic_build")
+        def built(build: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                build(trainer, *args, **kwargs)
+            except (RuntimeError, ValueError):  # on TensorFlow a step of its own needs no call
+                if type(trainer).train_step is module.TorchTrainer.train_step:
+                    raise
+
         @surround(module.TorchTrainer, "make_train_function")
         def made(make: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
             before = trainer.train_function
@@ -484,6 +492,8 @@ class Loaders:
             return {}
         loader = self.last
         num_batches, size = length_of(loader), length_of(getattr(loader, "dataset", None))
+        if size is not None and size < self.num_samples:
+            size = None  # that of a sample, as Keras says it of a single array
         if num_batches is None and size and hasattr(loader.dataset, "__getitem__"):
             # Its sampler has no length, but an end.
             indices = islice(loader._index_sampler, min(_MOST_COUNTED, _MOST_PASSES * size) + 1)

@@ -194,6 +194,7 @@ class Pretence(TorchDispatchMode):
         self.guesses: dict[str, int] = {}
         self.recorder: Any = None
         self._maker: dict[int, str] = {}
+        self._num_falling = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, on meta if it belongs to the device."""
@@ -261,8 +262,17 @@ class Pretence(TorchDispatchMode):
             elif output.dtype == torch.bool:
                 # Numbers that a network computes are equal to none.
                 is_real = name == "eq" and args[0].is_floating_point()
-                self._maker[key] = "clean" if is_real else name
+                self._maker[key] = "clean" if is_real else "met" if self._searches(name, args) else name
         return result
+
+    def _searches(self, name: str, args: Any) -> bool:
+        """True for what a line search asks of a good step: a curve that bends up, and a slope that became flatter."""
+        if name not in ("le", "gt") or not self._is_of_optimizer():
+            return False
+        return isinstance(args[1], torch.Tensor) if name == "le" else bool(args[1] > 0)
+
+    def _is_of_optimizer(self) -> bool:
+        return self.recorder is not None and bool(self.recorder.in_optimizer)
 
     def _made_by(self, tensor: torch.Tensor) -> str | None:
         """Operation that made a tensor of truth values, or ``clean`` for a test of clean numbers and what follows."""
@@ -283,7 +293,11 @@ class Pretence(TorchDispatchMode):
         if tensor.dtype == torch.bool:
             self._note_guess()
             return self._made_by(tensor) not in _FALSE_WHEN_CLEAN
-        return 1.0 if tensor.is_floating_point() else 1
+        if not tensor.is_floating_point():
+            return 1
+        # A loss that stays would end the search of an optimizer.
+        self._num_falling += self._is_of_optimizer()
+        return 1.0 / (1 + 1e-3 * self._num_falling * self._is_of_optimizer())
 
     def _to_host(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         if self.recorder is not None:

@@ -236,9 +236,22 @@ class Session:
             module._BACKEND = "torch"
 
     def tensorflow(self, module: Any) -> None:
-        """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
+        """Gradients of TensorFlow in a step of Keras are PyTorch's; others are refused, unlike data and logs."""
         why = "it takes gradients of TensorFlow itself; hand its model to forerun.keras, or name it as keras:FILE.keras"
-        module.GradientTape.__enter__ = lambda *args, **kwargs: self.refuse(why)
+
+        def begun(tape: Any) -> Any:
+            if self._end.steps is None or not self._end.steps.depth:
+                self.refuse(why)
+            return tape
+
+        def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            from torch import autograd  # several tapes may go through one pass
+
+            values = [variable.value for variable in sources]
+            return [*autograd.grad(target, values, retain_graph=True, allow_unused=True)]
+
+        kind = module.GradientTape
+        kind.__enter__, kind.__exit__, kind.gradient = begun, lambda *args: None, gradient
 
     def jax(self, module: Any) -> None:
         """Refuses gradients of JAX."""
