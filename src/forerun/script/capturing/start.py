@@ -30,6 +30,7 @@ from forerun.script.patching import (
     length_of,
     place_in_script,
     place_of,
+    surround,
     trainer_patches,
 )
 from forerun.script.profiling.messages import CaptureSettings, read_settings
@@ -142,32 +143,28 @@ class _End:
 
     def cover(self) -> None:
         """Watches the ways to end."""
-        leave, fork = os._exit, os.fork
+        self.leave = os._exit
 
-        def left(status: int = 0) -> None:
+        @surround(os, "_exit")
+        def left(leave: Any, status: int = 0) -> None:
             if os.getpid() == self._pid:
                 self.note("os._exit", status=status, place=place_in_script())
             leave(status)
 
-        @functools.wraps(fork)
-        def forked() -> int:
-            found = fork()
+        @surround(os, "fork")
+        def forked(fork: Any) -> int:
+            found: int = fork()
             if found:
                 self.note("fork")
             return found
 
-        os._exit, os.fork = left, forked  # type: ignore[assignment]
-        self.leave = leave
         hook = sys.excepthook
 
         def failed(kind: Any, error: BaseException, trace: Any) -> None:
             refusal, needs_values = _refusal(error)
+            where = place_of(trace)
             self.note(
-                "error",
-                text=error_words(error),
-                refusal=refusal,
-                place=place_of(trace),
-                needs_values=needs_values,
+                "error", text=error_words(error), refusal=refusal, place=where, needs_values=needs_values
             )
             hook(kind, error, trace)
 
@@ -191,12 +188,8 @@ class _End:
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
         steps = self.steps
-        line = {
-            "way": way,
-            "num_steps": steps.num_steps if steps is not None else 0,
-            "num_backwards": steps.num_backwards if steps is not None else 0,
-            **more,
-        }
+        names = ("num_steps", "num_backwards")
+        line = {"way": way, **{name: getattr(steps, name, 0) for name in names}, **more}
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(handle, (json.dumps(line) + "\n").encode())
         os.close(handle)
@@ -289,14 +282,8 @@ class Session:
         self.pretence: Any = pretend.Pretence() if settings.pretends else None
         recorder = ScriptRecorder(pretends=settings.pretends)
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
-        autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
-        self.flags: dict[str, Any] = {
-            "compile": False,
-            "compiled": {},
-            "fused": set(),
-            "autocast": autocast,
-            "notes": {},  # sentences, each once
-        }
+        self.flags: dict[str, Any] = {"compile": False, "compiled": {}, "fused": set(), "notes": {}}
+        self.flags["autocast"] = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
         self._goes_on = settings.is_first and settings.files != "unsafe"
         self.pauses = Pauses(Path(settings.folder), self._leave)
