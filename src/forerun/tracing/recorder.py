@@ -200,14 +200,10 @@ class StepRecorder(TorchDispatchMode):
             schema = self._schemas[func] = _read_schema(func)
         kwargs = kwargs or {}
         operands = list(tensors_in(args))
-        is_on_device = any(self.is_traced(t) for t in operands)
-        if operands and not is_on_device:
+        if operands and not any(map(self.is_traced, operands)):
             return func(*args, **kwargs)  # arithmetic of the host, such as an optimizer's step counter
         inputs = {t.untyped_storage()._cdata for t in operands}
-        shortcut = self._shortcuts.get(func) if is_on_device else None
-        result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
-        if result is NotImplemented:
-            result = self._result(func, args, kwargs)
+        result = self._result(func, args, kwargs)
         outputs = [t for t in tensors_in(result) if self.is_traced(t)]
         if not operands and not outputs:
             return result  # made on the host
@@ -230,8 +226,10 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of the operation, where no shortcut says so."""
-        return meta_result(func, args, kwargs, self.is_traced)
+        """The result of the operation, as a shortcut says it, or as it was before with such operands."""
+        shortcut = self._shortcuts.get(func)
+        result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
+        return meta_result(func, args, kwargs, self.is_traced) if result is NotImplemented else result
 
     def _note_workspace(self, args: Any, outputs: list[torch.Tensor]) -> None:
         # The operators of convolutions take nine arguments forward and eleven backward.

@@ -15,9 +15,10 @@ from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
 from forerun.script.capturing.patches import Loaders, cover_ignite
 from forerun.script.capturing.pauses import Pauses
-from forerun.script.capturing.pretend import Pretence
+from forerun.script.capturing.pretend import Pretence, _with_numbers
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
+from forerun.script.capturing.start import Session
 from forerun.script.capturing.steps import Steps
 
 
@@ -398,6 +399,57 @@ def test_numbers_are_clean_however_a_script_asks():
         assert [bool(found) for found in overflows] == [False] * 2
         assert bool(torch.isfinite(x).all())
         assert either.item() + 1 == 1
+        assert _with_numbers([x.sum(), [2]]) == [1.0, [2]]
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_goes_on_to_its_last_round(search):
+    weight = torch.ones(4, device="meta", requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=7, line_search_fn=search)
+    calls = []
+
+    def closure():
+        calls.append(weight.grad)
+        (loss,) = (weight**2).sum()[None]
+        weight.grad = torch.autograd.grad(loss, weight)[0]
+        return loss
+
+    with Pretence() as pretence:
+        pretence.recorder = SimpleNamespace(in_optimizer=True, note_read=lambda size: None)
+        optimizer.step(closure)
+    state = optimizer.state[weight]
+    assert (state["n_iter"], len(state["old_dirs"])) == (7, 6)
+    assert len(calls) == 7 + (search is not None)
+
+
+@pytest.mark.parametrize(("length", "num_batches", "size"), [(20, 5, 20), (None, 5, 20), (3, 5, None)])
+def test_batches_of_a_pass_are_counted_where_a_sampler_or_a_data_set_says_no_length(
+    length, num_batches, size
+):
+    """The third data set is a single array of Keras, whose length is that of a sample."""
+    loaders = Loaders(SimpleNamespace(is_first=False), None, None)
+    without = type("Sampler", (), {"__iter__": lambda self: iter(range(20))})()
+    sampler = without if length is None else range(20)
+    data = type("Data", (), {"__getitem__": None, "__len__": lambda self: length or 20})()
+    loaders.last, loaders.num_samples = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler), 4
+    facts = loaders.facts()
+    assert (facts["num_batches"], facts["dataset_size"]) == (num_batches, size)
+
+
+def test_tapes_of_tensorflow_within_a_step_of_keras_give_the_gradients_of_pytorch(monkeypatch):
+    tape, end = type("Tape", (), {}), SimpleNamespace(steps=SimpleNamespace(depth=1))
+    session = Session(None, end)
+    session.tensorflow(SimpleNamespace(GradientTape=tape))
+    weight = torch.ones(2, requires_grad=True)
+    with tape() as first, tape() as second:
+        loss = (3 * weight).sum()
+    found = [one.gradient(loss, [SimpleNamespace(value=weight)]) for one in (first, second)]
+    assert [gradient.tolist() for (gradient,) in found] == [[3, 3]] * 2
+    refused = []
+    monkeypatch.setattr(session, "refuse", refused.append)
+    end.steps.depth = 0
+    with tape():
+        assert "gradients of TensorFlow" in refused[0]
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():

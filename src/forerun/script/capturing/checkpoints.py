@@ -68,10 +68,7 @@ class Checkpoints:
         torch.serialization.save = torch.save
         self._cover_hub()
         if self._pretence is None:
-            if self._scratch is not None:
-                surround(torch, "load")(
-                    lambda load, f, *args, **kwargs: load(self._place(f), *args, **kwargs)
-                )
+            surround(torch, "load")(lambda load, f, *args, **kwargs: load(self._place(f), *args, **kwargs))
             return
         surround(torch, "load")(self._load)
         torch.serialization.load = torch.load
@@ -80,18 +77,12 @@ class Checkpoints:
         surround(torch.Tensor, "__reduce_ex__")(self._reduce)
         # Savers look for weights that share memory by its address; a storage of the device has none but its own.
         surround(torch.UntypedStorage, "data_ptr")(
-            lambda address, storage: (
-                storage._cdata if storage.device.type in ("meta", "cuda") else address(storage)
-            )
+            lambda address, own: own._cdata if own.device.type in ("meta", "cuda") else address(own)
         )
         for kind in (torch.UntypedStorage, torch.TypedStorage):
             kind.cuda = lambda storage, *args, **kwargs: self._mark(storage)  # type: ignore[method-assign, assignment]
-        after_import(
-            {
-                "safetensors.torch": self._cover_safetensors,
-                "torch.distributed.checkpoint": self._cover_distributed,
-            }
-        )
+        places = {"safetensors.torch": self._cover_safetensors}
+        after_import({**places, "torch.distributed.checkpoint": self._cover_distributed})
 
     def _place(self, file: Any) -> Any:
         """The file to read in place of one that the script saved before."""
@@ -171,9 +162,8 @@ class Checkpoints:
             try:
                 return load(url, *args, **kwargs)
             except OSError:  # the network is off
-                self._note(
-                    f"the values of {url.rpartition('/')[2]}: it is not on this machine, and a step needs none"
-                )
+                name = url.rpartition("/")[2]
+                self._note(f"the values of {name}: it is not on this machine, and a step needs none")
                 return AbsentWeights()
 
         @surround(torch.nn.Module, "load_state_dict")
@@ -207,10 +197,8 @@ class Checkpoints:
         """One file in the folder of a distributed checkpoint holds the state of this process."""
 
         def folder(given: dict[str, Any]) -> Path:
-            named = given.get("checkpoint_id") or getattr(
-                given.get("storage_writer") or given.get("storage_reader"), "path", None
-            )
-            return Path(named or "checkpoint")
+            storage = given.get("storage_writer") or given.get("storage_reader")
+            return Path(given.get("checkpoint_id") or getattr(storage, "path", None) or "checkpoint")
 
         saving, loading = inspect.signature(module.save), inspect.signature(module.load)
 
@@ -285,11 +273,8 @@ def _write_safetensors(tensors: dict[str, torch.Tensor], path: Any, metadata: An
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _SAFETENSORS_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        dtype, shape = _SAFETENSORS_NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     # So that the data begin at a multiple of eight bytes, as in the library's own files.
     text += b" " * (-len(text) % 8)

@@ -29,12 +29,13 @@ import shutil
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forerun.script.patching import tables
+from forerun.script.patching import surround, tables
 from forerun.script.profiling.messages import FileAccess
 
 _NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # flags of unshare(2)
@@ -132,14 +133,10 @@ class _View:
     layers: str
     options: str
     is_locked: bool
-    _number: int = 0
 
     def layer(self, name: str) -> str:
         """A new folder for a layer."""
-        self._number += 1
-        path = Path(self.layers, f"{name}{self._number}")
-        path.mkdir()
-        return str(path)
+        return tempfile.mkdtemp(prefix=name, dir=self.layers)
 
     def show(self, source: str, target: str) -> None:
         """Mounts at a target what a place shows, and what is mounted in it."""
@@ -336,28 +333,22 @@ def isolate(request: Path, access: FileAccess) -> None:
     reason = why_no_view(request.parent, request / "trial") if access == "view" else "it was not asked for"
     if not reason:
         enter_view(request.parent, request / "view")
-        os.rename, os.replace = _across_layers(os.rename), _across_layers(os.replace)
+        for name in ("rename", "replace"):
+            surround(os, name)(_renamed)
     elif access != "unsafe":
         (request / GUARDED_FILE).write_text(reason, encoding="utf-8")
         guard_files(request)
     _close_network()
 
 
-def _across_layers(rename: Callable[..., None]) -> Callable[..., None]:
-    """A function that renames, and copies where an overlay cannot: to another one, and folders of the lower layer."""
-
-    @functools.wraps(rename)
-    def renamed(
-        source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
-    ) -> None:
-        try:
-            rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        except OSError as error:
-            if error.errno != errno.EXDEV or (src_dir_fd, dst_dir_fd) != (None, None):
-                raise
-            _copy_over(Path(os.fsdecode(source)), Path(os.fsdecode(target)))
-
-    return renamed
+def _renamed(rename: Callable[..., None], source: Any, target: Any, **folders: int | None) -> None:
+    """Renames, and copies where an overlay cannot: to another one, and folders of the lower layer."""
+    try:
+        rename(source, target, **folders)
+    except OSError as error:
+        if error.errno != errno.EXDEV or any(folder is not None for folder in folders.values()):
+            raise
+        _copy_over(Path(os.fsdecode(source)), Path(os.fsdecode(target)))
 
 
 def _copy_over(source: Path, target: Path) -> None:
@@ -374,25 +365,21 @@ def _copy_over(source: Path, target: Path) -> None:
 
 def _close_network() -> None:
     """Keeps Python from other machines; in a view the kernel does it too, in less clear words."""
-    connect, resolve = socket.socket.connect, socket.getaddrinfo
 
     def is_near(host: Any) -> bool:
         return host in (None, "", "localhost", "::1", b"localhost") or str(host).startswith("127.")
 
-    @functools.wraps(connect)
-    def near_connect(self: socket.socket, address: Any) -> Any:
+    @surround(socket.socket, "connect")
+    def near_connect(connect: Any, self: socket.socket, address: Any) -> Any:
         if self.family in (socket.AF_INET, socket.AF_INET6) and not is_near(address[0]):
             raise OSError(errno.ENETUNREACH, "a capture has no network: load what it needs before")
         return connect(self, address)
 
-    @functools.wraps(resolve)
-    def near_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
+    @surround(socket, "getaddrinfo")
+    def near_resolve(resolve: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_near(host):
             raise socket.gaierror(socket.EAI_AGAIN, "a capture has no network: load what it needs before")
         return resolve(host, *args, **kwargs)
-
-    socket.socket.connect = near_connect  # type: ignore[method-assign,assignment]
-    socket.getaddrinfo = near_resolve
 
 
 _WRITING = frozenset("wax+")

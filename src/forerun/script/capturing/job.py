@@ -301,12 +301,8 @@ def _batches_of_pass(loops: Sequence[Loop], progress: Progress) -> tuple[int | N
     )
     if is_other and progress.num_batches is not None:
         batches = progress.num_batches
-    if (
-        data is not None
-        and batches is not None
-        and not progress.num_fetches
-        and batches == progress.num_batches
-    ):
+    is_whole = not progress.num_fetches and batches == progress.num_batches
+    if data is not None and batches is not None and is_whole:
         # A batch of the loader is a list of batches, through which an inner loop goes.
         batches *= math.prod(o.rounds or 1 for o in loops[loops.index(data) + 1 :] if o.is_data)
     fetches = progress.num_fetches or progress.num_micro_steps
@@ -379,10 +375,9 @@ def loops_around(frame: FrameType | None, num_steps: int = 1, counters: Counters
         num_steps: Steps so far.
         counters: What these steps added to the counters of the loops.
     """
-    found: list[Loop] = []
-    for inner, loop in source.loops_outwards(frame):
-        found.append(_read(loop, inner, num_steps, counters or Counters(), is_outer=bool(found)))
-    return found[::-1]
+    around = enumerate(source.loops_outwards(frame))
+    counters = counters or Counters()
+    return [_read(loop, inner, num_steps, counters, is_outer=i > 0) for i, (inner, loop) in around][::-1]
 
 
 def _read(
@@ -401,10 +396,8 @@ def _read(
             is_cut |= rounds is None or most < rounds
             rounds = most if rounds is None else min(rounds, most)
         elif added:
-            steps, is_anew = (
-                _until(limit, loop, frame, first, added),
-                _begins_anew(limit.counter, loop, frame),
-            )
+            steps = _until(limit, loop, frame, first, added)
+            is_anew = _begins_anew(limit.counter, loop, frame)
             # Else it is no limit of this loop: there were as many.
             if (steps >= num_steps or is_anew) and (most_steps is None or steps < most_steps):
                 most_steps, begins_anew = steps, is_anew

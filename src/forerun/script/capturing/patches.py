@@ -23,13 +23,7 @@ from torch.utils.data._utils import fetch as fetchers
 
 from forerun.script.capturing.pauses import Pauses
 from forerun.script.capturing.steps import Steps, first_tensor
-from forerun.script.patching import (
-    RefusedError,
-    after_import,
-    between,
-    length_of,
-    surround,
-)
+from forerun.script.patching import RefusedError, after_import, between, length_of, surround
 from forerun.script.profiling.messages import CaptureSettings
 
 
@@ -46,7 +40,7 @@ def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
     _cover_modules(steps)
     _cover_compilation(steps, flags)
     _cover_clipping(steps)
-    _cover_extensions()
+    after_import({"torch.utils.cpp_extension": _cover_extensions})
     supported = _foreach_utils._get_foreach_kernels_supported_devices()
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*supported, "meta", "cpu"]
     if pretends:
@@ -206,35 +200,28 @@ def _cover_clipping(steps: Steps) -> None:
             setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
 
 
-def _cover_extensions() -> None:
+def _cover_extensions(module: Any) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise RefusedError(
-            "it compiles a custom C++ or CUDA extension, whose work is not known without the device"
-        )
+        why = "it compiles a custom C++ or CUDA extension, whose work is not known without the device"
+        raise RefusedError(why)
 
-    def extension(module: Any) -> None:
-        module.load = module.load_inline = refuse
-
-    after_import({"torch.utils.cpp_extension": extension})
+    module.load = module.load_inline = refuse
 
 
 def _cover_scaler(steps: Steps, flags: dict[str, Any]) -> None:
     """A gradient scaler reads whether gradients overflowed, unless a fused optimizer does; here they never do."""
-    scaler: Any = torch.amp.GradScaler
 
-    @surround(scaler, "step")
+    @surround(torch.amp.GradScaler, "step")
     def step(run: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        optimizer._step_supports_amp_scaling = (
-            False  # the update runs as multi-tensor kernels, whatever it is
-        )
+        # The update runs as multi-tensor kernels, whatever it is.
+        optimizer._step_supports_amp_scaling = False
         return run(self, optimizer, *args, **kwargs)
 
-    def update(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    @surround(torch.amp.GradScaler, "_maybe_opt_step")
+    def update(_: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         if id(optimizer) not in flags["fused"]:
             steps.recorder.note_read(4)
         return optimizer.step(*args, **kwargs)
-
-    scaler._maybe_opt_step = update
 
 
 def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict[str, Callable[[Any], None]]:
@@ -265,6 +252,14 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
                 checkpoints=("epochs", 1, None) if savers else None,
             )
             return fit(*args, **kwargs)
+
+        @surround(module.TorchTrainer, "_symbolic_build")
+        def built(build: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                build(trainer, *args, **kwargs)
+            except (RuntimeError, ValueError):  # on TensorFlow a step of its own needs no call
+                if type(trainer).train_step is module.TorchTrainer.train_step:
+                    raise
 
         @surround(module.TorchTrainer, "make_train_function")
         def made(make: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -484,6 +479,8 @@ class Loaders:
             return {}
         loader = self.last
         num_batches, size = length_of(loader), length_of(getattr(loader, "dataset", None))
+        if size is not None and size < self.num_samples:
+            size = None  # that of a sample, as Keras says it of a single array
         if num_batches is None and size and hasattr(loader.dataset, "__getitem__"):
             # Its sampler has no length, but an end.
             indices = islice(loader._index_sampler, min(_MOST_COUNTED, _MOST_PASSES * size) + 1)

@@ -93,9 +93,8 @@ class Pauses:
         if kind == "validation" and _samples(sys._getframe(1), self._loops):
             return
         if self.interval is not None:
-            self._keep(
-                kind, CapturedPause(unit=self.interval[0], every=self.interval[1], num_samples=num_samples)
-            )
+            unit, every = self.interval
+            self._keep(kind, CapturedPause(unit=unit, every=every, num_samples=num_samples))
         elif self.is_after:
             pause = _pause_of(self._chosen(around), self._loops, num_samples, is_after=True)
             # The end of the job comes early here: what was read of its steps stays.
@@ -179,11 +178,8 @@ class Pauses:
             return
         for kind, has_condition in self._only_read.items():
             # A whole end of an epoch went by without it: its condition does not hold. Counted rounds may go on.
-            if (
-                has_condition
-                and not self._is_counted
-                and replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs")
-            ):
+            is_each = replace(self._found[kind], num_samples=None) == CapturedPause(unit="epochs")
+            if has_condition and is_each and not self._is_counted:
                 del self._found[kind]
         self._write()
         self._leave()

@@ -194,6 +194,7 @@ class Pretence(TorchDispatchMode):
         self.guesses: dict[str, int] = {}
         self.recorder: Any = None
         self._maker: dict[int, str] = {}
+        self._num_falling = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, on meta if it belongs to the device."""
@@ -261,8 +262,17 @@ class Pretence(TorchDispatchMode):
             elif output.dtype == torch.bool:
                 # Numbers that a network computes are equal to none.
                 is_real = name == "eq" and args[0].is_floating_point()
-                self._maker[key] = "clean" if is_real else name
+                self._maker[key] = "clean" if is_real else "met" if self._searches(name, args) else name
         return result
+
+    def _searches(self, name: str, args: Any) -> bool:
+        """True for what a line search asks of a good step: a curve that bends up, and a slope that became flatter."""
+        if name not in ("le", "gt") or not self._is_of_optimizer():
+            return False
+        return isinstance(args[1], torch.Tensor) if name == "le" else bool(args[1] > 0)
+
+    def _is_of_optimizer(self) -> bool:
+        return self.recorder is not None and bool(self.recorder.in_optimizer)
 
     def _made_by(self, tensor: torch.Tensor) -> str | None:
         """Operation that made a tensor of truth values, or ``clean`` for a test of clean numbers and what follows."""
@@ -277,20 +287,22 @@ class Pretence(TorchDispatchMode):
         """A number read by the host: the host waits for the device here."""
         if self.recorder is not None:
             self.recorder.note_read(tensor.element_size())
-        values = self.known.of(tensor)
-        if values is not None:
+        if (values := self.known.of(tensor)) is not None:
             return values.item()
         if tensor.dtype == torch.bool:
             self._note_guess()
             return self._made_by(tensor) not in _FALSE_WHEN_CLEAN
-        return 1.0 if tensor.is_floating_point() else 1
+        if not tensor.is_floating_point():
+            return 1
+        # A loss that stays would end the search of an optimizer.
+        self._num_falling += self._is_of_optimizer()
+        return 1.0 / (1 + 1e-3 * self._num_falling * self._is_of_optimizer())
 
     def _to_host(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         if self.recorder is not None:
             self.recorder.note_read(tensor.element_size() * tensor.numel())
         dtype = kwargs.get("dtype") or tensor.dtype
-        values = self.known.of(tensor)
-        if values is not None:
+        if (values := self.known.of(tensor)) is not None:
             return values.to(dtype, copy=True)
         # A mask holds, such as that of the tokens of a text that did not end early.
         if tensor.dtype == torch.bool:
@@ -363,9 +375,7 @@ class Pretence(TorchDispatchMode):
     def _masked_put(self, name: str, target: torch.Tensor) -> torch.Tensor:
         """Writes where a mask holds: the shape of the result is that of the target, whatever the mask holds."""
         self.known.forget(target)
-        filled = (
-            torch.ops.aten.masked_fill_.Scalar if name.endswith("_") else torch.ops.aten.masked_fill.Scalar
-        )
+        filled = _aten.masked_fill_.Scalar if name.endswith("_") else _aten.masked_fill.Scalar
         mask = torch.empty(target.shape, dtype=torch.bool, device=META)
         result: torch.Tensor = filled(target, mask, 0)
         return result
@@ -405,18 +415,13 @@ def _on_device(args: Any) -> Any:
 
 def skip_initial_values() -> None:
     """Leaves large weights of the processor unfilled: nobody reads them once they are on the device."""
-    tensor: Any = torch.Tensor
-    for name in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"):
-        original = getattr(tensor, name, None)
-        if original is None:
-            continue
 
-        def fill(self: torch.Tensor, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
-            if not is_pretended(self) and self.numel() > _SMALL:
-                return self
-            return _original(self, *args, **kwargs)
+    def filled(fill: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_left = not is_pretended(self) and self.numel() > _SMALL
+        return self if is_left else fill(self, *args, **kwargs)
 
-        setattr(tensor, name, fill)
+    for name in ("normal_", "uniform_"):
+        surround(torch.Tensor, name)(filled)
 
 
 _SMALL = 4096
@@ -560,25 +565,21 @@ def cuda_type_name(dtype: torch.dtype) -> str:
     >>> cuda_type_name(torch.int64)
     'torch.cuda.LongTensor'
     """
-    return next(
-        (f"torch.cuda.{name}" for name, each in _DTYPES.items() if each == dtype), "torch.cuda.Tensor"
-    )
+    return "torch.cuda." + next((name for name, each in _DTYPES.items() if each == dtype), "Tensor")
 
 
 def pretend_cuda_types() -> None:
     """Replaces the types of ``torch.cuda``, and what makes one of them the default."""
     for name, kind in _TYPES.items():
         setattr(torch.cuda, name, kind)
-    set_default = torch.set_default_tensor_type
 
-    def set_default_tensor_type(named: Any, /) -> None:
+    @surround(torch, "set_default_tensor_type")
+    def set_default_tensor_type(set_default: Any, named: Any, /) -> None:
         kind = cuda_type(named)
         if kind is None:
-            return set_default(named)
+            return set_default(named)  # type: ignore[no-any-return]
         torch.set_default_dtype(kind.dtype)
         return torch.set_default_device("cuda")
-
-    torch.set_default_tensor_type = set_default_tensor_type
 
 
 def cover_attributes() -> None:
@@ -608,11 +609,8 @@ def cover_attributes() -> None:
             args = args[1:]
         while args and args[0] is None:  # no device and no dtype
             args = args[1:]
-        if (
-            any(not isinstance(a, bool) for a in args)
-            or kwargs.get("dtype")
-            or kwargs.get("device") is not None
-        ):
+        given = [*(a for a in args if not isinstance(a, bool)), kwargs.get("dtype"), kwargs.get("device")]
+        if any(one is not None for one in given):
             return raw_to(self, *args, **kwargs)
         if kwargs.get("memory_format") is not None:
             return self.contiguous(memory_format=kwargs["memory_format"])
@@ -631,22 +629,21 @@ def cover_attributes() -> None:
                                      if isinstance(self, torch.nn.Parameter) else value.detach())  # fmt: skip
             vars(self).update(own)
 
-    raw_repr = tensor.__repr__
-
-    def text(self: torch.Tensor, *, tensor_contents: Any = None) -> Any:
-        if not is_pretended(self):
-            return raw_repr(self, tensor_contents=tensor_contents)
-        return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype})"
+    @surround(tensor, "__repr__")
+    def text(show: Any, self: torch.Tensor, **kwargs: Any) -> Any:
+        words = f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype})"
+        return words if is_pretended(self) else show(self, **kwargs)
 
     tensor.device = property(device_of)
-    tensor.__repr__ = text
     tensor.is_cuda = property(lambda self: shows_cuda(self) or base.is_cuda.__get__(self))
     tensor.is_meta = property(shows_meta)
     tensor.get_device = lambda self: 0 if is_pretended(self) else -1
     tensor.data = property(raw_data.__get__, set_data)
-    raw_type = tensor.type
 
-    def kind(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    @surround(tensor, "type")
+    def kind(
+        raw_type: Any, self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
         if dtype is None:
             return cuda_type_name(self.dtype) if is_pretended(self) else raw_type(self)
         wanted = cuda_type(dtype)
@@ -656,7 +653,7 @@ def cover_attributes() -> None:
             return raw_type(self, dtype, non_blocking, **kwargs)
         return raw_type(self.to(_CPU), dtype)  # a type of the host
 
-    tensor.to, tensor.cuda, tensor.type = to, cuda, kind
+    tensor.to, tensor.cuda = to, cuda
     tensor.record_stream = lambda self, stream: None
     tensor.pin_memory = lambda self, *args, **kwargs: self
     tensor.is_pinned = lambda self, *args, **kwargs: False

@@ -80,7 +80,8 @@ class ScriptRecorder(StepRecorder):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operation; records it unless it belongs to the loader."""
         if self.is_paused or (not self.pretends and not self.records_ops):
-            return func(*args, **(kwargs or {}))
+            is_quick = self.pretends and any(map(self.is_traced, tensors_in(args)))
+            return self._result(func, args, kwargs or {}) if is_quick else func(*args, **(kwargs or {}))
         if not self.pretends:
             if func is _READ:
                 if not self.in_optimizer:  # an optimizer's counters are the host's on a GPU as well

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import multiprocessing.process
 from collections.abc import Callable
@@ -241,13 +242,6 @@ class _Replicated(nn.Module):
     )
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
-        value,
-    )
-
-
 class Parallelism:
     """Use of ``torch.distributed`` by the script.
 
@@ -365,7 +359,10 @@ class Parallelism:
 
         def gather(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             module.to(dtype)  # until its first pass a script may ask for the weights it made
-            return _cast(args, dtype), _cast(kwargs, dtype)
+            return pytree.tree_map(
+                lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
+                (args, kwargs),
+            )
 
         module.register_forward_pre_hook(gather, with_kwargs=True)
 
@@ -445,27 +442,18 @@ class FlexibleAttention:
 
     def cover(self, module: Any) -> None:
         """Replaces the functions of ``torch.nn.attention.flex_attention``."""
+        signature = inspect.signature(module.flex_attention)
 
-        def flex_attention(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            score_mod: Any = None,
-            block_mask: Any = None,
-            scale: float | None = None,
-            enable_gqa: bool = False,
-            return_lse: bool = False,
-            kernel_options: Any = None,
-            *,
-            return_aux: Any = None,
-        ) -> Any:
-            number = max(1, round(self._share(block_mask) * key.shape[-2]))
+        def flex_attention(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            options = {name: given[name] for name in ("scale", "enable_gqa") if name in given}
+            number = max(1, round(self._share(given.get("block_mask")) * key.shape[-2]))
             if number < key.shape[-2]:
                 key, value = _Shortened.apply(key, number), _Shortened.apply(value, number)
-            found = functional.scaled_dot_product_attention(
-                query, key, value, scale=scale, enable_gqa=enable_gqa
-            )
-            if not return_lse and return_aux is None:
+            found = functional.scaled_dot_product_attention(query, key, value, **options)
+            return_aux = given.get("return_aux")
+            if not given.get("return_lse") and return_aux is None:
                 return found
             sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
             return found, (sums if return_aux is None else module.AuxOutput(lse=sums, max_scores=sums))
@@ -500,10 +488,7 @@ class FlexibleAttention:
         return _CAUSAL_SHARE
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if not is_pretended(tensor):
-            return tensor
-        found: torch.Tensor | None = self._known.of(tensor)
-        return found
+        return self._known.of(tensor) if is_pretended(tensor) else tensor  # type: ignore[no-any-return]
 
     def _measured_share(self, mask_mod: Any, queries: int, keys: int, device: torch.device) -> float:
         """Share of blocks of which the first, middle or last query sees a key."""

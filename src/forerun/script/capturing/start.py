@@ -30,6 +30,7 @@ from forerun.script.patching import (
     length_of,
     place_in_script,
     place_of,
+    surround,
     trainer_patches,
 )
 from forerun.script.profiling.messages import CaptureSettings, read_settings
@@ -142,32 +143,28 @@ class _End:
 
     def cover(self) -> None:
         """Watches the ways to end."""
-        leave, fork = os._exit, os.fork
+        self.leave = os._exit
 
-        def left(status: int = 0) -> None:
+        @surround(os, "_exit")
+        def left(leave: Any, status: int = 0) -> None:
             if os.getpid() == self._pid:
                 self.note("os._exit", status=status, place=place_in_script())
             leave(status)
 
-        @functools.wraps(fork)
-        def forked() -> int:
-            found = fork()
+        @surround(os, "fork")
+        def forked(fork: Any) -> int:
+            found: int = fork()
             if found:
                 self.note("fork")
             return found
 
-        os._exit, os.fork = left, forked  # type: ignore[assignment]
-        self.leave = leave
         hook = sys.excepthook
 
         def failed(kind: Any, error: BaseException, trace: Any) -> None:
             refusal, needs_values = _refusal(error)
+            where = place_of(trace)
             self.note(
-                "error",
-                text=error_words(error),
-                refusal=refusal,
-                place=place_of(trace),
-                needs_values=needs_values,
+                "error", text=error_words(error), refusal=refusal, place=where, needs_values=needs_values
             )
             hook(kind, error, trace)
 
@@ -191,12 +188,8 @@ class _End:
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
         steps = self.steps
-        line = {
-            "way": way,
-            "num_steps": steps.num_steps if steps is not None else 0,
-            "num_backwards": steps.num_backwards if steps is not None else 0,
-            **more,
-        }
+        names = ("num_steps", "num_backwards")
+        line = {"way": way, **{name: getattr(steps, name, 0) for name in names}, **more}
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(handle, (json.dumps(line) + "\n").encode())
         os.close(handle)
@@ -236,9 +229,22 @@ class Session:
             module._BACKEND = "torch"
 
     def tensorflow(self, module: Any) -> None:
-        """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
+        """Gradients of TensorFlow in a step of Keras are PyTorch's; others are refused, unlike data and logs."""
         why = "it takes gradients of TensorFlow itself; hand its model to forerun.keras, or name it as keras:FILE.keras"
-        module.GradientTape.__enter__ = lambda *args, **kwargs: self.refuse(why)
+
+        def begun(tape: Any) -> Any:
+            if self._end.steps is None or not self._end.steps.depth:
+                self.refuse(why)
+            return tape
+
+        def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            from torch import autograd  # several tapes may go through one pass
+
+            values = [variable.value for variable in sources]
+            return [*autograd.grad(target, values, retain_graph=True, allow_unused=True)]
+
+        kind = module.GradientTape
+        kind.__enter__, kind.__exit__, kind.gradient = begun, lambda *args: None, gradient
 
     def jax(self, module: Any) -> None:
         """Refuses gradients of JAX."""
@@ -276,14 +282,8 @@ class Session:
         self.pretence: Any = pretend.Pretence() if settings.pretends else None
         recorder = ScriptRecorder(pretends=settings.pretends)
         steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
-        autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
-        self.flags: dict[str, Any] = {
-            "compile": False,
-            "compiled": {},
-            "fused": set(),
-            "autocast": autocast,
-            "notes": {},  # sentences, each once
-        }
+        self.flags: dict[str, Any] = {"compile": False, "compiled": {}, "fused": set(), "notes": {}}
+        self.flags["autocast"] = follow_autocast(pretend.is_pretended) if settings.pretends else set()
         # The second run asks for another batch size alone, and a script that changes its files is not let go on.
         self._goes_on = settings.is_first and settings.files != "unsafe"
         self.pauses = Pauses(Path(settings.folder), self._leave)
