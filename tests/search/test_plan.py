@@ -129,7 +129,12 @@ def test_a_budget_nobody_meets_names_the_nearest_miss():
 
 def test_memory_of_the_device_is_a_limit_without_being_asked():
     crowded = plan(
-        "torchvision:vgg16", devices="t4", batch_sizes=(512,), precisions=("fp32",), recompute="none"
+        "torchvision:vgg16",
+        devices="t4",
+        batch_sizes=(512,),
+        image_sizes=(224,),
+        precisions=("fp32",),
+        recompute="none",
     )
     assert crowded.chosen is None
     assert crowded.nearest_miss.broken[0].limit == "memory of the device"
