@@ -132,8 +132,8 @@ def test_memory_of_the_device_is_a_limit_without_being_asked():
         "torchvision:vgg16",
         devices="t4",
         batch_sizes=(512,),
+        image_sizes=(224,),
         precisions=("fp32",),
-        image_sizes=224,
         recompute="none",
     )
     assert crowded.chosen is None
