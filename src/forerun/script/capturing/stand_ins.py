@@ -488,7 +488,7 @@ class FlexibleAttention:
         return _CAUSAL_SHARE
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return self._known.of(tensor) if is_pretended(tensor) else tensor  # type: ignore[no-any-return]
+        return self._known.of(tensor) if is_pretended(tensor) else tensor
 
     def _measured_share(self, mask_mod: Any, queries: int, keys: int, device: torch.device) -> float:
         """Share of blocks of which the first, middle or last query sees a key."""
