@@ -181,6 +181,11 @@ def test_compiling_launches_fewer_kernels_and_each_for_less():
     fewer = (ops.joined_count @ launch_s) / (ops.count @ np.maximum(launch_s, LEAST_LAUNCH_S[pair]))
     assert fewer < 0.95
     assert compiled / eager == pytest.approx(fewer * np.exp(-2.0), rel=1e-3)
+    older = replace(weights, has_least_launches=False)  # a calibration of before
+    (host_s,) = step_times(ops_named("cnn"), [point()], older, no_offsets(older)).host_s
+    assert host_s / eager == pytest.approx(
+        (ops.count @ launch_s) / (ops.count @ np.maximum(launch_s, LEAST_LAUNCH_S[pair])), rel=1e-3
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ def _chunk_times(
         pair=pair,
         format_class=format_classes(ops, arrays),
         is_compiled=arrays.is_compiled[:, 0],
-        least_launch_s=LEAST_LAUNCH_S[pair] * (arrays.is_compiled == 0),
+        least_launch_s=LEAST_LAUNCH_S[pair] * (arrays.is_compiled == 0) * weights.has_least_launches,
         slowdown=np.asarray([point.setup.host_slowdown for point in points]),
         # A network refined on its device has measured what the datasheet only promises.
         is_bounded=not weights.is_refined,

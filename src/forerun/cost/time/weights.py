@@ -183,6 +183,7 @@ class CostModel(SystemOffsets):
         runs: The runs it was measured with.
         devices: Names of the devices of the networks' ``device_offsets``.
         architectures: Names of those of ``architecture_offsets``.
+        has_least_launches: Whether launches take ``law.LEAST_LAUNCH_S`` at least; calibrations of before have none.
     """
 
     kind: ClassVar[str] = "op"
@@ -198,6 +199,7 @@ class CostModel(SystemOffsets):
     runs: tuple[MeasuredRun, ...] = ()
     devices: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
+    has_least_launches: bool = False
 
     def save(self, path: str | Path) -> None:
         """Writes the file that ``forerun predict --calibration`` takes.

@@ -526,6 +526,7 @@ def as_weights(
         provenance=provenance,
         devices=networks[0].devices if networks else (),
         architectures=networks[0].architectures if networks else (),
+        has_least_launches=True,
     )
 
 
