@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forerun.base.errors import ForerunError
+from forerun.base.errors import ForerunError, MeasurementError
 from forerun.base.extras import loaded
 from forerun.base.isolation import Child, EndedError, LateError, fork_server, tell
 from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of, preloaded_by
@@ -122,9 +122,17 @@ def _prepare(num_threads: int | None) -> None:
 
 def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
-        return ChildReport(outcome=Outcome.DONE, result=loaded(run)(job, device_index, protocol))
+        return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
     except Exception as error:  # any exception of a job is its report
         return ChildReport(outcome=_outcome_of(error), reason=_reason_of(error))
+
+
+def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
+    try:
+        function: Callable[[MeasurementJob, str, Protocol], RunResult] = loaded(run)
+    except (ImportError, AttributeError) as error:
+        raise MeasurementError(f"expected a function as module:function, got '{run}': {error}") from error
+    return function
 
 
 def _outcome_of(error: Exception) -> Outcome:
