@@ -23,7 +23,7 @@ from forerun.prediction.division import pipeline_s, reduced_backward, stage_unit
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.step import prepare
-from forerun.prediction.unit_step import _bucket_bytes, layout_step
+from forerun.prediction.unit_step import bucket_capacity_bytes, layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.run import Run
@@ -228,7 +228,7 @@ def test_interleaved_groups_are_handed_over_beside_the_next() -> None:
 
 def test_buckets_of_zero_grow_with_the_replicas() -> None:
     def bucket_bytes(replicas: int, **settings: Any) -> float:
-        return _bucket_bytes(run_of("8xh100-sxm", **{"strategy": "zero1", **settings}), replicas, 2.0)
+        return bucket_capacity_bytes(run_of("8xh100-sxm", **{"strategy": "zero1", **settings}), replicas, 2.0)
 
     # Megatron-LM: max(40 million, 1 million a replica) elements, here of bf16 that are reduced in fp32.
     assert bucket_bytes(8, precision="bf16") == 40e6 * 4

@@ -608,7 +608,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     span = run.layout.pipeline if run.layout.virtual_stages > 1 else 1
 
     def beside(compute_s: Floats, kind: Collective, factor: float) -> Overlap:
-        capacity = _bucket_bytes(run, groups.data.num_devices, factor)
+        capacity = bucket_capacity_bytes(run, groups.data.num_devices, factor)
         every = factor * memory.gradients[own]
         # Units that one bucket holds are reduced together.
         starts = np.unique((np.cumsum(every) - every) // capacity, return_index=True)[1]
@@ -635,7 +635,7 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
     return found
 
 
-def _bucket_bytes(run: Run, num_replicas: int, factor: float) -> float:
+def bucket_capacity_bytes(run: Run, num_replicas: int, factor: float) -> float:
     """Capacity of a bucket of gradients; those of ZeRO grow with the replicas, over which a message is cut [bytes].
 
     Source: NVIDIA/Megatron-LM, ``megatron/core/distributed/distributed_data_parallel.py``: max(40 million, 1 million

@@ -15,7 +15,7 @@ from forerun.script import patching
 from forerun.script.capturing.job import Counters, Progress, job_of, loops_around
 from forerun.script.capturing.patches import Loaders, cover_ignite
 from forerun.script.capturing.pauses import Pauses
-from forerun.script.capturing.pretend import Pretence, _with_numbers
+from forerun.script.capturing.pretend import Pretence, with_numbers
 from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.script.capturing.stand_ins import FlexibleAttention, Repeats
 from forerun.script.capturing.start import Session
@@ -399,7 +399,7 @@ def test_numbers_are_clean_however_a_script_asks():
         assert [bool(found) for found in overflows] == [False] * 2
         assert bool(torch.isfinite(x).all())
         assert either.item() + 1 == 1
-        assert _with_numbers([x.sum(), [2]]) == [1.0, [2]]
+        assert with_numbers([x.sum(), [2]]) == [1.0, [2]]
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])

@@ -257,7 +257,7 @@ def cover_keras(steps: Steps, pauses: Pauses, tell: Callable[..., None]) -> dict
         def built(build: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 build(trainer, *args, **kwargs)
-            except (RuntimeError, ValueError):  # on TensorFlow a step of its own needs no call
+            except (RuntimeError, ValueError):  # Keras on TensorFlow does without this build
                 if type(trainer).train_step is module.TorchTrainer.train_step:
                     raise
 

@@ -515,15 +515,15 @@ def pretend_cuda() -> None:
     cuda.nccl.version = _always((2, 27, 0))
     pretend_cuda_types()
     for name in ("tensor", "as_tensor"):
-        surround(torch, name)(lambda make, data, *args, **kwargs: make(_with_numbers(data), *args, **kwargs))
+        surround(torch, name)(lambda make, data, *args, **kwargs: make(with_numbers(data), *args, **kwargs))
 
 
-def _with_numbers(data: Any) -> Any:
+def with_numbers(data: Any) -> Any:
     """Nested lists with numbers in the place of the device's, each of which the host reads."""
     if not isinstance(data, (list, tuple)):
         return data
     return [
-        x.item() if isinstance(x, torch.Tensor) and is_pretended(x) and not x.dim() else _with_numbers(x)
+        x.item() if isinstance(x, torch.Tensor) and is_pretended(x) and not x.dim() else with_numbers(x)
         for x in data
     ]
 
